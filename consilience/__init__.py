@@ -1,0 +1,118 @@
+"""Federated learning for clients that differ.
+
+    import consilience as cs
+
+    federation = cs.Federation.from_clients([(x1, y1), (x2, y2)], test=(x, y))
+    result = cs.train(module, federation, cs.simprox(lr=0.05), rounds=20)
+
+Names are looked up when they are first used, so that importing the package alone is instant.
+"""
+
+from __future__ import annotations
+
+import importlib
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from consilience.algorithms.fedavg import fedavg
+    from consilience.algorithms.fedprox import fedprox
+    from consilience.algorithms.simprox import simprox
+    from consilience.core.algorithm import Algorithm
+    from consilience.core.checks import Invalid
+    from consilience.core.federation import Federation, Rows
+    from consilience.core.plans import Work
+    from consilience.core.rounds import Diverged, run
+    from consilience.core.task import Task
+    from consilience.data.dataset import Dataset
+    from consilience.data.datasets import load as load_data
+    from consilience.data.federate import federate
+    from consilience.data.partition import partition
+    from consilience.engines.vectorised import Vectorised
+    from consilience.environments.environment import Environment
+    from consilience.experiments.result import Result
+    from consilience.models import build as build_model
+    from consilience.selection import Everyone, SlidingWindow, Uniform
+    from consilience.training import train
+
+__all__ = [
+    "Algorithm",
+    "Dataset",
+    "Diverged",
+    "Environment",
+    "Everyone",
+    "Federation",
+    "Invalid",
+    "Result",
+    "Rows",
+    "SlidingWindow",
+    "Task",
+    "Uniform",
+    "Vectorised",
+    "Work",
+    "build_model",
+    "fedavg",
+    "federate",
+    "fedprox",
+    "load_data",
+    "partition",
+    "run",
+    "simprox",
+    "train",
+]
+
+_HOMES = {
+    "Algorithm": "core.algorithm",
+    "Dataset": "data.dataset",
+    "Diverged": "core.rounds",
+    "Environment": "environments.environment",
+    "Everyone": "selection",
+    "Federation": "core.federation",
+    "Invalid": "core.checks",
+    "Result": "experiments.result",
+    "Rows": "core.federation",
+    "SlidingWindow": "selection",
+    "Task": "core.task",
+    "Uniform": "selection",
+    "Vectorised": "engines.vectorised",
+    "Work": "core.plans",
+    "build_model": "models:build",
+    "federate": "data.federate",
+    "load_data": "data.datasets:load",
+    "partition": "data.partition",
+    "run": "core.rounds",
+    "train": "training",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name from its home, or an algorithm by its own."""
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _HOMES:
+        home, _, original = _HOMES[name].partition(":")
+        found = getattr(importlib.import_module(f"{__name__}.{home}"), original or name)
+    else:
+        found = _recipe(name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES, *_algorithms()})
+
+
+def _algorithms() -> list[str]:
+    """Names of the recipes, by their files alone: asking for them must not import PyTorch."""
+    files = (Path(__path__[0]) / "algorithms").glob("[!_]*.py")
+    return sorted(file.stem for file in files)
+
+
+def _recipe(name: str) -> Any:
+    known = _algorithms()
+    if name not in known:
+        close = get_close_matches(name, [*_HOMES, *known], n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+    return getattr(importlib.import_module(f"{__name__}.algorithms.{name}"), name)

@@ -1,0 +1,67 @@
+"""The settings that every recipe with ordinary local training shares, declared once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, TypedDict
+
+from consilience.client.local_training import LocalTraining
+from consilience.client.solvers import SGD, Adam, Solver
+from consilience.client.terms.term import Term
+from consilience.core.algorithm import Algorithm, Plain
+from consilience.core.checks import Count, Decay, Fraction, NonNegative, Positive
+from consilience.core.plans import Work
+from consilience.core.protocols import Channel, Selection
+from consilience.selection.everyone import Everyone
+from consilience.server.averaging import Averaging
+from consilience.server.protocols import Weighting
+from consilience.server.weighting.by_examples import ByExamples
+
+
+class Common(TypedDict, total=False):
+    """Keyword arguments of every recipe; see `averaged` for the defaults."""
+
+    lr: Positive
+    momentum: Decay
+    weight_decay: NonNegative
+    lr_decay: Fraction
+    optimiser: Literal["sgd", "adam", "adamw"]
+    epochs: Positive
+    batch_size: Count | None
+    selection: Selection
+    weighting: Weighting
+    channel: Channel
+
+
+def averaged(
+    *,
+    lr: Positive = 0.01,
+    momentum: Decay = 0.0,
+    weight_decay: NonNegative = 0.0,
+    lr_decay: Fraction = 1.0,
+    optimiser: Literal["sgd", "adam", "adamw"] = "sgd",
+    epochs: Positive = 1,
+    batch_size: Count | None = 32,
+    selection: Selection | None = None,
+    weighting: Weighting | None = None,
+    channel: Channel | None = None,
+) -> Algorithm:
+    """Local training from the global model, then a weighted average: what most recipes start from."""
+    solver: Solver
+    if optimiser == "sgd":
+        solver = SGD(lr=lr, momentum=momentum, weight_decay=weight_decay, decay=lr_decay)
+    else:
+        solver = Adam(lr=lr, weight_decay=weight_decay, decoupled=optimiser == "adamw")
+    return Algorithm(
+        selection=selection or Everyone(),
+        client=LocalTraining(solver=solver, work=Work(epochs=epochs, batch_size=batch_size)),
+        server=Averaging(weighting=weighting or ByExamples()),
+        channel=channel or Plain(),
+    )
+
+
+def with_terms(algorithm: Algorithm, *terms: Term) -> Algorithm:
+    """The same algorithm with terms added to the local objective."""
+    client = algorithm.client
+    assert isinstance(client, LocalTraining)
+    return replace(algorithm, client=replace(client, terms=client.terms + terms))

@@ -1,0 +1,16 @@
+"""FedAvg: clients train, the server averages."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from consilience.algorithms._common import Common, averaged
+from consilience.core.algorithm import Algorithm
+
+
+def fedavg(**common: Unpack[Common]) -> Algorithm:
+    """McMahan et al. 2017: w = sum_k (N_k / N) w_k after local SGD from the global model.
+
+    `weighting=UniformWeights()` gives the plain mean that some papers call FedAvg.
+    """
+    return averaged(**common)

@@ -1,0 +1,44 @@
+"""Federated evaluation is an exchange too: the client's reply is how well the model does on its rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from consilience.core.plans import Batch, Work
+from consilience.core.task import Task
+from consilience.core.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """One pass in order, no training: sums of loss and correct decisions, and the number of rows."""
+
+    work: Work = field(default_factory=lambda: Work(epochs=1, batch_size=256, shuffle=False, rows="test"))
+
+    def init(self, start: Tree) -> Tree:
+        """Nothing is remembered."""
+        return {}
+
+    def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
+        """All sums at zero."""
+        zero = torch.zeros((), dtype=torch.float64, device=message["round"].device)
+        return {"loss": zero, "correct": zero, "rows": zero}
+
+    def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
+        """Add one batch."""
+        output, _ = task.apply(message["model"], batch.x, train=False)
+        losses = task.losses(output, batch.y)
+        mask = torch.ones_like(losses) if batch.mask is None else batch.mask
+        correct = (task.decide(output) == batch.y).to(losses.dtype)
+        correct = correct if correct.dim() == 1 else correct.flatten(1).mean(1)
+        return {
+            "loss": carry["loss"] + (losses * mask).sum(),
+            "correct": carry["correct"] + (correct * mask).sum(),
+            "rows": carry["rows"] + mask.sum(),
+        }
+
+    def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        """The sums."""
+        return carry, memory

@@ -1,0 +1,30 @@
+"""What a term may look at."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from consilience.core.plans import Batch
+from consilience.core.task import Task
+from consilience.core.tree import Tree
+
+
+class Context(NamedTuple):
+    """The surroundings of a local step."""
+
+    task: Task
+    message: Tree  # what the server sent: message["model"] is where the client started
+    memory: Tree  # the client's own
+    buffers: Tree  # the model's buffers before this step
+    output: Tensor  # the model's output on the batch
+
+
+@runtime_checkable
+class Term(Protocol):
+    """One addition to the local objective."""
+
+    def __call__(self, params: Tree, context: Context, batch: Batch) -> Tensor:
+        """A scalar to be minimised together with the loss."""
+        ...

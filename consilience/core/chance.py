@@ -1,0 +1,83 @@
+"""Randomness without state: every draw is a function of (run seed, purpose, round, client, ...).
+
+PyTorch's generators are sequential: the number drawn depends on what was drawn before and on which device. A federation
+needs the same number for the same client wherever and whenever it runs, inside vmap and inside a CUDA graph, so device
+draws hash a counter instead (SplitMix64, Steele et al. 2014, in int64 tensor arithmetic; equal bits on CPU and GPU).
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_WEYL = 0x9E3779B97F4A7C15 - 2**64
+_MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
+_MIX_2 = 0x94D049BB133111EB - 2**64
+_WRAP = 2**64
+
+
+def draws(seed: int, *purpose: int | str) -> np.random.Generator:
+    """A fresh host generator for one purpose, such as `draws(seed, "selection", round)`."""
+    return np.random.default_rng([seed, *(_code(part) for part in purpose)])
+
+
+def key(seed: int, *purpose: int | str) -> int:
+    """A 64-bit key (as a signed int) for device draws."""
+    value = seed
+    for part in purpose:
+        value = _mix_int(value + _code(part) * (_WEYL % _WRAP))
+    return _signed(value)
+
+
+def fold(keys: Any, counters: Any) -> Any:
+    """New keys from keys and counters (tensors broadcast; at least one is a tensor)."""
+    offset = (counters + 1) * _WEYL
+    return _mix(keys + (_signed(offset) if isinstance(offset, int) else offset))
+
+
+def bits(keys: Tensor, count: int) -> Tensor:
+    """[..., count] uniform 63-bit integers for each key."""
+    counters = torch.arange(1, count + 1, device=keys.device, dtype=torch.int64)
+    return _mix(keys.unsqueeze(-1) + counters * _WEYL) & (2**63 - 1)
+
+
+def permutations(keys: Tensor, sizes: Tensor, longest: int) -> Tensor:
+    """[..., longest] row orders: the first `sizes` entries permute 0..size-1 uniformly, the rest is padding."""
+    order = bits(keys, longest)
+    beyond = torch.arange(longest, device=keys.device) >= sizes.unsqueeze(-1)
+    return torch.where(beyond, 2**63 - 1, order).argsort(dim=-1, stable=True)
+
+
+def keep_mask(keys: Tensor, count: int, drop: float) -> Tensor:
+    """[..., count] flags that are False with probability `drop`."""
+    return bits(keys, count) >= int(drop * 2**63)
+
+
+def _code(part: int | str) -> int:
+    return zlib.crc32(part.encode()) if isinstance(part, str) else int(part)
+
+
+def _signed(value: int) -> int:
+    return (value + _WRAP // 2) % _WRAP - _WRAP // 2
+
+
+def _mix_int(value: int) -> int:
+    value %= _WRAP
+    value = ((value ^ (value >> 30)) * (_MIX_1 % _WRAP)) % _WRAP
+    value = ((value ^ (value >> 27)) * (_MIX_2 % _WRAP)) % _WRAP
+    return value ^ (value >> 31)
+
+
+def _mix(value: Tensor) -> Tensor:
+    value = (value ^ _shift(value, 30)) * _MIX_1
+    value = (value ^ _shift(value, 27)) * _MIX_2
+    return value ^ _shift(value, 31)
+
+
+def _shift(value: Tensor, places: int) -> Tensor:
+    # int64 >> copies the sign bit: mask it away for a logical shift
+    return (value >> places) & ((1 << (64 - places)) - 1)

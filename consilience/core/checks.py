@@ -1,0 +1,175 @@
+"""Settings are checked where they are declared: a field's annotation is its type, its range and its documentation."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+
+class Invalid(ValueError):
+    """A setting that cannot be used; the message names it and says what could be."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers a setting may take: least <= value <= most, above < value < below."""
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        if not math.isfinite(value):
+            return False
+        return not (
+            (self.least is not None and value < self.least)
+            or (self.above is not None and value <= self.above)
+            or (self.most is not None and value > self.most)
+            or (self.below is not None and value >= self.below)
+        )
+
+    def __str__(self) -> str:
+        signs = ((">=", self.least), (">", self.above), ("<=", self.most), ("<", self.below))
+        return " and ".join(f"{sign} {bound:g}" for sign, bound in signs if bound is not None)
+
+
+Positive = Annotated[float, Range(above=0)]
+NonNegative = Annotated[float, Range(least=0)]
+Fraction = Annotated[float, Range(above=0, most=1)]
+Probability = Annotated[float, Range(least=0, most=1)]
+Decay = Annotated[float, Range(least=0, below=1)]
+Count = Annotated[int, Range(least=1)]
+Whole = Annotated[int, Range(least=0)]
+
+
+@functools.cache
+def hints_of(of: Any) -> dict[str, Any]:
+    """The resolved annotations of a dataclass or function, ranges included."""
+    return typing.get_type_hints(of, include_extras=True)
+
+
+def check(part: Any) -> None:
+    """Refuse a dataclass whose fields break their annotated types or ranges (call it in `__post_init__`)."""
+    kind: Any = type(part)
+    hints = hints_of(kind)
+    for field in dataclasses.fields(part):
+        value = getattr(part, field.name)
+        settled = check_value(f"{type(part).__name__}.{field.name}", value, hints[field.name])
+        if settled is not value:
+            object.__setattr__(part, field.name, settled)
+
+
+def check_value(key: str, value: Any, annotation: Any) -> Any:
+    """The value, made to fit its annotation without loss (1 -> 1.0, list -> tuple), or `Invalid`."""
+    origin = typing.get_origin(annotation)
+    if origin is Annotated:
+        inner, *notes = typing.get_args(annotation)
+        value = check_value(key, value, inner)
+        for note in notes:
+            if isinstance(note, Range) and value not in note:
+                raise Invalid(f"{key} = {value!r} is out of range: it must be {note}")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _check_union(key, value, typing.get_args(annotation))
+    if origin is Literal:
+        allowed = typing.get_args(annotation)
+        if value not in allowed:
+            raise Invalid(f"{key} = {value!r} is not one of {_listed(allowed)}{nearest(value, allowed)}")
+        return value
+    if origin is tuple:
+        return _check_tuple(key, value, typing.get_args(annotation))
+    if annotation is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    wrong_bool = isinstance(value, bool) and annotation in (int, float)
+    if annotation in (int, float, str, bool) and (wrong_bool or not isinstance(value, annotation)):
+        raise Invalid(f"{key} = {value!r} must be {_kind(annotation)}, not {type(value).__name__}")
+    if annotation is type(None) and value is not None:
+        raise Invalid(f"{key} = {value!r} must be left out")
+    return value
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting of a factory: its annotation, and its default (None when it must be given or is set elsewhere)."""
+
+    annotation: Any
+    default: Any = None
+    required: bool = False
+
+
+@functools.cache
+def options_of(factory: Callable[..., Any]) -> dict[str, Option]:
+    """The keyword arguments of a function or dataclass, those behind `**common: Unpack[...]` included."""
+    hints = hints_of(factory)
+    known: dict[str, Option] = {}
+    for name, parameter in inspect.signature(factory).parameters.items():
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            empty = parameter.default is parameter.empty
+            known[name] = Option(hints.get(name, Any), None if empty else parameter.default, empty)
+        elif parameter.kind is parameter.VAR_KEYWORD and typing.get_origin(hints.get(name)) is typing.Unpack:
+            (shared,) = typing.get_args(hints[name])
+            known.update({key: Option(hint) for key, hint in hints_of(shared).items()})
+    return known
+
+
+def check_options(factory: Callable[..., Any], given: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Options for `factory`, checked against its annotations before it is called."""
+    known = options_of(factory)
+    refuse_unknown(given, known, key)
+    return {name: check_value(f"{key}.{name}", value, known[name].annotation) for name, value in given.items()}
+
+
+def refuse_unknown(given: Iterable[str], known: Iterable[str], key: str) -> None:
+    """Refuse the first name that is not known, pointing at the nearest one that is."""
+    known = list(known)
+    for name in given:
+        if name not in known:
+            place = f"{key}.{name}" if key else name
+            raise Invalid(f"{place} is not a setting{nearest(name, known)}; known here: {_listed(known)}")
+
+
+def nearest(name: Any, known: Iterable[Any]) -> str:
+    """' (did you mean ...?)' for the closest known name, or nothing."""
+    close = difflib.get_close_matches(str(name), [str(k) for k in known], n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _check_union(key: str, value: Any, members: tuple[Any, ...]) -> Any:
+    if value is None and type(None) in members:
+        return None
+    members = tuple(m for m in members if m is not type(None))
+    problems = []
+    for member in members:
+        try:
+            return check_value(key, value, member)
+        except Invalid as problem:
+            problems.append(str(problem))
+    raise Invalid(" or ".join(dict.fromkeys(problems)))
+
+
+def _check_tuple(key: str, value: Any, members: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not isinstance(value, (tuple, list)):
+        raise Invalid(f"{key} = {value!r} must be a list, not {type(value).__name__}")
+    if len(members) == 2 and members[1] is Ellipsis:
+        members = (members[0],) * len(value)
+    if len(members) != len(value):
+        raise Invalid(f"{key} = {value!r} must hold {len(members)} values, not {len(value)}")
+    settled = tuple(check_value(f"{key}[{i}]", v, m) for i, (v, m) in enumerate(zip(value, members)))
+    return value if isinstance(value, tuple) and settled == value else settled
+
+
+def _kind(annotation: type) -> str:
+    return {int: "a whole number", float: "a number", str: "text", bool: "true or false"}[annotation]
+
+
+def _listed(names: Iterable[Any]) -> str:
+    return ", ".join(str(name) for name in names) or "none"

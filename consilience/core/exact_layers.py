@@ -1,0 +1,128 @@
+"""Layers that mean the same in every lane: batch norm that ignores padding, dropout drawn from a key.
+
+`Task` swaps them in for PyTorch's own, under the same parameter names. Their extra inputs (`mask`, `key`) are buffers
+that `functional_call` fills per step, which keeps the forward pass a pure function under vmap, compile and CUDA graphs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from consilience.core import chance
+from consilience.core.checks import Invalid
+
+
+class ExactBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """Batch norm whose statistics count live rows only; with one value per channel it uses the running ones."""
+
+    mask: Tensor | None
+
+    @staticmethod
+    def like(layer: nn.modules.batchnorm._BatchNorm) -> ExactBatchNorm:
+        """The same layer, sharing parameters and buffers."""
+        new = ExactBatchNorm(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
+        new._parameters, new._buffers = dict(layer._parameters), dict(layer._buffers)
+        new.register_buffer("mask", None, persistent=False)
+        return new.train(layer.training)
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        pass
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training and self.running_mean is not None:
+            return super().forward(input)
+        if self.mask is not None:
+            return self._masked(input, self.mask)
+        if input.numel() == input.shape[1]:
+            return self._with_running(input)
+        return super().forward(input)
+
+    def _with_running(self, x: Tensor) -> Tensor:
+        if self.running_mean is None:
+            raise Invalid("batch norm without running statistics cannot train on a single row: use a larger batch_size")
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+
+    def _masked(self, x: Tensor, mask: Tensor) -> Tensor:
+        shape = (1, -1) + (1,) * (x.dim() - 2)
+        live = mask.reshape((-1,) + (1,) * (x.dim() - 1)).to(x.dtype)
+        axes = [axis for axis in range(x.dim()) if axis != 1]
+        count = mask.sum() * (x.numel() // (x.shape[0] * x.shape[1]))
+        mean = (x * live).sum(axes) / count
+        var = ((x - mean.view(shape)).square() * live).sum(axes) / count  # biased, as in normalisation
+        if self.running_mean is not None and self.running_var is not None:
+            several = count > 1
+            self._track(mean.detach(), (var * count / (count - 1)).detach(), several)
+            mean = torch.where(several, mean, self.running_mean)
+            var = torch.where(several, var, self.running_var)
+        out = (x - mean.view(shape)) * torch.rsqrt(var + self.eps).view(shape)
+        if self.weight is not None:
+            out = out * self.weight.view(shape) + self.bias.view(shape)
+        return out
+
+    def _track(self, mean: Tensor, unbiased_var: Tensor, several: Tensor) -> None:
+        assert self.running_mean is not None and self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(several.to(torch.int64))
+        seen = self.num_batches_tracked
+        factor: Any = 1.0 / seen.clamp(min=1).to(mean.dtype) if self.momentum is None else self.momentum
+        for running, new in ((self.running_mean, mean), (self.running_var, unbiased_var)):
+            running.copy_(torch.where(several, (1 - factor) * running + factor * new, running))
+
+
+class KeyedDropout(nn.Module):
+    """Dropout whose pattern is a function of (key, layer, position): equal in every lane and on every device."""
+
+    key: Tensor | None
+
+    def __init__(self, p: float, layer: int, whole_channels: bool) -> None:
+        super().__init__()
+        self.p, self.layer, self.whole_channels = p, layer, whole_channels
+        self.register_buffer("key", None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        if self.key is None:
+            raise Invalid("a model with dropout was trained without a key: pass Task.apply(..., key=batch.key)")
+        shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.whole_channels else x.shape
+        count = shape.numel() if isinstance(shape, torch.Size) else torch.Size(shape).numel()
+        keep = chance.keep_mask(chance.fold(self.key, self.layer), count, self.p).view(shape)
+        return x * keep.to(x.dtype) / (1 - self.p) if self.p < 1 else x * 0
+
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_DROPOUTS = {nn.Dropout: False, nn.Dropout1d: True, nn.Dropout2d: True, nn.Dropout3d: True}
+
+
+def make_exact(module: nn.Module) -> nn.Module:
+    """Swap batch norm and dropout layers, in place, for their exact counterparts."""
+    if type(module) in _BATCH_NORMS:
+        return ExactBatchNorm.like(module)  # type: ignore[arg-type]
+    drops = 0
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) in _BATCH_NORMS:
+                setattr(parent, name, ExactBatchNorm.like(child))  # type: ignore[arg-type]
+            elif type(child) in _DROPOUTS:
+                setattr(parent, name, KeyedDropout(child.p, drops, _DROPOUTS[type(child)]))  # type: ignore[arg-type,index]
+                drops += 1
+            elif _draws_inside(child):
+                raise Invalid(
+                    f"{type(child).__name__} {name!r} draws dropout from torch's global state, so runs differ: "
+                    "build it with dropout=0 and add nn.Dropout layers"
+                )
+    return module
+
+
+def extra_inputs(module: nn.Module, kind: type[nn.Module], field: str) -> tuple[str, ...]:
+    """The full names of the buffers to fill, such as 'layer1.0.bn1.mask'."""
+    return tuple(f"{name}.{field}" if name else field for name, m in module.named_modules() if type(m) is kind)
+
+
+def _draws_inside(module: nn.Module) -> bool:
+    rate = getattr(module, "dropout", 0.0)
+    return type(module).__module__.startswith("torch.nn") and isinstance(rate, float) and rate > 0

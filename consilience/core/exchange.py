@@ -1,0 +1,73 @@
+"""What server and clients send each other in a round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from consilience.core import tree
+from consilience.core.tree import Tree
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Broadcast:
+    """Server to clients: `shared` is the same for all, `personal` is stacked [m, ...] in the order of the ids."""
+
+    shared: Tree
+    personal: Tree = field(default_factory=dict)
+
+    def nbytes(self, clients: int) -> int:
+        """What reaches all clients together."""
+        return tree.nbytes(self.shared) * clients + tree.nbytes(self.personal)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Cohort:
+    """Clients to server: replies stacked [m, ...] in ascending client order, whatever order they arrived in."""
+
+    reply: Tree
+    ids: np.ndarray  # [m] int64, ascending
+    examples: Tensor  # [m] float64: rows each client holds
+    steps: np.ndarray  # [m] local steps done
+    round: int
+    counts: dict[str, int] = field(default_factory=dict)  # silent, empty_client, rejected: what did not arrive, and why
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def only(self, keep: np.ndarray, **counts: int) -> Cohort:
+        """The clients flagged in `keep`; `counts` says why the others went."""
+        index = torch.from_numpy(np.flatnonzero(keep))
+        return Cohort(
+            reply=tree.map_leaves(lambda leaf: leaf[index.to(leaf.device)], self.reply),
+            ids=self.ids[keep],
+            examples=self.examples[index.to(self.examples.device)],
+            steps=self.steps[keep],
+            round=self.round,
+            counts={**self.counts, **counts},
+        )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Pool:
+    """What the server knows of the clients when it chooses: sizes, losses last reported, who is available."""
+
+    sizes: np.ndarray  # [K] int64
+    losses: np.ndarray  # [K] float64, NaN where never reported
+    available: np.ndarray  # [K] bool
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def candidates(self) -> np.ndarray:
+        """Ids of the clients that are available and have data."""
+        return np.flatnonzero(self.available & (self.sizes > 0))
+
+
+Notes = dict[str, Any]
+"""What a server rule reports of its round: aggregation weights, similarities ... as tensors."""

@@ -1,0 +1,113 @@
+"""Who has which rows: all clients' data side by side in one store, resident on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from consilience.core import tree
+from consilience.core.checks import Invalid
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Rows:
+    """Client k owns rows `starts[k] : starts[k] + sizes[k]`; rows behind the last client's belong to nobody."""
+
+    x: Any  # [N, ...], or a dict of such tensors (text + picture)
+    y: Tensor  # [N, ...]
+    starts: Tensor  # [K] int64
+    sizes: Tensor  # [K] int64
+
+    @staticmethod
+    def gather(x: Any, y: Tensor, parts: Sequence[Any], *, keep_rest: bool = False) -> Rows:
+        """Reorder rows so that each client's part is contiguous; `keep_rest` puts unowned rows last."""
+        index = [torch.as_tensor(part, dtype=torch.int64) for part in parts]
+        sizes = torch.tensor([len(part) for part in index], dtype=torch.int64)
+        starts = torch.cumsum(sizes, 0) - sizes
+        if keep_rest:
+            owned = torch.zeros(len(y), dtype=torch.bool)
+            owned[torch.cat(index)] = True
+            index.append(torch.nonzero(~owned).flatten())
+        order = torch.cat(index) if index else torch.empty(0, dtype=torch.int64)
+        return Rows(x=tree.rows(x, order), y=y[order], starts=starts, sizes=sizes)
+
+    def of(self, client: int) -> tuple[Any, Tensor]:
+        """One client's rows."""
+        start, size = int(self.starts[client]), int(self.sizes[client])
+        return tree.rows(self.x, slice(start, start + size)), self.y[start : start + size]
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Rows:
+        """On a device, with floating features and targets in `dtype`."""
+        move = (lambda t: tree.cast_floating(tree.to(t, device), dtype)) if dtype else (lambda t: tree.to(t, device))
+        return Rows(x=move(self.x), y=move(self.y), starts=self.starts, sizes=self.sizes)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Federation:
+    """Every client's training rows, and test rows (each client's own first, then those no client resembles)."""
+
+    train: Rows
+    test: Rows | None = None
+    names: tuple[str, ...] = ()
+    classes: int = 0  # number of classes; 0 when targets are not class numbers
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            object.__setattr__(self, "names", tuple(str(k) for k in range(len(self))))
+        if len(self.train.y) == 0:
+            raise Invalid("the federation has no training rows: at least one client needs data")
+        for place, split in (("training", self.train), ("test", self.test)):
+            for leaf in tree.leaves(split.x) if split is not None else ():
+                if leaf.is_floating_point() and not bool(leaf.isfinite().all()):
+                    bad = self._owner_of_first_nonfinite(split, leaf)
+                    raise Invalid(f"{place} data of client {bad!r} hold NaN or infinite values: clean or impute them")
+
+    def _owner_of_first_nonfinite(self, split: Rows | None, leaf: Tensor) -> str:
+        assert split is not None
+        row = int(torch.nonzero(~leaf.isfinite().flatten(1).all(1))[0])
+        owner = torch.nonzero((split.starts <= row) & (row < split.starts + split.sizes))
+        return self.names[int(owner[0])] if len(owner) else "(none)"
+
+    def __len__(self) -> int:
+        return len(self.train.sizes)
+
+    @staticmethod
+    def from_clients(
+        clients: Sequence[tuple[Any, Tensor]],
+        *,
+        test: tuple[Any, Tensor] | None = None,
+        client_tests: Sequence[tuple[Any, Tensor]] | None = None,
+        names: Sequence[str] = (),
+        classes: int | None = None,
+    ) -> Federation:
+        """Ready-made clients: `[(x, y), ...]`; test rows shared by all (`test`) or one set per client."""
+        if not clients:
+            raise Invalid("clients is empty: a federation needs at least one (x, y) pair")
+        train = _side_by_side(clients)
+        tests: Rows | None = None
+        if client_tests is not None:
+            if len(client_tests) != len(clients):
+                raise Invalid(f"client_tests has {len(client_tests)} entries for {len(clients)} clients: give one each")
+            tests = _side_by_side(client_tests)
+        elif test is not None:
+            nobody = torch.zeros(len(clients), dtype=torch.int64)
+            tests = Rows(x=test[0], y=test[1], starts=nobody, sizes=nobody)
+        if classes is None:
+            labelled = not train.y.is_floating_point() and train.y.dim() == 1
+            classes = int(train.y.max()) + 1 if labelled and len(train.y) else 0
+        return Federation(train=train, test=tests, names=tuple(names), classes=classes)
+
+
+def _side_by_side(clients: Sequence[tuple[Any, Tensor]]) -> Rows:
+    for k, (x, y) in enumerate(clients):
+        lengths = {len(leaf) for leaf in tree.leaves(x)}
+        if lengths != {len(y)}:
+            raise Invalid(f"client {k} has {sorted(lengths)} rows of features for {len(y)} targets: they must match")
+    sizes = torch.tensor([len(y) for _, y in clients], dtype=torch.int64)
+    x = tree.concatenate([x for x, _ in clients])
+    y = torch.cat([y for _, y in clients])
+    return Rows(x=x, y=y, starts=torch.cumsum(sizes, 0) - sizes, sizes=sizes)

@@ -1,0 +1,142 @@
+"""Which rows a client trains on, step by step: drawn outside training from (seed, round, client)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from consilience.core import chance
+from consilience.core.checks import Count, Positive, check
+from consilience.core.federation import Rows
+from consilience.core.tree import rows as take_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """How much a client does in a round: passes over its rows, and rows per step (None: all of them)."""
+
+    epochs: Positive = 1
+    batch_size: Count | None = 32
+    shuffle: bool = True
+    rows: Literal["train", "test"] = "train"
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def steps_per_epoch(self, sizes: np.ndarray) -> np.ndarray:
+        """[m] batches in one pass, the last one possibly short; 0 for an empty client."""
+        if self.batch_size is None:
+            return (sizes > 0).astype(np.int64)
+        return -(-sizes // self.batch_size)
+
+
+class Batch(NamedTuple):
+    """One step's input for one client; `mask` is None when every slot is live."""
+
+    x: Any  # [B, ...]
+    y: Tensor  # [B, ...]
+    mask: Tensor | None  # [B] 1.0 where the slot holds a row, 0.0 where it is padding
+    key: Tensor  # int64 scalar: seeds dropout and augmentation
+    first: Tensor  # bool scalar: the first step of a local epoch
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Plan:
+    """The steps of a group of clients, longest first; `rows` number the store's rows."""
+
+    rows: Tensor  # [S, k, B] int64
+    live: np.ndarray  # [S, k] slots in use, on the host: 0 where the client has finished
+    steps: np.ndarray  # [k], descending
+    keys: Tensor  # [S, k] int64
+    first: Tensor  # [S, k] bool
+
+    @property
+    def width(self) -> int:
+        """Slots per step."""
+        return self.rows.shape[-1]
+
+    def active(self, step: int) -> int:
+        """How many clients still work at this step: they are the first ones."""
+        return int((self.steps > step).sum())
+
+    def full(self, step: int, clients: int) -> bool:
+        """Whether no slot of the first `clients` clients is padding at this step."""
+        return bool((self.live[step, :clients] == self.width).all())
+
+    def mask(self, step: int, clients: int, dtype: torch.dtype) -> Tensor:
+        """[clients, B] which slots hold a row."""
+        live = torch.from_numpy(self.live[step, :clients]).to(self.rows.device)
+        return (torch.arange(self.width, device=self.rows.device) < live.unsqueeze(-1)).to(dtype)
+
+    def tail(self, step: int, clients: int) -> Plan:
+        """What is left for the first `clients` clients from this step on."""
+        part = (slice(step, None), slice(0, clients))
+        return Plan(
+            rows=self.rows[part],
+            live=self.live[part],
+            steps=np.maximum(self.steps[:clients] - step, 0),
+            keys=self.keys[part],
+            first=self.first[part],
+        )
+
+    def of(self, client: int) -> Plan:
+        """One client's plan, without the client axis."""
+        part = (slice(0, int(self.steps[client])), client)
+        return Plan(
+            rows=self.rows[part],
+            live=self.live[part],
+            steps=self.steps[client : client + 1],
+            keys=self.keys[part],
+            first=self.first[part],
+        )
+
+    def group(self, step: int, clients: int, store: Rows, dtype: torch.dtype) -> Batch:
+        """The stacked batch of the first `clients` clients."""
+        index = self.rows[step, :clients]
+        mask = None if self.full(step, clients) else self.mask(step, clients, dtype)
+        x, y = take_rows(store.x, index), store.y[index]
+        return Batch(x=x, y=y, mask=mask, key=self.keys[step, :clients], first=self.first[step, :clients])
+
+    def single(self, step: int, client: int, store: Rows) -> Batch:
+        """One client's batch, cut to its live rows."""
+        index = self.rows[step, client, : int(self.live[step, client])]
+        x, y = take_rows(store.x, index), store.y[index]
+        return Batch(x=x, y=y, mask=None, key=self.keys[step, client], first=self.first[step, client])
+
+
+def draw(work: Work, store: Rows, ids: np.ndarray, steps: np.ndarray, *, seed: int, round: int) -> Plan:
+    """Plan `steps[i]` batches for client `ids[i]`; steps must descend. Each epoch is a new permutation of its rows."""
+    device = store.y.device
+    sizes = store.sizes[torch.from_numpy(ids)].numpy()
+    per_epoch = np.maximum(work.steps_per_epoch(sizes), 1)
+    longest, count = max(1, int(sizes.max(initial=1))), int(steps.max(initial=0))
+    width = min(longest, work.batch_size or longest)
+    epochs = max(1, int((-(-steps // per_epoch)).max(initial=1)))
+
+    client_keys = chance.fold(chance.key(seed, "plan", round), torch.from_numpy(ids).to(device))
+    if work.shuffle:
+        epoch_keys = chance.fold(client_keys.unsqueeze(-1), torch.arange(epochs, device=device))  # [k, E]
+        order = chance.permutations(epoch_keys, torch.from_numpy(sizes).to(device).unsqueeze(-1), longest)
+    else:
+        order = torch.arange(longest, device=device).expand(len(ids), epochs, longest)
+
+    step = np.arange(count)[:, None]  # [S, 1]
+    within = step % per_epoch  # [S, k]
+    live = np.clip(sizes - within * width, 0, width) * (step < steps)
+    at = torch.from_numpy(within * width).to(device).unsqueeze(-1) + torch.arange(width, device=device)  # [S, k, B]
+    at = torch.minimum(at, torch.from_numpy(np.maximum(sizes - 1, 0)).to(device).unsqueeze(-1))  # padding repeats a row
+    epoch = torch.from_numpy(np.minimum(step // per_epoch, epochs - 1)).to(device).unsqueeze(-1)
+    client = torch.arange(len(ids), device=device).unsqueeze(-1)
+    starts = store.starts[torch.from_numpy(ids)].to(device).unsqueeze(-1)
+    step_keys = chance.fold(client_keys, torch.arange(count, device=device).unsqueeze(-1) + 2**32)
+    return Plan(
+        rows=order[client, epoch, at] + starts,
+        live=live,
+        steps=steps,
+        keys=step_keys,
+        first=torch.from_numpy(within == 0).to(device),
+    )

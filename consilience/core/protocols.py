@@ -1,0 +1,128 @@
+"""The four parts of an algorithm, and the engine that moves trees between them."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from torch import Tensor
+
+from consilience.core.exchange import Broadcast, Cohort, Notes, Pool
+from consilience.core.plans import Batch, Work
+from consilience.core.task import Task
+from consilience.core.tree import Tree
+
+
+@runtime_checkable
+class Selection(Protocol):
+    """Who takes part."""
+
+    def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
+        """Ascending client ids of this round: a function of its arguments alone."""
+        ...
+
+
+@runtime_checkable
+class ClientRule(Protocol):
+    """What a client does: a fold over its batches, pure and vmappable, for one client at a time.
+
+    `message` is the broadcast as this client sees it, `memory` is its own tree, which never leaves it.
+    """
+
+    @property
+    def work(self) -> Work:
+        """Passes and batch size; the engine draws the batches."""
+        ...
+
+    def init(self, start: Tree) -> Tree:
+        """The memory of a client that has never taken part ({} if it keeps none)."""
+        ...
+
+    def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
+        """The carry before the first step."""
+        ...
+
+    def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
+        """The carry after one batch: same structure, shapes and dtypes."""
+        ...
+
+    def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        """(reply, memory) after the last step."""
+        ...
+
+
+@runtime_checkable
+class Channel(Protocol):
+    """What happens to a reply in transit."""
+
+    def encode(self, reply: Tree, message: Tree, key: Tensor) -> Tree:
+        """Client half: clip, noise, quantise, sparsify, attack."""
+        ...
+
+    def decode(self, cohort: Cohort) -> Cohort:
+        """Server half."""
+        ...
+
+
+@runtime_checkable
+class ServerRule(Protocol):
+    """What the server does: pure."""
+
+    @property
+    def needs_each_reply(self) -> bool:
+        """False when the sum of replies weighted by examples is all it reads (so a secure sum would do)."""
+        ...
+
+    def init(self, start: Tree, clients: int) -> Tree:
+        """The server's state before round 0."""
+        ...
+
+    def broadcast(self, state: Tree, ids: np.ndarray) -> Broadcast:
+        """What the chosen clients are sent."""
+        ...
+
+    def update(self, state: Tree, cohort: Cohort) -> tuple[Tree, Notes]:
+        """The state after the replies, and what to report (such as the aggregation weights)."""
+        ...
+
+    def model(self, state: Tree) -> Tree:
+        """What to evaluate and ship."""
+        ...
+
+
+class Engine(Protocol):
+    """Where clients run. It owns their memories and draws their batches; it knows no algorithm."""
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """[K] rows of every client."""
+        ...
+
+    def start(self) -> Tree:
+        """The initial model."""
+        ...
+
+    def available(self, round: int, seed: int) -> np.ndarray:
+        """[K] who could take part."""
+        ...
+
+    def exchange(
+        self,
+        client: ClientRule,
+        channel: Channel,
+        broadcast: Broadcast,
+        ids: np.ndarray,
+        *,
+        round: int,
+        seed: int,
+    ) -> Cohort:
+        """Send, let the clients work, collect what arrives."""
+        ...
+
+    def recall(self) -> Tree:
+        """Every client's memory, to be saved."""
+        ...
+
+    def restore(self, memory: Tree) -> None:
+        """Put saved memories back."""
+        ...

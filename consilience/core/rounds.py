@@ -1,0 +1,119 @@
+"""The only training loop in the library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from consilience.core import tree
+from consilience.core.algorithm import Algorithm
+from consilience.core.exchange import Cohort, Notes, Pool
+from consilience.core.protocols import Engine
+from consilience.core.tree import Tree
+
+
+class Diverged(RuntimeError):
+    """Too many rounds in a row brought no usable reply."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Snapshot:
+    """All that the next round depends on: saving it and going on is the same as never having stopped."""
+
+    round: int  # rounds finished
+    server: Tree
+    memory: Tree
+    losses: np.ndarray  # [K] last loss each client reported
+    bad_rounds: int = 0
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Round:
+    """One finished round."""
+
+    number: int  # counts from 1
+    model: Tree
+    cohort: Cohort
+    chosen: np.ndarray
+    notes: Notes
+    bytes_down: int
+    bytes_up: int
+    snapshot: Snapshot
+
+
+def run(
+    algorithm: Algorithm,
+    engine: Engine,
+    *,
+    rounds: int,
+    seed: int = 0,
+    start: Tree | None = None,
+    resume: Snapshot | None = None,
+    max_bad_rounds: int = 3,
+) -> Iterator[Round]:
+    """Train, yielding each finished round; whatever observes (reports, checkpoints, early stopping) consumes this."""
+    here = resume or _first(algorithm, engine, start)
+    if resume is not None:
+        engine.restore(resume.memory)
+    server = algorithm.server
+    for number in range(here.round, rounds):
+        pool = Pool(sizes=engine.sizes, losses=here.losses, available=engine.available(number, seed))
+        chosen = algorithm.selection.choose(number, pool, seed)
+        broadcast = server.broadcast(here.server, chosen)
+        sent = engine.exchange(algorithm.client, algorithm.channel, broadcast, chosen, round=number, seed=seed)
+        cohort = screen(algorithm.channel.decode(sent))
+        # a round without a usable reply changes nothing
+        state, notes = server.update(here.server, cohort) if len(cohort) else (here.server, {})
+        here = Snapshot(
+            round=number + 1,
+            server=state,
+            memory=engine.recall(),
+            losses=_losses(here.losses, cohort),
+            bad_rounds=0 if len(cohort) else here.bad_rounds + 1,
+        )
+        yield Round(
+            number=number + 1,
+            model=server.model(state),
+            cohort=cohort,
+            chosen=chosen,
+            notes=notes,
+            bytes_down=broadcast.nbytes(len(chosen)),
+            bytes_up=tree.nbytes(sent.reply),
+            snapshot=here,
+        )
+        if here.bad_rounds >= max_bad_rounds:
+            raise Diverged(_explain(cohort, number + 1, max_bad_rounds))
+
+
+def screen(cohort: Cohort) -> Cohort:
+    """Drop replies that hold NaN or infinite values, and count them: they never touch the model."""
+    if not len(cohort):
+        return cohort
+    finite = tree.all_finite(cohort.reply).cpu().numpy()
+    return cohort if finite.all() else cohort.only(finite, nonfinite=int((~finite).sum()))
+
+
+def _first(algorithm: Algorithm, engine: Engine, start: Tree | None) -> Snapshot:
+    start = engine.start() if start is None else start
+    clients = len(engine.sizes)
+    nothing = np.full(clients, np.nan)
+    return Snapshot(round=0, server=algorithm.server.init(start, clients), memory={}, losses=nothing)
+
+
+def _losses(known: np.ndarray, cohort: Cohort) -> np.ndarray:
+    if not len(cohort) or "loss" not in cohort.reply:
+        return known
+    known = known.copy()
+    known[cohort.ids] = cohort.reply["loss"].to(torch.float64).cpu().numpy()
+    return known
+
+
+def _explain(cohort: Cohort, round: int, limit: int) -> str:
+    why = ", ".join(f"{count} {reason}" for reason, count in cohort.counts.items()) or "nobody was available"
+    return (
+        f"{limit} rounds in a row, up to round {round}, brought no usable reply ({why}). The model is unchanged since. "
+        "If clients diverge, lower the learning rate; if they are silent, check the environment."
+    )

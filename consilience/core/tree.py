@@ -1,0 +1,113 @@
+"""Trees of named tensors: the only thing that crosses a process boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tree = dict[str, Any]
+"""A nested dict whose leaves are tensors: `Tree = dict[str, Tensor | Tree]`."""
+
+SEPARATOR = "/"
+
+
+def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Apply `function` to corresponding leaves; dicts are walked in the first tree's key order."""
+    if isinstance(tree, dict):
+        return {key: map_leaves(function, value, *(o[key] for o in others)) for key, value in tree.items()}
+    return function(tree, *others)
+
+
+def leaves(tree: Any) -> Iterator[Tensor]:
+    """Every tensor, depth first, in key order."""
+    if isinstance(tree, dict):
+        for value in tree.values():
+            yield from leaves(value)
+    else:
+        yield tree
+
+
+def flatten(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
+    """`{"model/params/fc.weight": tensor}`: one level, paths joined by a slash."""
+    flat: dict[str, Tensor] = {}
+    for key, value in tree.items():
+        if not isinstance(key, str) or not key or SEPARATOR in key:
+            raise ValueError(f"tree key {key!r} must be non-empty text without {SEPARATOR!r}")
+        path = prefix + key
+        if isinstance(value, dict):
+            flat.update(flatten(value, path + SEPARATOR))
+        else:
+            flat[path] = value
+    return flat
+
+
+def unflatten(flat: dict[str, Tensor]) -> Tree:
+    """The inverse of `flatten` (empty subtrees are not kept)."""
+    tree: Tree = {}
+    for path, value in flat.items():
+        *parents, name = path.split(SEPARATOR)
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = value
+    return tree
+
+
+def stack(trees: Sequence[Any]) -> Any:
+    """Trees of equal structure -> one tree with a new leading axis."""
+    return map_leaves(lambda *values: torch.stack(values), trees[0], *trees[1:])
+
+
+def concatenate(trees: Sequence[Any]) -> Any:
+    """Stacked trees -> one stacked tree, along the leading axis."""
+    if len(trees) == 1:
+        return trees[0]
+    return map_leaves(lambda *values: torch.cat(values), trees[0], *trees[1:])
+
+
+def rows(tree: Any, index: Any) -> Any:
+    """`leaf[index]` for every leaf: one row, a slice or a gather of rows."""
+    return map_leaves(lambda leaf: leaf[index], tree)
+
+
+def repeat(tree: Any, times: int) -> Any:
+    """Each leaf copied along a new leading axis of length `times`."""
+    return map_leaves(lambda leaf: leaf.unsqueeze(0).repeat(times, *(1,) * leaf.dim()), tree)
+
+
+def where(condition: Tensor, yes: Any, no: Any) -> Any:
+    """Row-wise choice between two stacked trees; `condition` is a scalar or one flag per row."""
+
+    def choose(a: Tensor, b: Tensor) -> Tensor:
+        return torch.where(condition.reshape(condition.shape + (1,) * (a.dim() - condition.dim())), a, b)
+
+    return map_leaves(choose, yes, no)
+
+
+def clone(tree: Any) -> Any:
+    """A deep copy that shares no storage."""
+    return map_leaves(lambda leaf: leaf.detach().clone(), tree)
+
+
+def to(tree: Any, *args: Any, **kwargs: Any) -> Any:
+    """`leaf.to(...)` for every leaf."""
+    return map_leaves(lambda leaf: leaf.to(*args, **kwargs), tree)
+
+
+def cast_floating(tree: Any, dtype: torch.dtype) -> Any:
+    """Floating leaves in `dtype`; integer and boolean leaves untouched."""
+    return map_leaves(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, tree)
+
+
+def nbytes(tree: Any) -> int:
+    """How many bytes the tensors hold: what sending the tree costs before compression."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
+
+
+def all_finite(tree: Any) -> Tensor:
+    """[m] flags: whether every floating value in row i of a stacked tree is finite."""
+    flags = [leaf.isfinite().reshape(len(leaf), -1).all(1) for leaf in leaves(tree) if leaf.is_floating_point()]
+    return torch.stack(flags).all(0)

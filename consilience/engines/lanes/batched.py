@@ -1,0 +1,30 @@
+"""All clients of a group in one vmapped step."""
+
+from __future__ import annotations
+
+from consilience.core import tree
+from consilience.core.federation import Rows
+from consilience.core.plans import Plan
+from consilience.core.tree import Tree
+from consilience.engines.program import Context, Program
+
+
+class Batched:
+    """Clients come longest first, so those that are done fall off the end and nobody waits for the longest."""
+
+    def fold(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Tree:
+        """Every client's steps, all clients together."""
+        finished: list[Tree] = []
+        active = len(plan.steps)
+        steps = program.group.bind(carry, context)
+        flat = steps.flatten(carry)
+        for step in range(int(plan.steps.max(initial=0))):
+            going = plan.active(step)
+            if going < active:
+                carry = steps.unflatten(flat)
+                finished.append(tree.rows(carry, slice(going, active)))
+                carry, active = tree.rows(carry, slice(0, going)), going
+                steps = program.group.bind(carry, context.head(going))
+                flat = steps.flatten(carry)
+            flat = steps(flat, plan.group(step, active, store, program.dtype))
+        return tree.concatenate([steps.unflatten(flat), *reversed(finished)])

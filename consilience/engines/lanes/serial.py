@@ -1,0 +1,72 @@
+"""One client after another, or one per core: batches are cut to their live rows, nothing is padded."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from consilience.core import tree
+from consilience.core.federation import Rows
+from consilience.core.plans import Plan
+from consilience.core.tree import Tree
+from consilience.engines.program import Context, Program
+
+
+class Serial:
+    """The loop a researcher writes by hand."""
+
+    def fold(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Tree:
+        """Every client's steps, client by client."""
+        return tree.stack(
+            [_one(program, carry, context, plan, store, k, may_trace=True) for k in range(len(plan.steps))]
+        )
+
+
+class Threads:
+    """One client per core at a time: the CPU's counterpart of parallel streams."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._pool: ThreadPoolExecutor | None = None
+        self._ready = threading.local()
+
+    def fold(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Tree:
+        """Every client's steps, as many clients at once as there are workers."""
+        _trace_common_shapes(program, carry, context, plan, store)
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="clients")
+
+        def work(client: int) -> Tree:
+            if not hasattr(self._ready, "done"):
+                torch.set_num_threads(1)  # per thread: the cores are taken by other clients
+                self._ready.done = True
+            program.task.ready()
+            with torch.no_grad():
+                return _one(program, carry, context, plan, store, client, may_trace=False)
+
+        return tree.stack(list(self._pool.map(work, range(len(plan.steps)))))
+
+
+def _one(
+    program: Program, carry: Tree, context: Context, plan: Plan, store: Rows, client: int, *, may_trace: bool
+) -> Tree:
+    mine = tree.rows(carry, client)
+    steps = program.one.bind(mine, context.of(client))
+    flat = steps.flatten(mine)
+    for step in range(int(plan.steps[client])):
+        flat = steps(flat, plan.single(step, client, store), may_trace=may_trace)
+    return steps.unflatten(flat)
+
+
+def _trace_common_shapes(program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> None:
+    # tracing patches torch for the whole process: it happens here, before the workers start
+    common = Counter(plan.live[plan.live > 0].tolist())
+    for live, count in common.items():
+        if count > program.one.hot:
+            step, client = (int(i[0]) for i in (plan.live == live).nonzero())
+            mine = tree.rows(carry, client)
+            steps = program.one.bind(mine, context.of(client))
+            steps.trace(steps.flatten(mine), plan.single(step, client, store))

@@ -1,0 +1,189 @@
+"""A client rule bound to its task: functions of one client, and of a stacked group of clients."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from consilience.core.plans import Batch
+from consilience.core.protocols import Channel, ClientRule
+from consilience.core.task import Task
+from consilience.core.tree import Tree, map_leaves, rows
+
+HOT = 8  # a step shape met this often is worth tracing
+
+
+class Context(NamedTuple):
+    """What stays the same over a client's steps."""
+
+    shared: Tree
+    personal: Tree  # stacked [k, ...] for a group
+    memory: Tree  # stacked [k, ...] for a group
+
+    def of(self, client: int) -> Context:
+        """One client's share of a group's context."""
+        return Context(self.shared, rows(self.personal, client), rows(self.memory, client))
+
+    def head(self, clients: int) -> Context:
+        """The context of the first clients of a group."""
+        part = slice(0, clients)
+        return Context(self.shared, rows(self.personal, part), rows(self.memory, part))
+
+    @property
+    def message(self) -> Tree:
+        """The broadcast as one client sees it."""
+        return {**self.shared, **self.personal}
+
+
+CONTEXT_DIMS = Context(None, 0, 0)  # type: ignore[arg-type]
+Flat = list[Tensor]
+
+
+class Program:
+    """Everything a lane needs to run a rule: begin, steps, end."""
+
+    def __init__(
+        self,
+        rule: ClientRule,
+        channel: Channel,
+        task: Task,
+        dtype: torch.dtype,
+        device: torch.device,
+        bf16: bool,
+    ) -> None:
+        self.rule, self.channel, self.task = rule, channel, task
+        self.dtype, self.device, self._bf16 = dtype, device, bf16
+        self.one = Steps(self.step, grouped=False)
+        self.group = Steps(self.step, grouped=True)
+
+    def begin(self, keys: Tensor, context: Context) -> Tree:
+        """Stacked carries [k, ...] before the first step."""
+        run = vmap(lambda _, c: self.rule.begin(self.task, c.message, c.memory), in_dims=(0, CONTEXT_DIMS))
+        return map_leaves(torch.Tensor.contiguous, run(keys, context))  # vmap returns shared leaves as expanded views
+
+    def step(self, carry: Tree, batch: Batch, context: Context) -> Tree:
+        """One client's carry after one batch."""
+        with self._autocast():
+            return self.rule.step(self.task, carry, batch, context.message, context.memory)
+
+    def end(self, carry: Tree, keys: Tensor, context: Context) -> tuple[Tree, Tree]:
+        """Stacked (replies as sent, memories) after the last step."""
+
+        def finish(carry: Tree, key: Tensor, c: Context) -> tuple[Tree, Tree]:
+            reply, memory = self.rule.end(self.task, carry, c.message, c.memory)
+            return self.channel.encode(reply, c.message, key), memory
+
+        return vmap(finish, in_dims=(0, 0, CONTEXT_DIMS), randomness="different")(carry, keys, context)
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if not self._bf16:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+
+class Steps:
+    """A step over flat lists of tensors; shapes that recur are traced once and replayed without Python overhead.
+
+    Tracing records the tensor operations of the vmapped, differentiated step (the same kernels in the same order, so
+    the same bits), and skips the transform layers, which cost more than the arithmetic of a small model.
+    """
+
+    def __init__(self, step: Callable[[Tree, Batch, Context], Tree], *, grouped: bool) -> None:
+        self._step, self._grouped = step, grouped
+        self.hot = HOT
+        self._met: Counter[Any] = Counter()
+        self._traced: dict[Any, Callable[..., Flat]] = {}
+
+    def bind(self, carry: Tree, context: Context) -> BoundSteps:
+        """The step for this structure of carry and context."""
+        return BoundSteps(self, carry, context)
+
+    def function(self, carry_spec: Any, context_spec: Any, batch_spec: Any, masked: bool) -> Callable[..., Flat]:
+        """(carry leaves, batch leaves, context leaves) -> carry leaves."""
+        step: Callable[..., Tree] = self._step
+        if self._grouped:
+            batch_dims = Batch(0, 0, 0 if masked else None, 0, 0)  # type: ignore[arg-type]
+            step = vmap(step, in_dims=(0, batch_dims, CONTEXT_DIMS), randomness="different")
+
+        def flat_step(carry: Flat, batch: Flat, context: Flat) -> Flat:
+            after = step(
+                pytree.tree_unflatten(carry, carry_spec),
+                pytree.tree_unflatten(batch, batch_spec),
+                pytree.tree_unflatten(context, context_spec),
+            )
+            leaves, spec = pytree.tree_flatten(after)
+            if spec != carry_spec:
+                raise TypeError(f"step() changed the carry's structure from {carry_spec} to {spec}")
+            return leaves
+
+        return flat_step
+
+
+class BoundSteps:
+    """`Steps` for one group: the context is fixed, the carry flows through as a flat list."""
+
+    def __init__(self, steps: Steps, carry: Tree, context: Context) -> None:
+        self._steps = steps
+        flat, self._carry_spec = pytree.tree_flatten(carry)
+        self._context, self._context_spec = pytree.tree_flatten(context)
+        self._signature = (
+            _shapes(flat),
+            _shapes(self._context),
+            str(self._carry_spec),
+            str(self._context_spec),
+        )
+
+    def flatten(self, carry: Tree) -> Flat:
+        """The carry as a flat list."""
+        return pytree.tree_leaves(carry)
+
+    def unflatten(self, carry: Flat) -> Tree:
+        """The carry as a tree."""
+        return pytree.tree_unflatten(carry, self._carry_spec)
+
+    def __call__(self, carry: Flat, batch: Batch, *, may_trace: bool = True) -> Flat:
+        """One step."""
+        leaves, spec = pytree.tree_flatten(batch)
+        signature = (self._signature, _shapes(leaves))
+        known = self._steps._traced.get(signature)
+        if known is not None:
+            return known(carry, leaves, self._context)
+        function = self._function(spec, batch.mask is not None)
+        self._steps._met[signature] += 1
+        if may_trace and self._steps._met[signature] > self._steps.hot:
+            self._steps._traced[signature] = trace(function, carry, leaves, self._context)
+        return function(carry, leaves, self._context)
+
+    def trace(self, carry: Flat, batch: Batch) -> Callable[..., Flat]:
+        """Trace this batch's shape now, as threads (which cannot trace) and CUDA graphs need."""
+        leaves, spec = pytree.tree_flatten(batch)
+        signature = (self._signature, _shapes(leaves))
+        if signature not in self._steps._traced:
+            function = self._function(spec, batch.mask is not None)
+            self._steps._traced[signature] = trace(function, carry, leaves, self._context)
+        return self._steps._traced[signature]
+
+    def _function(self, batch_spec: Any, masked: bool) -> Callable[..., Flat]:
+        step = self._steps.function(self._carry_spec, self._context_spec, batch_spec, masked)
+        # a trace holds for one memory layout: every step takes and leaves contiguous tensors
+        return lambda carry, batch, context: [leaf.contiguous() for leaf in step(carry, batch, context)]
+
+
+def trace(function: Callable[..., Flat], *arguments: Flat) -> Callable[..., Flat]:
+    """The function as a flat graph of tensor operations for these shapes."""
+    graph = make_fx(function)(*arguments)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph
+
+
+def _shapes(leaves: list[Any]) -> tuple[Any, ...]:
+    return tuple((tuple(leaf.shape), leaf.dtype, leaf.stride()) if isinstance(leaf, Tensor) else None for leaf in leaves)

@@ -1,0 +1,210 @@
+"""One process, one device: the whole cohort trains at once."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+
+from consilience.core import chance, plans, tree
+from consilience.core.checks import Invalid
+from consilience.core.exchange import Broadcast, Cohort
+from consilience.core.federation import Federation, Rows
+from consilience.core.protocols import Channel, ClientRule
+from consilience.core.task import Task
+from consilience.core.tree import Tree
+from consilience.engines.arithmetic import Arithmetic
+from consilience.engines.program import Context, Program
+from consilience.engines.tuning import Choice, Tuner
+from consilience.environments.environment import Environment
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+class Vectorised:
+    """Data, client memories and models stay on the device; the cohort is cut into groups that fit and run in a lane.
+
+    `lane`: "batched" (one vmapped step for all), "streams" (clients side by side: CUDA graphs, or one per CPU core),
+    "serial", or "auto", which measures them on the first round. `choice` says which was taken.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        federation: Federation,
+        *,
+        environment: Environment | None = None,
+        device: str = "auto",
+        dtype: Literal["float32", "float64"] = "float32",
+        precision: Literal["full", "tf32", "bf16"] = "full",
+        deterministic: bool = True,
+        lane: Literal["auto", "batched", "streams", "serial"] = "auto",
+        clients_at_once: int | None = None,
+        compile: bool = False,
+    ) -> None:
+        self.device = resolve_device(device)
+        self.dtype = DTYPES[dtype]
+        self.environment = environment or Environment()
+        self.environment.check_against(len(federation))
+        self.federation = federation
+        self._task = task.to(self.device, self.dtype)
+        self._stores = {"train": federation.train.to(self.device, self.dtype)}
+        if federation.test is not None:
+            self._stores["test"] = federation.test.to(self.device, self.dtype)
+        self._memory: Tree = {}
+        self._bf16 = precision == "bf16"
+        self._arithmetic = Arithmetic(self.device, precision, deterministic)
+        self._programs: dict[tuple[ClientRule, Channel], Program] = {}
+        self._tuner = Tuner(self.device, Choice(lane=lane, clients_at_once=clients_at_once, compile=compile))
+
+    @property
+    def task(self) -> Task:
+        """The task, with its constants on the device."""
+        return self._task
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """[K] training rows of every client."""
+        return self.federation.train.sizes.numpy()
+
+    @property
+    def choice(self) -> Choice:
+        """The lane that was asked for, or measured to be fastest."""
+        return self._tuner.choice
+
+    def store(self, rows: Literal["train", "test"]) -> Rows:
+        """The rows on the device."""
+        if rows not in self._stores:
+            raise Invalid("the federation has no test rows: pass test=... when building it")
+        return self._stores[rows]
+
+    def start(self) -> Tree:
+        """The task's initial model, on the device."""
+        return tree.cast_floating(tree.to(self._task.start(), self.device), self.dtype)
+
+    def available(self, round: int, seed: int) -> np.ndarray:
+        """[K] who could take part."""
+        return self.environment.available(round, len(self.federation), seed)
+
+    def recall(self) -> Tree:
+        """Every client's memory, stacked [K, ...]; later rounds do not change what is returned."""
+        return self._memory
+
+    def restore(self, memory: Tree) -> None:
+        """Put saved memories back."""
+        self._memory = tree.to(memory, self.device)
+
+    @torch.no_grad()
+    def exchange(
+        self,
+        client: ClientRule,
+        channel: Channel,
+        broadcast: Broadcast,
+        ids: np.ndarray,
+        *,
+        round: int,
+        seed: int,
+    ) -> Cohort:
+        """Send, let the clients work, collect what arrives, in client order."""
+        store = self.store(client.work.rows)
+        sizes = store.sizes.numpy()[ids]
+        training = client.work.rows == "train"
+        steps = self._steps(client, ids, sizes, round, seed) if training else client.work.steps_per_epoch(sizes)
+        heard = self.environment.reachable(round, ids, seed) if training else np.ones(len(ids), dtype=bool)
+        has_rows = sizes > 0
+        stands_in = training and self.environment.silent == "stand_in"
+        keep = has_rows & (heard | stands_in)
+        counts = {"silent": int((~heard & has_rows).sum()), "empty_client": int((~has_rows).sum())}
+        place = np.flatnonzero(keep)
+        ids, steps, heard = ids[keep], np.where(heard, steps, 0)[keep], heard[keep]
+        with self._arithmetic:
+            reply = self._work(client, channel, broadcast, ids, place, steps, heard, round, seed)
+        return Cohort(
+            reply=reply,
+            ids=ids,
+            examples=torch.from_numpy(sizes[keep]).to(self.device, torch.float64),
+            steps=steps,
+            round=round,
+            counts={reason: count for reason, count in counts.items() if count},
+        )
+
+    def _steps(self, client: ClientRule, ids: np.ndarray, sizes: np.ndarray, round: int, seed: int) -> np.ndarray:
+        per_epoch = client.work.steps_per_epoch(sizes)
+        return self.environment.work(round, ids, seed, epochs=client.work.epochs, steps_per_epoch=per_epoch)
+
+    def _work(
+        self,
+        client: ClientRule,
+        channel: Channel,
+        broadcast: Broadcast,
+        ids: np.ndarray,  # [m] who works
+        place: np.ndarray,  # [m] their rows in the personal broadcast
+        steps: np.ndarray,  # [m]
+        heard: np.ndarray,  # [m] whether the client really takes part (else it stands in with the broadcast model)
+        round: int,
+        seed: int,
+    ) -> Tree:
+        if not len(ids):
+            return {}
+        program, store = self._program(client, channel), self.store(client.work.rows)
+        memory = self._memory_of(client)
+        shared = {**broadcast.shared, "round": torch.tensor(round, device=self.device)}
+
+        def prepare(group: np.ndarray, most: int | None = None) -> tuple[Tree, Context, plans.Plan]:
+            """The carry, context and plan of some of the cohort, for at most so many steps."""
+            who, rows = (torch.from_numpy(a[group]).to(self.device) for a in (ids, place))
+            todo = steps[group] if most is None else np.minimum(steps[group], most)
+            context = Context(shared, tree.rows(broadcast.personal, rows), tree.rows(memory, who))
+            plan = plans.draw(client.work, store, ids[group], todo, seed=seed, round=round)
+            return program.begin(keys[torch.from_numpy(group).to(self.device)], context), context, plan
+
+        keys = chance.fold(chance.key(seed, "channel", round), torch.from_numpy(ids).to(self.device))
+        order = np.lexsort((ids, -steps))  # longest first, then by id
+        if client.work.rows == "train":
+            self._tuner.settle(program, store, order, prepare)
+        done: list[tuple[Tree, Tree]] = []
+        for group in self._tuner.groups(order):
+            carry, context, plan = prepare(group)
+            carry = self._tuner.fold(program, carry, context, plan, store)
+            done.append(program.end(carry, keys[torch.from_numpy(group).to(self.device)], context))
+        back = torch.from_numpy(np.argsort(order)).to(self.device)  # into ascending client order
+        reply = tree.rows(tree.concatenate([reply for reply, _ in done]), back)
+        if client.work.rows == "train":
+            kept = tree.rows(tree.concatenate([memory for _, memory in done]), back)
+            self._remember(memory, ids, kept, reply, heard)
+        return reply
+
+    def _program(self, client: ClientRule, channel: Channel) -> Program:
+        known = self._programs.get((client, channel))
+        if known is None:
+            known = Program(client, channel, self._task, self.dtype, self.device, self._bf16)
+            self._programs[client, channel] = known
+        return known
+
+    def _memory_of(self, client: ClientRule) -> Tree:
+        """Memories stacked [K, ...]; made when a rule that keeps any is first met."""
+        if not self._memory and client.work.rows == "train":
+            self._memory = tree.repeat(client.init(self.start()), len(self.federation))
+        return self._memory
+
+    def _remember(self, memory: Tree, ids: np.ndarray, new: Tree, reply: Tree, heard: np.ndarray) -> None:
+        if not any(True for _ in tree.leaves(memory)):
+            return
+        where = torch.from_numpy(ids).to(self.device)
+        # a client that was not heard, or broke down, keeps what it had
+        sound = torch.from_numpy(heard).to(self.device) & tree.all_finite(reply) & tree.all_finite(new)
+        new = tree.where(sound, new, tree.rows(memory, where))
+        self._memory = tree.map_leaves(lambda old, fresh: old.index_copy(0, where, fresh), memory, new)
+
+
+def resolve_device(name: str) -> torch.device:
+    """'auto' is the GPU when there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as problem:
+        raise Invalid(f"device = {name!r} cannot be used here ({problem}): try auto, cpu or cuda") from problem
+    return device

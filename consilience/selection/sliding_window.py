@@ -1,0 +1,31 @@
+"""SimProx's and SimAgg's selection: a window slides over a shuffled list, so that all take part in every pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from consilience.core.chance import draws
+from consilience.core.checks import Fraction, check
+from consilience.core.exchange import Pool
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlidingWindow:
+    """Windows of floor(`fraction` x clients) over a random order; the last of a pass wraps to its start."""
+
+    fraction: Fraction = 0.3
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
+        """The window of this round; clients in it that are not available sit it out."""
+        clients = len(pool)
+        window = max(1, int(self.fraction * clients + 1e-9))  # 0.3 * 20 must be 6, not 5.999
+        pieces = -(-clients // window)
+        order = draws(seed, "sliding_window", round // pieces).permutation(clients)
+        at = (round % pieces) * window + np.arange(window)
+        chosen = np.sort(order[at % clients])
+        return chosen[np.isin(chosen, pool.candidates)]

@@ -1,0 +1,1 @@
+"""How weighted replies become one model."""

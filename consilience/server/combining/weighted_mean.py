@@ -1,0 +1,33 @@
+"""The weighted mean of models, buffers included."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from consilience.core.tree import Tree, map_leaves
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightedMean:
+    """sum_k weight_k w_k for floating values; the largest for counters, `any` for flags."""
+
+    @property
+    def needs_each_reply(self) -> bool:
+        """A weighted sum is enough."""
+        return False
+
+    def merge(self, models: Tree, weights: Tensor) -> Tree:
+        """Stacked models [m, ...] -> their mean."""
+        return map_leaves(lambda stacked: weighted_mean(stacked, weights), models)
+
+
+def weighted_mean(stacked: Tensor, weights: Tensor) -> Tensor:
+    """[m, ...] -> [...]; half precision is summed in single, so that a sum cannot overflow."""
+    if not stacked.is_floating_point():
+        return stacked.any(0) if stacked.dtype == torch.bool else stacked.amax(0)
+    wide = torch.promote_types(stacked.dtype, torch.float32)
+    total = weights.to(wide) @ stacked.to(wide).flatten(1)  # [m] @ [m, P] -> [P]
+    return total.reshape(stacked.shape[1:]).to(stacked.dtype)

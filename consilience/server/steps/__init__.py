@@ -1,0 +1,1 @@
+"""How far the server moves towards the merged model."""

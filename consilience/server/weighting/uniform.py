@@ -1,0 +1,29 @@
+"""Every reply counts the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from consilience.core.exchange import Cohort, Notes
+from consilience.core.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class UniformWeights:
+    """1/m over the m clients that replied."""
+
+    @property
+    def needs_each_reply(self) -> bool:
+        """A plain sum is enough."""
+        return False
+
+    def init(self, start: Tree, clients: int) -> Tree:
+        """No state."""
+        return {}
+
+    def weigh(self, cohort: Cohort, model: Tree, state: Tree) -> tuple[Tensor, Tree, Notes]:
+        """Equal shares."""
+        return torch.full_like(cohort.examples, 1 / len(cohort)), state, {}

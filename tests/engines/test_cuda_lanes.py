@@ -1,0 +1,64 @@
+"""Every CUDA lane gives the CPU's result; run on a machine with a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from consilience.algorithms import recipe
+from consilience.core.federation import Federation
+from consilience.core.rounds import run
+from consilience.core.task import Task
+from consilience.engines.vectorised import Vectorised
+from consilience.models import build
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+MODELS = {"cnn": {"dropout": 0.25}, "mlp": {}, "resnet18": {"stem": "cifar"}}
+SIZES = (7, 12, 5, 20, 9, 64, 33, 1, 40, 41)  # unequal: short last batches, and groups that narrow
+
+
+def _federation() -> Federation:
+    generator = torch.Generator().manual_seed(0)
+    return Federation.from_clients(
+        [(torch.randn(n, 3, 16, 16, generator=generator), torch.randint(0, 10, (n,), generator=generator)) for n in SIZES]
+    )
+
+
+def _train(model: str, algorithm: str, **engine: object) -> dict[str, dict[str, torch.Tensor]]:
+    task = Task(build(model, inputs=(3, 16, 16), classes=10, **MODELS[model]))
+    runs = Vectorised(task, _federation(), **engine)  # type: ignore[arg-type]
+    for done in run(recipe(algorithm)(lr=0.05, epochs=2, batch_size=8, momentum=0.9), runs, rounds=3):  # noqa: B007
+        pass
+    return {part: {name: value.cpu() for name, value in values.items()} for part, values in done.model.items()}
+
+
+def _gap(a: dict[str, dict[str, torch.Tensor]], b: dict[str, dict[str, torch.Tensor]]) -> float:
+    return max(float((a[p][n].double() - b[p][n].double()).abs().max()) for p in a for n in a[p])
+
+
+@pytest.fixture(scope="module")
+def on_cpu() -> dict[tuple[str, str], dict[str, dict[str, torch.Tensor]]]:
+    return {
+        (m, a): _train(m, a, device="cpu", dtype="float64", lane="serial") for m in MODELS for a in ("fedprox", "simprox")
+    }
+
+
+@pytest.mark.parametrize("algorithm", ["fedprox", "simprox"])
+@pytest.mark.parametrize("model", list(MODELS))
+@pytest.mark.parametrize("lane", ["serial", "batched", "streams"])
+def test_float64_equals_the_cpu(lane, model, algorithm, on_cpu):
+    assert _gap(_train(model, algorithm, device="cuda", dtype="float64", lane=lane), on_cpu[model, algorithm]) < 1e-12
+
+
+@pytest.mark.parametrize("model", ["cnn", "mlp"])
+def test_compiled_float64_equals_the_cpu(model, on_cpu):
+    compiled = _train(model, "fedprox", device="cuda", dtype="float64", lane="batched", compile=True)
+    assert _gap(compiled, on_cpu[model, "fedprox"]) < 1e-12
+
+
+@pytest.mark.parametrize("lane", ["batched", "streams"])
+@pytest.mark.parametrize("model", list(MODELS))
+def test_float32_is_near_and_repeats_bit_for_bit(lane, model, on_cpu):
+    once, again = (_train(model, "fedprox", device="cuda", lane=lane) for _ in range(2))
+    assert _gap(once, again) == 0
+    assert _gap(once, on_cpu[model, "fedprox"]) < (2e-2 if model == "resnet18" else 1e-4)
