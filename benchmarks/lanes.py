@@ -113,12 +113,14 @@ def variants(device: torch.device) -> dict[str, dict[str, object]]:
     """The lanes to time."""
     if device.type == "cpu":
         return {lane: {"lane": lane} for lane in ("serial", "streams", "batched", "auto")}
-    named: dict[str, dict[str, object]] = {"serial": {"lane": "serial"}}
+    named: dict[str, dict[str, object]] = {"serial": {"lane": "serial", "precision": "tf32"}}
+    for lane in ("batched", "batched-matmul"):
+        for precision in ("full", "tf32"):
+            named[f"{lane} {precision}"] = {"lane": lane, "precision": precision, "compile": False}
+            named[f"{lane} {precision} compiled"] = {"lane": lane, "precision": precision, "compile": True}
     for precision in ("full", "tf32", "bf16"):
-        named[f"batched {precision}"] = {"lane": "batched", "precision": precision}
-        named[f"batched+compile {precision}"] = {"lane": "batched", "precision": precision, "compile": True}
         named[f"streams {precision}"] = {"lane": "streams", "precision": precision}
-    named["streams bf16, not deterministic"] = {"lane": "streams", "precision": "bf16", "deterministic": False}
+    named["streams bf16 any-algorithm"] = {"lane": "streams", "precision": "bf16", "deterministic": False}
     named["auto bf16"] = {"lane": "auto", "precision": "bf16"}
     return named
 

@@ -62,7 +62,8 @@ class Federation:
             raise Invalid("the federation has no training rows: at least one client needs data")
         for place, split in (("training", self.train), ("test", self.test)):
             for leaf in tree.leaves(split.x) if split is not None else ():
-                if leaf.is_floating_point() and not bool(leaf.isfinite().all()):
+                # the sum is finite only if every value is: the full test, ten times slower, is for the suspicious
+                if leaf.is_floating_point() and not bool(leaf.sum().isfinite()) and not bool(leaf.isfinite().all()):
                     bad = self._owner_of_first_nonfinite(split, leaf)
                     raise Invalid(f"{place} data of client {bad!r} hold NaN or infinite values: clean or impute them")
 

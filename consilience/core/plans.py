@@ -116,27 +116,28 @@ def draw(work: Work, store: Rows, ids: np.ndarray, steps: np.ndarray, *, seed: i
     longest, count = max(1, int(sizes.max(initial=1))), int(steps.max(initial=0))
     width = min(longest, work.batch_size or longest)
     epochs = max(1, int((-(-steps // per_epoch)).max(initial=1)))
+    starts = store.starts[torch.from_numpy(ids)].numpy()
+    table = torch.from_numpy(np.stack([ids, sizes, per_epoch, starts])).to(device)  # [4, k], one transfer
+    client, size, passes, start = table
 
-    client_keys = chance.fold(chance.key(seed, "plan", round), torch.from_numpy(ids).to(device))
+    keys = chance.fold(chance.key(seed, "plan", round), client)
     if work.shuffle:
-        epoch_keys = chance.fold(client_keys.unsqueeze(-1), torch.arange(epochs, device=device))  # [k, E]
-        order = chance.permutations(epoch_keys, torch.from_numpy(sizes).to(device).unsqueeze(-1), longest)
+        epoch_keys = chance.fold(keys.unsqueeze(-1), torch.arange(epochs, device=device))  # [k, E]
+        order = chance.permutations(epoch_keys, size.unsqueeze(-1), longest)
     else:
         order = torch.arange(longest, device=device).expand(len(ids), epochs, longest)
 
-    step = np.arange(count)[:, None]  # [S, 1]
-    within = step % per_epoch  # [S, k]
-    live = np.clip(sizes - within * width, 0, width) * (step < steps)
-    at = torch.from_numpy(within * width).to(device).unsqueeze(-1) + torch.arange(width, device=device)  # [S, k, B]
-    at = torch.minimum(at, torch.from_numpy(np.maximum(sizes - 1, 0)).to(device).unsqueeze(-1))  # padding repeats a row
-    epoch = torch.from_numpy(np.minimum(step // per_epoch, epochs - 1)).to(device).unsqueeze(-1)
-    client = torch.arange(len(ids), device=device).unsqueeze(-1)
-    starts = store.starts[torch.from_numpy(ids)].to(device).unsqueeze(-1)
-    step_keys = chance.fold(client_keys, torch.arange(count, device=device).unsqueeze(-1) + 2**32)
+    step = torch.arange(count, device=device).unsqueeze(-1)  # [S, 1]
+    within = step % passes  # [S, k]
+    at = (within * width).unsqueeze(-1) + torch.arange(width, device=device)  # [S, k, B]
+    at = torch.minimum(at, (size - 1).clamp(min=0).unsqueeze(-1))  # padding repeats a row
+    epoch = (step // passes).clamp(max=epochs - 1).unsqueeze(-1)
+    mine = torch.arange(len(ids), device=device).unsqueeze(-1)
+    number = np.arange(count)[:, None]
     return Plan(
-        rows=order[client, epoch, at] + starts,
-        live=live,
+        rows=order[mine, epoch, at] + start.unsqueeze(-1),
+        live=np.clip(sizes - number % per_epoch * width, 0, width) * (number < steps),
         steps=steps,
-        keys=step_keys,
-        first=torch.from_numpy(within == 0).to(device),
+        keys=chance.fold(keys, step + 2**32),
+        first=within == 0,
     )

@@ -16,6 +16,7 @@ from consilience.core import tree
 from consilience.core.checks import Invalid, nearest
 from consilience.core.exact_layers import ExactBatchNorm, KeyedDropout, extra_inputs, make_exact
 from consilience.core.losses import LOSSES, Loss
+from consilience.core.matmul_convolution import use_matmul
 from consilience.core.tree import Tree
 
 
@@ -61,9 +62,11 @@ class Task:
         }
         return tree.clone(values)
 
-    def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Task:
-        """The same task with its constants (frozen parameters) on a device and in a dtype."""
+    def to(self, device: torch.device, dtype: torch.dtype | None = None, *, matmul: bool = False) -> Task:
+        """The same task with its constants on a device and in a dtype, and convolutions as matrix products if asked."""
         moved = copy.copy(self)
+        if matmul:
+            moved._exact = use_matmul(copy.deepcopy(self._exact))
         moved._replicas, moved._place = threading.local(), (device, dtype)
         return moved.ready()
 
@@ -127,9 +130,9 @@ class Task:
         return self._replicas.train if train else self._replicas.eval
 
     @property
-    def couples_rows(self) -> bool:
-        """Whether rows of a batch influence each other (batch norm)."""
-        return bool(self._masks)
+    def convolves(self) -> bool:
+        """Whether the model has 2-d convolutions."""
+        return any(isinstance(part, nn.Conv2d) for part in self.module.modules())
 
 
 def _frozen_modules(module: nn.Module) -> tuple[str, ...]:

@@ -63,9 +63,25 @@ class Program:
         self.dtype, self.device, self._bf16 = dtype, device, bf16
         self.one = Steps(self.step, grouped=False)
         self.group = Steps(self.step, grouped=True)
+        self._matmul: Program | None = None
+        self._begin, self._end = Traced(self._vmapped_begin), Traced(self._vmapped_end)
+
+    def by_matmul(self) -> Program:
+        """The same program with convolutions as matrix products."""
+        if self._matmul is None:
+            task = self.task.to(self.device, self.dtype, matmul=True)
+            self._matmul = Program(self.rule, self.channel, task, self.dtype, self.device, self._bf16)
+        return self._matmul
 
     def begin(self, keys: Tensor, context: Context) -> Tree:
         """Stacked carries [k, ...] before the first step."""
+        return self._begin(keys, context)
+
+    def end(self, carry: Tree, keys: Tensor, context: Context) -> tuple[Tree, Tree]:
+        """Stacked (replies as sent, memories) after the last step."""
+        return self._end(carry, keys, context)
+
+    def _vmapped_begin(self, keys: Tensor, context: Context) -> Tree:
         run = vmap(lambda _, c: self.rule.begin(self.task, c.message, c.memory), in_dims=(0, CONTEXT_DIMS))
         return map_leaves(torch.Tensor.contiguous, run(keys, context))  # vmap returns shared leaves as expanded views
 
@@ -74,9 +90,7 @@ class Program:
         with self._autocast():
             return self.rule.step(self.task, carry, batch, context.message, context.memory)
 
-    def end(self, carry: Tree, keys: Tensor, context: Context) -> tuple[Tree, Tree]:
-        """Stacked (replies as sent, memories) after the last step."""
-
+    def _vmapped_end(self, carry: Tree, keys: Tensor, context: Context) -> tuple[Tree, Tree]:
         def finish(carry: Tree, key: Tensor, c: Context) -> tuple[Tree, Tree]:
             reply, memory = self.rule.end(self.task, carry, c.message, c.memory)
             return self.channel.encode(reply, c.message, key), memory
@@ -87,6 +101,32 @@ class Program:
         if not self._bf16:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+
+class Traced:
+    """A function of trees; once a set of shapes recurs it is traced, which spares the transforms' overhead."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._met: Counter[Any] = Counter()
+        self._traced: dict[Any, tuple[Callable[..., Flat], Any]] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The function's value."""
+        leaves, spec = pytree.tree_flatten(arguments)
+        signature = (_shapes(leaves), str(spec))
+        if signature in self._traced:
+            flat, shape = self._traced[signature]
+            return pytree.tree_unflatten(flat(leaves), shape)
+        value = self._function(*arguments)
+        self._met[signature] += 1
+        if self._met[signature] > 1:
+            _, shape = pytree.tree_flatten(value)
+            flatly = trace(
+                lambda leaves: pytree.tree_leaves(self._function(*pytree.tree_unflatten(leaves, spec))), leaves
+            )
+            self._traced[signature] = (flatly, shape)
+        return value
 
 
 class Steps:
@@ -186,4 +226,6 @@ def trace(function: Callable[..., Flat], *arguments: Flat) -> Callable[..., Flat
 
 
 def _shapes(leaves: list[Any]) -> tuple[Any, ...]:
-    return tuple((tuple(leaf.shape), leaf.dtype, leaf.stride()) if isinstance(leaf, Tensor) else None for leaf in leaves)
+    return tuple(
+        (tuple(leaf.shape), leaf.dtype, leaf.stride()) if isinstance(leaf, Tensor) else None for leaf in leaves
+    )

@@ -5,97 +5,117 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from consilience.core import tree
+from consilience.core.checks import Count, check
 from consilience.core.federation import Rows
 from consilience.core.plans import Plan
 from consilience.core.tree import Tree
 from consilience.engines.lanes import Lane
 from consilience.engines.lanes.batched import Batched
+from consilience.engines.lanes.cuda import GraphBatched, GraphStreams
 from consilience.engines.lanes.serial import Serial, Threads
 from consilience.engines.program import Context, Program
 
 TRIAL_SECONDS = 0.3  # per lane
 SLOW_STEP = 0.2  # seconds: above this, tracing saves nothing worth having
-Prepare = Callable[[np.ndarray, int], tuple[Tree, Context, Plan]]
+LaneName = Literal["auto", "batched", "batched-matmul", "streams", "serial"]
+Prepare = Callable[[np.ndarray, int | None], tuple[Tree, Context, Plan]]
 """(positions in the cohort, most steps) -> carry, context, plan of a sample group."""
+
+
+COMPILE_SECONDS = 120  # a run that would take longer than this uncompiled is worth a compilation
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """How groups run; None and "auto" are measured on the first round."""
+    """How groups run; "auto" and None are measured on the first round.
 
-    lane: str = "auto"
-    clients_at_once: int | None = None
-    compile: bool = False
+    "batched" is one vmapped step for all clients, "batched-matmul" the same with convolutions as matrix products,
+    "streams" clients side by side, "serial" one after another.
+    """
 
-    def record(self) -> dict[str, Any]:
-        """For the run's record."""
-        return asdict(self)
+    lane: LaneName = "auto"
+    clients_at_once: Count | None = None
+    compile: bool | None = None
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 class Tuner:
     """Owns the lanes; measures once, then always takes the same one."""
 
-    def __init__(self, device: torch.device, choice: Choice) -> None:
-        self.choice, self._device = choice, device
-        self._lanes: dict[str, Lane] = {}
-
-    def lane(self, name: str) -> Lane:
-        """A lane by name, made on first use."""
-        if name not in self._lanes:
-            self._lanes[name] = self._make(name)
-        return self._lanes[name]
-
-    def _make(self, name: str) -> Lane:
-        if name == "serial":
-            return Serial()
-        if self._device.type == "cuda":
-            from consilience.engines.lanes import cuda
-
-            return cuda.GraphBatched(compile=self.choice.compile) if name == "batched" else cuda.GraphStreams()
-        return Batched() if name == "batched" else Threads(torch.get_num_threads())
-
-    def fold(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Tree:
-        """Run a group in the chosen lane (before anything was measured: serially)."""
-        name = "serial" if self.choice.lane == "auto" else self.choice.lane
-        return self.lane(name).fold(program, carry, context, plan, store)
+    def __init__(self, device: torch.device, choice: Choice, rounds_ahead: int | None) -> None:
+        self.choice, self._device, self._rounds_ahead = choice, device, rounds_ahead
+        self._lanes: dict[tuple[str, bool], Lane] = {}
 
     def groups(self, order: np.ndarray) -> Iterator[np.ndarray]:
         """The cohort, longest client first, in groups of nearly equal size that fit."""
         most = self.choice.clients_at_once or len(order)
         yield from np.array_split(order, -(-len(order) // most))
 
+    def fold(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Tree:
+        """Run a group in the chosen lane (before anything was measured: serially)."""
+        name = "serial" if self.choice.lane == "auto" else self.choice.lane
+        lane = self._lane(name, bool(self.choice.compile))
+        return lane.fold(program.by_matmul() if name == "batched-matmul" else program, carry, context, plan, store)
+
     def settle(self, program: Program, store: Rows, order: np.ndarray, prepare: Prepare) -> None:
-        """Choose lane and group size on a sample of the cohort's own work."""
+        """Choose group size, lane and compilation on a sample of the cohort's own work."""
         if self.choice.clients_at_once is None:
             carry, _, plan = prepare(order[:1], 1)
             fits = clients_that_fit(program.task, carry, plan, store, self._device)
             self.choice = replace(self.choice, clients_at_once=fits)
         if self.choice.lane == "auto":
-            self.choice = replace(self.choice, lane=self._fastest(program, store, order, prepare))
+            names = self._candidates(program, order)
+            rates = {name: self._rate(name, False, program, store, order, prepare) for name in names}
+            self.choice = replace(self.choice, lane=max(names, key=lambda name: rates[name]))
+        if self.choice.compile is None:
+            self.choice = replace(self.choice, compile=self._worth_compiling(program, store, order, prepare))
 
-    def _fastest(self, program: Program, store: Rows, order: np.ndarray, prepare: Prepare) -> str:
-        names = ["batched", "streams", "serial"]
-        if self._device.type == "cpu" and torch.get_num_threads() == 1:
-            names.remove("streams")
-        if len(order) == 1:
-            names = ["serial"]
-        group = next(self.groups(order))
-        samples = {"batched": group, "streams": group[: 2 * torch.get_num_threads()], "serial": group[:1]}
+    def _lane(self, name: str, compile: bool) -> Lane:
+        key = ("batched" if name.startswith("batched") else name, compile)
+        if key not in self._lanes:
+            self._lanes[key] = self._make(*key)
+        return self._lanes[key]
+
+    def _make(self, name: str, compile: bool) -> Lane:
+        if name == "serial":
+            return Serial()
         if self._device.type == "cuda":
-            samples["streams"] = group
-        rates = {name: self._rate(name, program, store, samples[name], prepare) for name in names}
-        return max(rates, key=lambda name: rates[name])
+            return GraphBatched(compile=compile) if name == "batched" else GraphStreams()
+        return Batched() if name == "batched" else Threads(torch.get_num_threads())
 
-    def _rate(self, name: str, program: Program, store: Rows, group: np.ndarray, prepare: Prepare) -> float:
+    def _candidates(self, program: Program, order: np.ndarray) -> list[LaneName]:
+        if len(order) == 1:
+            return ["serial"] if self._device.type == "cpu" else ["streams"]
+        if self._device.type == "cuda":  # serial is the same work as streams, launched kernel by kernel
+            return ["batched", "streams", *(["batched-matmul"] if program.task.convolves else [])]  # type: ignore[list-item]
+        return ["batched", "serial"] if torch.get_num_threads() == 1 else ["batched", "streams", "serial"]
+
+    def _worth_compiling(self, program: Program, store: Rows, order: np.ndarray, prepare: Prepare) -> bool:
+        if self._device.type != "cuda" or not self.choice.lane.startswith("batched") or not self._rounds_ahead:
+            return False
+        plain = self._rate(self.choice.lane, False, program, store, order, prepare)
+        rows = sum(int(prepare(group, None)[2].live.sum()) for group in self.groups(order))
+        if rows / plain * self._rounds_ahead < COMPILE_SECONDS:
+            return False
+        return self._rate(self.choice.lane, True, program, store, order, prepare) > plain
+
+    def _rate(
+        self, name: str, compile: bool, program: Program, store: Rows, order: np.ndarray, prepare: Prepare
+    ) -> float:
         """Rows trained per second, or 0 if the lane cannot run this program."""
-        lane = self.lane(name)
+        lane, group = self._lane(name, compile), next(self.groups(order))
+        if self._device.type == "cpu":  # enough clients to keep the lane busy
+            group = {"serial": group[:1], "streams": group[: 2 * torch.get_num_threads()]}.get(name, group)
+        program = program.by_matmul() if name == "batched-matmul" else program
 
         def run(steps: int) -> tuple[float, int]:
             carry, context, plan = prepare(group, steps)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from consilience.core import chance, plans, tree
-from consilience.core.checks import Invalid
+from consilience.core.checks import Count, Invalid
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.federation import Federation, Rows
 from consilience.core.protocols import Channel, ClientRule
@@ -16,7 +16,7 @@ from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.engines.arithmetic import Arithmetic
 from consilience.engines.program import Context, Program
-from consilience.engines.tuning import Choice, Tuner
+from consilience.engines.tuning import Choice, LaneName, Tuner
 from consilience.environments.environment import Environment
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -25,8 +25,9 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 class Vectorised:
     """Data, client memories and models stay on the device; the cohort is cut into groups that fit and run in a lane.
 
-    `lane`: "batched" (one vmapped step for all), "streams" (clients side by side: CUDA graphs, or one per CPU core),
-    "serial", or "auto", which measures them on the first round. `choice` says which was taken.
+    `lane`: "batched" (one vmapped step for all; "batched-matmul": with convolutions as matrix products), "streams"
+    (clients side by side: CUDA graphs, or one per CPU core), "serial", or "auto", which measures them on the first
+    round. `choice` says which was taken. `rounds_ahead` tells whether compiling (CUDA only) can pay for itself.
     """
 
     def __init__(
@@ -39,9 +40,10 @@ class Vectorised:
         dtype: Literal["float32", "float64"] = "float32",
         precision: Literal["full", "tf32", "bf16"] = "full",
         deterministic: bool = True,
-        lane: Literal["auto", "batched", "streams", "serial"] = "auto",
-        clients_at_once: int | None = None,
-        compile: bool = False,
+        lane: LaneName = "auto",
+        clients_at_once: Count | None = None,
+        compile: bool | None = None,
+        rounds_ahead: Count | None = None,
     ) -> None:
         self.device = resolve_device(device)
         self.dtype = DTYPES[dtype]
@@ -52,11 +54,12 @@ class Vectorised:
         self._stores = {"train": federation.train.to(self.device, self.dtype)}
         if federation.test is not None:
             self._stores["test"] = federation.test.to(self.device, self.dtype)
-        self._memory: Tree = {}
+        self._memory: Tree | None = None  # stacked [K, ...]; None until a rule that trains was met
         self._bf16 = precision == "bf16"
         self._arithmetic = Arithmetic(self.device, precision, deterministic)
         self._programs: dict[tuple[ClientRule, Channel], Program] = {}
-        self._tuner = Tuner(self.device, Choice(lane=lane, clients_at_once=clients_at_once, compile=compile))
+        choice = Choice(lane=lane, clients_at_once=clients_at_once, compile=compile)
+        self._tuner = Tuner(self.device, choice, rounds_ahead)
 
     @property
     def task(self) -> Task:
@@ -89,7 +92,7 @@ class Vectorised:
 
     def recall(self) -> Tree:
         """Every client's memory, stacked [K, ...]; later rounds do not change what is returned."""
-        return self._memory
+        return self._memory or {}
 
     def restore(self, memory: Tree) -> None:
         """Put saved memories back."""
@@ -184,9 +187,9 @@ class Vectorised:
 
     def _memory_of(self, client: ClientRule) -> Tree:
         """Memories stacked [K, ...]; made when a rule that keeps any is first met."""
-        if not self._memory and client.work.rows == "train":
+        if self._memory is None and client.work.rows == "train":
             self._memory = tree.repeat(client.init(self.start()), len(self.federation))
-        return self._memory
+        return self._memory or {}
 
     def _remember(self, memory: Tree, ids: np.ndarray, new: Tree, reply: Tree, heard: np.ndarray) -> None:
         if not any(True for _ in tree.leaves(memory)):

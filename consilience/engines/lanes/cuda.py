@@ -148,6 +148,8 @@ class Captured:
         self._data, self._data_spec = pytree.tree_flatten((store.x, store.y))
         self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle()
+        # cuBLAS keeps one workspace per stream: graphs that may run side by side are captured on streams of their own
+        self._stream = torch.cuda.Stream()
 
     def load(self, carry: Tree, context: Context, plan: Plan) -> None:
         """Copy a group's start into the static storage."""
@@ -174,15 +176,13 @@ class Captured:
             traced = trace(self._advance(masked), *arguments)
             self._traces[masked] = torch.compile(traced, dynamic=False) if self._compile else traced
         advance = self._traces[masked]
-        here, side = torch.cuda.current_stream(), torch.cuda.Stream()
-        side.wait_stream(here)
-        with torch.cuda.stream(side):
+        torch.cuda.synchronize()
+        with torch.cuda.stream(self._stream):
             for _ in range(3):  # libraries pick kernels and workspaces before the capture
                 advance(*arguments)
-        here.wait_stream(side)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             _copy(self._carry, advance(*arguments))
             self._plan[0].add_(1)
         return graph
@@ -213,10 +213,17 @@ class Captured:
 
 
 def _copy(targets: Flat, sources: Flat) -> None:
-    """Copy lists of tensors with one kernel per dtype rather than one per tensor."""
-    for dtype in dict.fromkeys(target.dtype for target in targets):
-        pairs = [(t, s) for t, s in zip(targets, sources) if t.dtype == dtype]
-        torch._foreach_copy_([t for t, _ in pairs], [s for _, s in pairs])
+    """Copy lists of tensors with one kernel per dtype rather than one per tensor, where the layouts agree."""
+    alike: dict[torch.dtype, tuple[Flat, Flat]] = {}
+    for target, source in zip(targets, sources):
+        if target.stride() == source.stride():
+            lists = alike.setdefault(target.dtype, ([], []))
+            lists[0].append(target)
+            lists[1].append(source)
+        else:
+            target.copy_(source)
+    for to, of in alike.values():
+        torch._foreach_copy_(to, of)
 
 
 def _where(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
