@@ -11,7 +11,6 @@ Names are looked up when they are first used, so that importing the package alon
 from __future__ import annotations
 
 import importlib
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,9 +109,6 @@ def _algorithms() -> list[str]:
 
 
 def _recipe(name: str) -> Any:
-    known = _algorithms()
-    if name not in known:
-        close = get_close_matches(name, [*_HOMES, *known], n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+    if name not in _algorithms():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.algorithms.{name}"), name)

@@ -171,10 +171,11 @@ class Vectorised:
             carry, context, plan = prepare(group)
             carry = self._tuner.fold(program, carry, context, plan, store)
             done.append(program.end(carry, keys[torch.from_numpy(group).to(self.device)], context))
-        back = torch.from_numpy(np.argsort(order)).to(self.device)  # into ascending client order
-        reply = tree.rows(tree.concatenate([reply for reply, _ in done]), back)
+        reply, kept = tree.concatenate([reply for reply, _ in done]), tree.concatenate([kept for _, kept in done])
+        if (np.diff(order) < 0).any():  # back into ascending client order
+            back = torch.from_numpy(np.argsort(order)).to(self.device)
+            reply, kept = tree.rows(reply, back), tree.rows(kept, back)
         if client.work.rows == "train":
-            kept = tree.rows(tree.concatenate([memory for _, memory in done]), back)
             self._remember(memory, ids, kept, reply, heard)
         return reply
 

@@ -18,10 +18,15 @@ from consilience.core import tree
 from consilience.core.federation import Rows
 from consilience.core.plans import Batch, Plan
 from consilience.core.tree import Tree
+from consilience.engines.lanes.in_place import Moves, work_in_place
 from consilience.engines.program import Context, Flat, Program, Steps, trace
 
 SHORTEST_TAIL = 4  # steps: below this, finished clients ride along rather than the rest moving to a narrower graph
+ALIGN = 64  # values: kernels want the start of a tensor on a boundary
 NARROWEST = 8  # clients: below this, a narrower graph saves nothing
+
+
+Traces = dict[bool, tuple[Callable[..., Flat], Moves]]  # by whether the step is masked
 
 
 class GraphBatched:
@@ -68,7 +73,7 @@ class GraphStreams:
     def __init__(self, streams: int = 6) -> None:
         self._streams = [torch.cuda.Stream() for _ in range(streams)]
         self._captured: dict[Any, Captured] = {}
-        self._traces: dict[Any, dict[bool, Callable[..., Flat]]] = {}
+        self._traces: dict[Any, Traces] = {}
 
     def fold(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Tree:
         """Every client's steps; clients go to the stream with least work so far, longest first."""
@@ -126,7 +131,7 @@ class Captured:
         context: Context,
         plan: Plan,
         store: Rows,
-        traces: dict[bool, Callable[..., Flat]],  # shared by captures of equal shape
+        traces: Traces,  # shared by captures of equal shape
         *,
         compile: bool = False,
         channels_last: bool = False,
@@ -134,7 +139,8 @@ class Captured:
         self._steps, self._program, self._traces = steps, program, traces
         self._compile, self._channels_last = compile, channels_last
         leaves, self._carry_spec = pytree.tree_flatten(carry)
-        self._carry: Flat = [self._place(leaf) for leaf in leaves]
+        self._blocks: list[Tensor] = []
+        self._carry: Flat = self._lay_out(leaves)
         leaves, self._context_spec = pytree.tree_flatten(context)
         self._context: Flat = [leaf.clone() for leaf in leaves]
         room, shape, device = _room(plan), plan.rows.shape, plan.rows.device
@@ -168,22 +174,28 @@ class Captured:
 
     def unload(self) -> Tree:
         """A copy of the carry, out of the static storage."""
-        return pytree.tree_unflatten([leaf.clone() for leaf in self._carry], self._carry_spec)
+        blocks = [block.clone() for block in self._blocks]
+        leaves = [self._window(blocks[at], start, leaf) for (at, start), leaf in zip(self._places, self._carry)]
+        return pytree.tree_unflatten(leaves, self._carry_spec)
 
     def _capture(self, masked: bool) -> torch.cuda.CUDAGraph:
         arguments = (self._carry, self._context, self._plan, self._data)
         if masked not in self._traces:
             traced = trace(self._advance(masked), *arguments)
-            self._traces[masked] = torch.compile(traced, dynamic=False) if self._compile else traced
-        advance = self._traces[masked]
+            # a masked step may have to keep the old carry, so only the other one works in place
+            moves: Moves = [None] * len(self._carry) if masked else work_in_place(traced, len(self._carry))
+            self._traces[masked] = (torch.compile(traced, dynamic=False) if self._compile else traced, moves)
+        advance, moves = self._traces[masked]
+        before = [leaf.clone() for leaf in self._carry]
         torch.cuda.synchronize()
         with torch.cuda.stream(self._stream):
             for _ in range(3):  # libraries pick kernels and workspaces before the capture
                 advance(*arguments)
+            _copy(self._carry, before)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            _copy(self._carry, advance(*arguments))
+            _settle(self._carry, advance(*arguments), moves)
             self._plan[0].add_(1)
         return graph
 
@@ -204,12 +216,39 @@ class Captured:
 
         return advance
 
-    def _place(self, leaf: Tensor) -> Tensor:
-        return self._format(leaf).clone()
+    def _lay_out(self, leaves: Flat) -> Flat:
+        """Static leaves as windows of one block per dtype, so that all of them can be copied out at once."""
+        self._places: list[tuple[int, int]] = []
+        dtypes = list(dict.fromkeys(leaf.dtype for leaf in leaves))
+        ends = dict.fromkeys(dtypes, 0)
+        for leaf in leaves:
+            self._places.append((dtypes.index(leaf.dtype), ends[leaf.dtype]))
+            ends[leaf.dtype] += -(-leaf.numel() // ALIGN) * ALIGN
+        device = leaves[0].device
+        self._blocks = [torch.zeros(ends[dtype], dtype=dtype, device=device) for dtype in dtypes]
+        return [
+            self._window(self._blocks[at], start, self._format(leaf)) for (at, start), leaf in zip(self._places, leaves)
+        ]
+
+    @staticmethod
+    def _window(block: Tensor, start: int, like: Tensor) -> Tensor:
+        return torch.as_strided(block, like.shape, like.stride(), start)
 
     def _format(self, leaf: Tensor) -> Tensor:
         channels = self._channels_last and leaf.dim() == 4 and leaf.is_floating_point()
         return leaf.contiguous(memory_format=torch.channels_last) if channels else leaf.contiguous()
+
+
+def _settle(carry: Flat, after: Flat, moves: Moves) -> None:
+    """Write a step's result into the carry: by one fused addition where it is an addition, else by copying."""
+    added: dict[float, list[int]] = {}
+    for index, move in enumerate(moves):
+        if move is not None:
+            added.setdefault(move, []).append(index)
+    for alpha, indices in added.items():
+        torch._foreach_add_([carry[i] for i in indices], [after[i] for i in indices], alpha=alpha)
+    rest = [i for i, move in enumerate(moves) if move is None and after[i] is not carry[i]]
+    _copy([carry[i] for i in rest], [after[i] for i in rest])
 
 
 def _copy(targets: Flat, sources: Flat) -> None:

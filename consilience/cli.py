@@ -1,0 +1,200 @@
+"""The command line: `consilience run | resume | list | show | eval`; see `failures` for the exit codes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from consilience.experiments.failures import guarded
+
+if TYPE_CHECKING:  # PyTorch takes seconds to import: `--help` must not wait for it
+    from rich.console import Console
+
+    from consilience.experiments.live_run import Run
+    from consilience.experiments.record import Observation
+    from consilience.experiments.result import Result
+
+app = typer.Typer(
+    name="consilience",
+    help="Federated learning for clients that differ.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and the run folder.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")]
+Settings = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, such as rounds=50.", show_default=False)
+]
+
+
+@app.command()
+def run(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG] [KEY=VALUE]...",
+            help="A TOML file, or none for the default run; settings such as algorithm.lr=0.05 algorithm=fedprox.",
+            show_default=False,
+        ),
+    ] = None,
+    name: Annotated[str, typer.Option(help="What to call the run; numbered if there is one already.")] = "",
+    folder: Annotated[Path | None, typer.Option(help="The run folder itself; it must not hold a run.")] = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Train, and leave a run folder that can be resumed, shown and repeated."""
+
+    def work() -> int:
+        from consilience.experiments import config, runner
+
+        path, overrides = split(arguments or [])
+        settings = config.load(path, [*overrides, *([f"name={name}"] if name else [])])
+        return conclude(runner.execute(settings, folder=folder, watch=watcher(quiet)), quiet)
+
+    guarded(work, debug)
+
+
+@app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(help="The folder of the run.")],
+    settings: Settings = None,
+    force: Annotated[bool, typer.Option(help="Go on although code, data or settings changed (recorded).")] = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Continue a run exactly where its last checkpoint is, or add rounds to a finished one."""
+
+    def work() -> int:
+        from consilience.experiments import runner
+
+        return conclude(runner.proceed(run, settings or [], force=force, watch=watcher(quiet)), quiet)
+
+    guarded(work, debug)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[list[str] | None, typer.Argument(help="Kinds or names, such as models or simprox.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Show algorithms, data sets, partitions, environments, models and parts with their options."""
+
+    def work() -> int:
+        from consilience.experiments import catalogue, catalogue_text
+
+        found = catalogue.listing()
+        if what:
+            found = catalogue.narrowed(found, what)
+        for title, entries in found.items():
+            screen().print(catalogue_text.entries(title, entries), highlight=False, soft_wrap=True)
+        return 0
+
+    guarded(work, debug)
+
+
+@app.command()
+def show(
+    run: Annotated[Path | None, typer.Argument(help="The folder of a run; none lists the runs.")] = None,
+    runs: Annotated[Path, typer.Option(help="Where to look for runs.")] = Path("runs"),
+    rows: Annotated[int, typer.Option(min=1, help="How many rounds to show.")] = 10,
+    config: Annotated[bool, typer.Option("--config", help="Print the whole config too.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Show a run's settings and metrics, or list the runs."""
+
+    def work() -> int:
+        from consilience.experiments import folder, report
+
+        if run is None:
+            screen().print(report.run_list(folder.runs(runs)), highlight=False)
+            return 0
+        screen().print(report.whole_run(folder.RunFolder.open(run), rows, config), highlight=False, soft_wrap=True)
+        return 0
+
+    guarded(work, debug)
+
+
+@app.command("eval")
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="The folder of the run.")],
+    settings: Settings = None,
+    data: Annotated[str, typer.Option(help="Another data set to test on.")] = "",
+    everyone: Annotated[bool, typer.Option("--all", help="List every client.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Test a run's latest model: over all test rows, and client by client."""
+
+    def work() -> int:
+        from consilience.experiments import report, retest
+
+        overrides = [*(settings or []), *([f"data.name={data}"] if data else [])]
+        found = retest.retest(run, overrides)
+        screen().print(f"{run}, after round {found.round}", highlight=False)
+        screen().print(report.scores(found.scores, found.names, everyone=everyone), highlight=False)
+        return 0
+
+    guarded(work, debug)
+
+
+def main() -> None:
+    """The entry point of the `consilience` command."""
+    app()
+
+
+def split(arguments: list[str]) -> tuple[str | None, list[str]]:
+    """The config file, if any, and the overrides among the arguments."""
+    paths = [text for text in arguments if "=" not in text]
+    if len(paths) > 1:
+        from consilience.core.checks import Invalid
+
+        raise Invalid(f"{paths[1]!r} is neither the config file ({paths[0]!r} is) nor a setting: write key=value")
+    return paths[0] if paths else None, [text for text in arguments if "=" in text]
+
+
+def screen() -> Console:
+    """Where results go."""
+    from rich.console import Console
+
+    return Console()
+
+
+def watcher(quiet: bool) -> Callable[[Run], Iterator[Observation]] | None:
+    """What shows a run's rounds while they pass, and says first what runs."""
+    if quiet:
+        return None
+
+    def watch(live: Run) -> Iterator[Observation]:
+        from rich.console import Console
+
+        from consilience.experiments import progress, report
+
+        console = Console(stderr=True)
+        console.print(report.overview(live.folder.facts(), live.config.table()), highlight=False, soft_wrap=True)
+        for note in live.notes:
+            console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
+        if live.done:
+            console.print(f"continuing after round {live.done}", highlight=False)
+        rounds = live.config.rounds
+        yield from progress.shown(live.observations(), rounds=rounds, done=live.done, console=console)
+
+    return watch
+
+
+def conclude(result: Result, quiet: bool) -> int:
+    """The results table, the folder and what to do next; the exit code."""
+    from consilience.experiments import report
+    from consilience.experiments.folder import RunFolder
+
+    assert result.folder is not None
+    if quiet:
+        print(result.folder)
+    else:
+        timing = RunFolder.open(result.folder).timing.read().rows
+        screen().print(report.results(result.history, timing), highlight=False)
+        screen().print(report.next_steps(result.folder, bool(result.stopped)), highlight=False, soft_wrap=True)
+    return 128 + result.stopped if result.stopped else 0

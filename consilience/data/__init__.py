@@ -1,0 +1,1 @@
+"""Data sets from anywhere, and the ways to spread them over clients."""

@@ -1,0 +1,26 @@
+"""A data set in memory, before it is spread over clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Dataset:
+    """Training and test rows; `groups` says which natural client (hospital, person, style) owns each row."""
+
+    name: str
+    x: Any  # [N, ...] tensor, or a dict of such tensors
+    y: Tensor  # [N]
+    test_x: Any
+    test_y: Tensor
+    classes: int  # 0: targets are not class numbers
+    groups: Tensor | None = None  # [N] int64, indices into group_names
+    test_groups: Tensor | None = None
+    group_names: tuple[str, ...] = ()
+    label_names: tuple[str, ...] = ()
+    vocabulary: tuple[str, ...] = ()  # what each token number in x means, when x are token numbers
+    feature_names: tuple[str, ...] = ()  # what each column of x means, when x is a table

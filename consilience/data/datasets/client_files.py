@@ -1,0 +1,148 @@
+"""A folder of one file per client: each hospital, shop or person its own .npz or .csv."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from consilience.core.checks import Invalid, Whole
+from consilience.data.dataset import Dataset
+from consilience.data.datasets.prepare.assemble import assemble
+from consilience.data.datasets.prepare.features import Scaling, scale_features
+from consilience.data.datasets.prepare.owned_rows import OwnedRows, Target, table_set
+from consilience.data.datasets.prepare.pairs import read_pairs
+from consilience.data.datasets.prepare.splits import HeldOut, held_out
+from consilience.data.readers.files import chosen_source
+from consilience.data.readers.tables import Table, read_table
+
+HOW = (
+    "It should hold one file per client (hospital_a.csv, hospital_b.csv ... or .tsv, .csv.gz, .npz), "
+    "or such files in its folders train and test."
+)
+Owned = tuple[np.ndarray, np.ndarray, np.ndarray]  # features, labels, owners
+TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+
+
+def client_files(
+    *,
+    folder: str,
+    label: str = "label",
+    normalise: Scaling = "standard",
+    categorical: tuple[str, ...] | None = None,
+    target: Target = "classes",
+    test_fraction: HeldOut = 0.2,
+    seed: Whole = 0,
+    data_dir: str | Path | None = None,
+) -> Dataset:
+    """One client per file, named after the file; test rows are those of `test/`, of the .npz, or drawn per client.
+
+    Tables need the column `label`; their other columns are features, as in `table`. Archives hold x and y,
+    or x_train, y_train, x_test and y_test.
+    """
+    place = chosen_source(folder, data_dir, how=HOW)
+    top = place.places[0]
+    nested = (top / "train").is_dir() and (top / "test").is_dir()
+    train = _files(top / "train" if nested else top)
+    test = _files(top / "test") if nested else {}
+    strangers = test.keys() - train.keys()
+    if strangers:
+        raise Invalid(f"{top / 'test'} has {min(strangers)!r}, for which {top / 'train'} has no file")
+    kinds = {path.suffix == ".npz" for path in (*train.values(), *test.values())}
+    if len(kinds) > 1:
+        raise Invalid(f"{top} mixes .npz files with tables: keep one kind")
+    if kinds == {True}:
+        return _archive_clients(place.name, train, test, normalise, (test_fraction, seed))
+    rows = _table_rows(top, train, test, label)
+    return table_set(
+        place.name,
+        rows,
+        categorical=categorical,
+        target=target,
+        standardise=normalise == "standard",
+        split=(test_fraction, seed),
+    )
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """Client name -> file, in name order; other files (a README) are passed over."""
+    paths = sorted(path for path in folder.iterdir() if path.name.endswith((*TABLES, ".npz")) and path.name[0] != ".")
+    if not paths:
+        raise FileNotFoundError(f"{folder} holds no client files. {HOW}")
+    named: dict[str, Path] = {}
+    for path in paths:
+        name = path.name.split(".")[0]
+        if name in named:
+            raise Invalid(f"{path} and {named[name]} are both client {name!r}: keep one")
+        named[name] = path
+    return named
+
+
+def _table_rows(top: Path, train: dict[str, Path], test: dict[str, Path], label: str) -> OwnedRows:
+    """All clients' rows, training files first; every file must have the columns of the first."""
+    tables = [(name, read_table(path)) for files in (train, test) for name, path in files.items()]
+    first = tables[0][1]
+    for _, part in tables:
+        _same_columns(first, part)
+    first.column(label)
+    return OwnedRows(
+        where=top,
+        columns={
+            column: [cell for _, part in tables for cell in part.column(column)]
+            for column in first.columns
+            if column != label
+        },
+        labels=[cell.strip() for _, part in tables for cell in part.column(label)],
+        owners=[name for name, part in tables for _ in range(len(part))],
+        given=sum(len(part) for _, part in tables[: len(train)]) if test else None,
+    )
+
+
+def _same_columns(first: Table, part: Table) -> None:
+    differing = first.columns.keys() ^ part.columns.keys()
+    if differing:
+        raise Invalid(f"{part.path} and {first.path} differ in the columns {', '.join(sorted(differing))}")
+
+
+def _archive_clients(
+    name: str, train: dict[str, Path], test: dict[str, Path], normalise: Scaling, split: tuple[float, int]
+) -> Dataset:
+    """Clients whose features are arrays of any one shape."""
+    parts: dict[str, list[Owned]] = {"train": [], "test": []}
+    for number, (client, path) in enumerate(train.items()):
+        pairs = read_pairs(path)
+        if client in test:
+            pairs["test"] = read_pairs(test[client])["train"]
+        for part, (x, y) in pairs.items():
+            _same_rows(path, x, parts["train"][0][0] if parts["train"] else x)
+            parts[part].append((x, y, np.full(len(y), number)))
+    x, y, owners = _join(parts["train"])
+    if parts["test"]:
+        test_x, test_y, test_owners = _join(parts["test"])
+    else:
+        rows, test_rows = held_out(y, fraction=split[0], seed=split[1], groups=owners)
+        test_x, test_y, test_owners = x[test_rows], y[test_rows], owners[test_rows]
+        x, y, owners = x[rows], y[rows], owners[rows]
+    features, test_features = scale_features(x, test_x, normalise, where=name)
+    return assemble(
+        name,
+        (features, y),
+        (test_features, test_y),
+        classes=1 + int(max(y.max(initial=0), test_y.max(initial=0))),
+        groups=owners,
+        test_groups=test_owners,
+        group_names=tuple(train),
+    )
+
+
+def _same_rows(path: Path, x: np.ndarray, first: np.ndarray) -> None:
+    if x.shape[1:] != first.shape[1:] or (x.dtype == np.uint8) != (first.dtype == np.uint8):
+        raise Invalid(
+            f"{path} has rows of {x.dtype} {x.shape[1:]} where other clients have {first.dtype} {first.shape[1:]}"
+        )
+
+
+def _join(entries: list[Owned]) -> Owned:
+    """Features, labels and owners of all clients, one behind the other."""
+    x, y, owners = (np.concatenate(values) for values in zip(*entries))
+    return x, y, owners

@@ -1,0 +1,105 @@
+"""Class-per-folder picture trees: CINIC-10, DomainNet, Stanford Dogs, Tiny-ImageNet and their like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from consilience.core.checks import Count, Invalid, Whole, nearest
+from consilience.data.dataset import Dataset
+from consilience.data.datasets.prepare.assemble import assemble
+from consilience.data.datasets.prepare.pictures import Normalise, scale_pictures
+from consilience.data.datasets.prepare.splits import HeldOut, at_most, held_out
+from consilience.data.readers.files import chosen_source
+from consilience.data.readers.picture_trees import EXPECTED, Layout, PictureFile, list_tree
+from consilience.data.readers.pictures import Fit, read_pictures
+
+HOMES = (
+    "CINIC-10: https://datashare.ed.ac.uk/handle/10283/3192, DomainNet: https://ai.bu.edu/M3SDA, Stanford Dogs: "
+    "http://vision.stanford.edu/aditya86/ImageNetDogs, Tiny-ImageNet: http://cs231n.stanford.edu/tiny-imagenet-200.zip."
+)
+
+
+def picture_folders(
+    *,
+    folder: str,
+    size: Count | None = None,
+    fit: Fit = "crop",
+    grey: bool = False,
+    layout: Layout = "auto",
+    validation: Literal["drop", "train"] = "drop",
+    classes: tuple[str, ...] = (),
+    groups: tuple[str, ...] = (),
+    max_per_class: Count | None = None,
+    normalise: Normalise = "standard",
+    test_fraction: HeldOut = 0.2,
+    seed: Whole = 0,
+    data_dir: str | Path | None = None,
+) -> Dataset:
+    """Pictures in class folders, below `train` and `test`, or below a folder for each group (DomainNet's styles).
+
+    Every picture is brought to size x size by `fit`; `classes` and `groups` keep only those named, and
+    `max_per_class` at most so many of each class in each group. Test rows are drawn where no folder has them.
+    """
+    place = chosen_source(folder, data_dir, how=f"{EXPECTED} {HOMES}")
+    top = place.places[0]
+    listing = list_tree(top, layout, use_validation=validation == "train")
+    listing = _thin(_keep_named(listing, classes, groups, top), max_per_class, seed)
+    class_names, label = np.unique([picture.label for picture in listing], return_inverse=True)
+    group_names, owner = np.unique([picture.group for picture in listing], return_inverse=True)
+    train, test = _split(listing, label, owner, test_fraction, seed)
+    pictures = read_pictures([picture.path for picture in listing], size=size, fit=fit, grey=grey)
+    x, test_x = scale_pictures(pictures[train], pictures[test], normalise)
+    grouped = len(group_names) > 1
+    return assemble(
+        place.name,
+        (x, label[train]),
+        (test_x, label[test]),
+        classes=len(class_names),
+        groups=owner[train] if grouped else None,
+        test_groups=owner[test] if grouped else None,
+        group_names=tuple(str(name) for name in group_names) if grouped else (),
+        label_names=tuple(str(name) for name in class_names),
+    )
+
+
+def _keep_named(
+    listing: list[PictureFile], classes: Sequence[str], groups: Sequence[str], top: Path
+) -> list[PictureFile]:
+    present = {"class": {picture.label for picture in listing}, "group": {picture.group for picture in listing}}
+    for kind, wanted in (("class", classes), ("group", groups)):
+        for name in wanted:
+            if name not in present[kind]:
+                raise Invalid(f"{top} has no {kind} {name!r}{nearest(name, present[kind])}")
+    return [
+        picture
+        for picture in listing
+        if (not classes or picture.label in classes) and (not groups or picture.group in groups)
+    ]
+
+
+def _thin(listing: list[PictureFile], most: int | None, seed: int) -> list[PictureFile]:
+    """At most so many pictures of each class, group and part, drawn by the seed."""
+    if most is None:
+        return listing
+    cells: dict[tuple[str, str, str], list[int]] = {}
+    for row, picture in enumerate(listing):
+        cells.setdefault((picture.part, picture.group, picture.label), []).append(row)
+    kept = [rows[k] for rows in cells.values() for k in at_most(np.zeros(len(rows)), most, seed=seed)]
+    return [listing[row] for row in sorted(kept)]
+
+
+def _split(
+    listing: list[PictureFile], label: np.ndarray, owner: np.ndarray, fraction: float, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Training and test rows: what the tree says, and a seeded draw among the rest."""
+    part = np.array([picture.part for picture in listing])
+    rest = np.flatnonzero(part == "")
+    train, test = held_out(label[rest], fraction=fraction, seed=seed, groups=owner[rest])
+    return (
+        np.concatenate([np.flatnonzero(part == "train"), rest[train]]),
+        np.concatenate([np.flatnonzero(part == "test"), rest[test]]),
+    )

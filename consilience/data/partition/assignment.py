@@ -1,0 +1,44 @@
+"""What a partition gives: rows per client and, where it knows them, natural groups and feature shifts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from consilience.core.checks import Invalid
+from consilience.data.partition.shifts import Shift
+
+
+@runtime_checkable
+class Partition(Protocol):
+    """Who gets which rows: a true partition, a function of labels, groups and seed alone."""
+
+    def split(self, labels: np.ndarray, *, groups: np.ndarray | None, seed: int) -> list[np.ndarray]:
+        """Row numbers per client."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Assignment:
+    """Per client: its rows, the one natural group it stands for (or None), its feature shifts in order."""
+
+    parts: list[np.ndarray]
+    owners: list[int | None]
+    shifts: list[tuple[Shift, ...]]
+
+
+def assign(partition: Partition, labels: np.ndarray, *, groups: np.ndarray | None, seed: int) -> Assignment:
+    """The full assignment: partitions that know more than rows say so in an `assign` method of their own."""
+    own = getattr(partition, "assign", None)
+    if own is not None:
+        return own(labels, groups=groups, seed=seed)
+    parts = partition.split(labels, groups=groups, seed=seed)
+    return Assignment(parts=parts, owners=[None] * len(parts), shifts=[()] * len(parts))
+
+
+def check_inner(key: str, value: Any) -> None:
+    """Refuse what is not a partition where one is needed."""
+    if isinstance(value, str) or not isinstance(value, Partition):  # text can be split too
+        raise Invalid(f"{key} = {value!r} must be a partition, such as Iid(clients=10)")

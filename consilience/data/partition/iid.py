@@ -1,0 +1,26 @@
+"""Everyone draws from the same pot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from consilience.core.checks import Count, check
+from consilience.data.partition.apportion import row_count
+from consilience.data.partition.seeding import generator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Iid:
+    """Shuffled rows in parts of equal size (to within one); clients beyond the number of rows stay empty."""
+
+    clients: Count
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def split(self, labels: np.ndarray, *, groups: np.ndarray | None, seed: int) -> list[np.ndarray]:
+        """Row numbers per client."""
+        order = generator(seed, "iid").permutation(row_count(labels)).astype(np.int64)
+        return [np.sort(part) for part in np.array_split(order, self.clients)]

@@ -1,0 +1,38 @@
+"""McMahan et al.'s pathological split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from consilience.core.checks import Count, Invalid, check
+from consilience.data.partition.apportion import rows_by_class
+from consilience.data.partition.seeding import generator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shards:
+    """Rows sorted by label are cut into equal shards (to within one row), dealt at random, so many each."""
+
+    clients: Count
+    shards_per_client: Count = 2
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def split(self, labels: np.ndarray, *, groups: np.ndarray | None, seed: int) -> list[np.ndarray]:
+        """Row numbers per client."""
+        _, rows = rows_by_class(labels, "shards")
+        shards = self.clients * self.shards_per_client
+        if shards > len(labels):
+            raise Invalid(
+                f"Shards.shards_per_client = {self.shards_per_client} for {self.clients} clients cuts "
+                f"{shards} shards from {len(labels)} rows: at most {len(labels) // self.clients} each, or "
+                f"{len(labels) // self.shards_per_client} clients"
+            )
+        rng = generator(seed, "shards")
+        by_label = np.concatenate([rng.permutation(of_class) for of_class in rows])
+        pieces = np.array_split(by_label.astype(np.int64), shards)
+        hands = rng.permutation(shards).reshape(self.clients, self.shards_per_client)
+        return [np.sort(np.concatenate([pieces[shard] for shard in hand])) for hand in hands]

@@ -1,0 +1,93 @@
+"""Partitions on disk: flat row numbers and offsets in an `.npz`, no pickle, written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from consilience.core.checks import Invalid
+
+
+def fingerprint(parts: Sequence[np.ndarray]) -> str:
+    """SHA-256 of who has which rows: client count, sizes, row numbers, all as little-endian int64."""
+    digest = hashlib.sha256(np.array([len(parts)], dtype="<i8").tobytes())
+    digest.update(np.array([len(part) for part in parts], dtype="<i8").tobytes())
+    for part in parts:
+        digest.update(np.ascontiguousarray(part, dtype="<i8").tobytes())
+    return digest.hexdigest()
+
+
+def save(parts: Sequence[np.ndarray], path: str | os.PathLike[str]) -> None:
+    """Write a partition with its fingerprint; a crash leaves the old file or the new one whole."""
+    target = Path(path)
+    rows = np.concatenate([np.asarray(part, dtype="<i8") for part in parts]) if parts else np.empty(0, "<i8")
+    offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype("<i8")
+    digest = np.frombuffer(bytes.fromhex(fingerprint(parts)), dtype=np.uint8)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name + ".", suffix=".partial")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            np.savez(file, rows=rows, offsets=offsets, sha256=digest)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    _sync_folder(target.parent)
+
+
+def load(path: str | os.PathLike[str]) -> list[np.ndarray]:
+    """Read what `save` wrote; anything else, and anything changed since, is refused."""
+    arrays = read_arrays(path)
+    if set(arrays) != {"rows", "offsets", "sha256"}:
+        raise Invalid(f"{path} is not a saved partition: it holds {', '.join(sorted(arrays)) or 'nothing'}")
+    rows, offsets = arrays["rows"], arrays["offsets"]
+    whole = all(a.ndim == 1 and np.issubdtype(a.dtype, np.integer) for a in (rows, offsets))
+    if not whole or len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(rows) or (np.diff(offsets) < 0).any():
+        raise Invalid(f"{path} is damaged: its offsets do not describe its {rows.size} rows")
+    parts = [part.astype(np.int64) for part in np.split(rows, offsets[1:-1])] if len(offsets) > 1 else []
+    if arrays["sha256"].tobytes().hex() != fingerprint(parts):
+        raise Invalid(f"{path} is damaged: its rows do not match the fingerprint saved with them")
+    return parts
+
+
+def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """Every array of an `.npz`, without pickle; a missing or unreadable file is an error that names it."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no partition file at {path}: save one with consilience.data.partition.save")
+    try:
+        archive = np.load(path, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise ValueError("it is one bare array")
+        with archive:
+            return {name: archive[name] for name in archive.files}
+    except (
+        ValueError,
+        OSError,
+        EOFError,
+        KeyError,
+        NotImplementedError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as problem:
+        raise Invalid(f"{path} cannot be read as an .npz of arrays: {problem}") from problem
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself durable, where the system lets a folder be opened."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

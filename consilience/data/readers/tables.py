@@ -1,0 +1,100 @@
+"""Tables of text: comma or tab separated, plain or .gz, with the column names in the first row."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from consilience.core.checks import Invalid, nearest
+from consilience.data.readers.files import read_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Named columns of text and the file they came from."""
+
+    path: Path
+    columns: dict[str, list[str]]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def column(self, name: str) -> list[str]:
+        """One column, or `Invalid` with the nearest name that exists."""
+        if name not in self.columns:
+            known = ", ".join(self.columns)
+            raise Invalid(f"{self.path} has no column {name!r}{nearest(name, self.columns)}; it has {known}")
+        return self.columns[name]
+
+
+def read_table(
+    path: Path,
+    *,
+    separator: str | None = None,
+    header: Sequence[str] = (),
+    encoding: str = "utf-8-sig",
+    strict: bool = True,
+) -> Table:
+    """A csv (quoted fields) or tsv (quotes are plain characters); `header` names the columns of a bare table."""
+    separator = separator or ("\t" if {".tsv", ".tab"} & {suffix.lower() for suffix in path.suffixes} else ",")
+    text = io.StringIO(read_text(path, encoding), newline="")
+    if separator == "\t":
+        reader = csv.reader(text, delimiter=separator, quoting=csv.QUOTE_NONE)
+    else:
+        reader = csv.reader(text, delimiter=separator, strict=strict)
+    try:
+        names = [name.strip() for name in (header or next(reader, []))]
+        _check_header(path, names)
+        rows = []
+        for row in reader:
+            if len(row) == len(names):
+                rows.append(row)
+            elif row:  # an empty line is no row
+                raise Invalid(
+                    f"{path}, line {reader.line_num}: {len(row)} fields where the header has {len(names)} columns"
+                )
+    except csv.Error as problem:
+        raise Invalid(f"{path}, line {reader.line_num}: {problem}") from problem
+    if not rows:
+        raise Invalid(f"{path} has a header but no rows")
+    return Table(path=path, columns={name: list(values) for name, values in zip(names, zip(*rows))})
+
+
+def read_json_lines(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
+    """One JSON object a line, each of which must have these fields."""
+    records = []
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        record = parse_json(line, f"{path}, line {number}")
+        absent = [name for name in fields if not isinstance(record, dict) or name not in record]
+        if absent:
+            raise Invalid(f"{path}, line {number} has no {', '.join(absent)}")
+        records.append(record)
+    return records
+
+
+def read_json(path: Path) -> Any:
+    """One JSON document."""
+    return parse_json(read_text(path), str(path))
+
+
+def parse_json(text: str, where: str) -> Any:
+    """JSON text, or `Invalid` that says where it is broken."""
+    try:
+        return json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as problem:
+        raise Invalid(f"{where} is not readable JSON: {problem}") from problem
+
+
+def _check_header(path: Path, names: Sequence[str]) -> None:
+    if not names or not any(names):
+        raise Invalid(f"{path} is empty: the first row must name the columns")
+    repeated = {name for name in names if list(names).count(name) > 1}
+    if repeated:
+        raise Invalid(f"{path} names column {', '.join(sorted(repeated))} twice")

@@ -1,0 +1,120 @@
+"""Who is how fast and how reliable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Literal
+
+import numpy as np
+
+from consilience.core.checks import Invalid, NonNegative, Probability, Whole, check
+
+
+class Draw(IntEnum):
+    """What a random number decides: part of its seed, so that no two decisions share one."""
+
+    AVAILABLE = 1
+    COMMUNICATION = 2
+    DROPOUT = 3
+    STRAGGLER = 4
+    PARTIAL_WORK = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """How much work clients do, and whether they are there and heard; by default all are, always, in full.
+
+    epochs, steps: each client's own local epochs or step budget (at most one of the two).
+    stragglers: this fraction of every cohort does a random number of epochs in [1, E), or below two epochs a
+    random number of steps in [1, steps); with straggler_policy "drop" their replies never arrive.
+    availability: probability that a client can be chosen in a round; communication: that its reply arrives;
+    dropout: that it fails in mid-round. silent: what the server puts in the place of a missing reply:
+    "stand_in" counts the broadcast model at full weight, "renormalise" averages over those that answered.
+    """
+
+    epochs: tuple[NonNegative, ...] | None = None
+    steps: tuple[Whole, ...] | None = None
+    stragglers: Probability = 0.0
+    straggler_policy: Literal["partial", "drop"] = "partial"
+    communication: Probability | tuple[Probability, ...] = 1.0
+    availability: Probability | tuple[Probability, ...] = 1.0
+    dropout: Probability = 0.0
+    silent: Literal["stand_in", "renormalise"] = "renormalise"
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.epochs is not None and self.steps is not None:
+            raise Invalid("Environment.epochs and Environment.steps both say how much work clients do: give one")
+
+    def check_against(self, clients: int) -> None:
+        """Refuse per-client settings whose length is not the number of clients."""
+        for key in ("epochs", "steps", "communication", "availability"):
+            value = getattr(self, key)
+            if isinstance(value, tuple) and len(value) != clients:
+                raise Invalid(f"Environment.{key} has {len(value)} values for {clients} clients: give one each")
+
+    def available(self, round: int, clients: int, seed: int) -> np.ndarray:
+        """[K] flags: who can be chosen this round."""
+        everyone = np.arange(clients)
+        return _uniform(Draw.AVAILABLE, round, everyone, seed) < self._each("availability", everyone)
+
+    def work(
+        self, round: int, ids: Any, seed: int, *, epochs: float, steps_per_epoch: Sequence[int] | np.ndarray
+    ) -> np.ndarray:
+        """[m] local steps that each chosen client does; `epochs` is for all, `steps_per_epoch` is [m]."""
+        ids = np.asarray(ids, dtype=np.int64)
+        per_epoch = np.asarray(steps_per_epoch, dtype=np.int64)
+        if per_epoch.shape != ids.shape:
+            raise Invalid(f"steps_per_epoch has shape {per_epoch.shape} for {len(ids)} clients: give one each")
+        own_epochs = self._each("epochs", ids) if self.epochs is not None else np.full(ids.shape, float(epochs))
+        full = np.ceil(own_epochs * per_epoch - 1e-9).astype(np.int64)  # 1.1 * 50 is 55.00000000000001
+        if self.steps is not None:
+            own_epochs = np.ones(ids.shape)  # a budget has no epochs to stop between
+            full = np.where(per_epoch > 0, self._each("steps", ids), 0)  # no rows, no steps
+        late = self.late(round, ids, seed)
+        luck = _uniform(Draw.PARTIAL_WORK, round, ids, seed)
+        return np.where(late, _partial(full, own_epochs, per_epoch, luck), full)
+
+    def reachable(self, round: int, ids: Any, seed: int) -> np.ndarray:
+        """[m] flags: whose reply arrives."""
+        ids = np.asarray(ids, dtype=np.int64)
+        heard = _uniform(Draw.COMMUNICATION, round, ids, seed) < self._each("communication", ids)
+        failed = _uniform(Draw.DROPOUT, round, ids, seed) < self.dropout
+        lost = self.late(round, ids, seed) & (self.straggler_policy == "drop")
+        return heard & ~failed & ~lost
+
+    def late(self, round: int, ids: Any, seed: int) -> np.ndarray:
+        """[m] flags: the stragglers, exactly floor(fraction m + 1/2) of the cohort, by their own keys."""
+        ids = np.asarray(ids, dtype=np.int64)
+        keys = _uniform(Draw.STRAGGLER, round, ids, seed)
+        flags = np.zeros(ids.shape, dtype=bool)
+        flags[np.lexsort((ids, keys))[: int(np.floor(self.stragglers * len(ids) + 0.5))]] = True
+        return flags
+
+    def _each(self, key: str, ids: np.ndarray) -> np.ndarray:
+        """A setting for each client, [m], whether it was given once or per client."""
+        value = np.asarray(getattr(self, key))
+        if value.ndim == 0:
+            return np.broadcast_to(value, ids.shape)
+        if len(ids) and int(ids.max()) >= len(value):
+            raise Invalid(f"Environment.{key} has {len(value)} values, none for client {ids.max()}: give one each")
+        return value[ids]
+
+
+def _partial(full: np.ndarray, epochs: np.ndarray, per_epoch: np.ndarray, luck: np.ndarray) -> np.ndarray:
+    """What stragglers do instead of `full`: whole epochs in [1, E) where E >= 2, else steps in [1, full)."""
+    choices = np.maximum(np.ceil(epochs) - 1, 1)
+    whole_epochs = (1 + np.floor(luck * choices)).astype(np.int64) * per_epoch
+    some_steps = 1 + np.floor(luck * np.maximum(full - 1, 1)).astype(np.int64)
+    return np.minimum(np.where(epochs >= 2, whole_epochs, some_steps), full)  # one step or none cannot be halved
+
+
+def _uniform(draw: Draw, round: int, ids: np.ndarray, seed: int) -> np.ndarray:
+    """One number in [0, 1) per client: the stream's value at its own place, whoever else is asked for."""
+    if len(ids) == 0:
+        return np.empty(0)
+    if round < 0 or seed < 0 or int(ids.min()) < 0:
+        raise Invalid(f"round = {round}, seed = {seed} and client numbers must be whole numbers >= 0")
+    return np.random.default_rng([seed, int(draw), round]).random(int(ids.max()) + 1)[ids]

@@ -1,0 +1,1 @@
+"""From a config file to a run folder and back: configs, runs, records, checkpoints, resuming."""

@@ -1,0 +1,158 @@
+"""From settings to something that runs: data, federation, model, engine and algorithm, checked against each other."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from consilience import models
+from consilience.core import tree
+from consilience.core.algorithm import Algorithm
+from consilience.core.checks import Invalid, options_of
+from consilience.core.exchange import Pool
+from consilience.core.federation import Federation
+from consilience.core.task import Task
+from consilience.data import datasets
+from consilience.data.dataset import Dataset
+from consilience.data.federate import federate
+from consilience.data.partition import fingerprint
+from consilience.engines.vectorised import Vectorised
+from consilience.experiments.catalogue import KINDS
+from consilience.experiments.config import Config
+from consilience.experiments.parts import made
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Experiment:
+    """All the pieces of a run, ready to start."""
+
+    config: Config
+    federation: Federation
+    parts: list[np.ndarray]  # training rows of every client, as numbered in the data set
+    task: Task
+    engine: Vectorised
+    algorithm: Algorithm
+    data: Dataset
+    prints: dict[str, str]  # fingerprints of the data and of their partition
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers are learned."""
+        return sum(leaf.numel() for leaf in self.task.start()["params"].values())
+
+
+def assemble(config: Config) -> Experiment:
+    """Build everything that the settings name; what does not fit together is refused here, by key."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    data = datasets.load(config.data.name, data_dir=config.data_dir, **config.data.options)
+    federation, rows = spread(config, data)
+    task = Task(_model(config, data), loss_name(config, data))
+    try_model(task, federation, f"model.name = {config.model.name!r}", f"data.name = {config.data.name!r}")
+    environment = KINDS["environment"].build(config.environment.name, config.environment.options)
+    made("environment", lambda: environment.check_against(len(federation)), {})
+    surroundings = {"environment": environment, "rounds_ahead": config.rounds}
+    engine = made("engine", lambda: Vectorised(task, federation, **surroundings, **config.engine), {})
+    algorithm = KINDS["algorithm"].build(config.algorithm.name, config.algorithm.options)
+    _try_selection(config, algorithm, federation)
+    prints = {"data": data_fingerprint(data), "partition": fingerprint(rows)}
+    return Experiment(
+        config=config,
+        federation=federation,
+        parts=rows,
+        task=task,
+        engine=engine,
+        algorithm=algorithm,
+        data=data,
+        prints=prints,
+    )
+
+
+def spread(config: Config, data: Dataset) -> tuple[Federation, list[np.ndarray]]:
+    """The data over clients, with enough test rows for what is to be measured."""
+    partition = KINDS["partition"].build(config.partition.name, config.partition.options)
+    federation, rows = made("partition", lambda: federate(data, partition, seed=config.seed), {})
+    if config.evaluation.every and federation.test is None:
+        hint = "set data.test_fraction" if "test_fraction" in options_of(_loader(config)) else "give a test set"
+        raise Invalid(
+            f"data = {data.name!r} has no test rows, so no model can be tested: {hint}, or evaluation.every=0"
+        )
+    return federation, rows
+
+
+def loss_name(config: Config, data: Dataset) -> str:
+    """The loss: what was asked for, else what the targets call for."""
+    if config.loss != "auto":
+        if data.classes == 0 and config.loss == "cross_entropy":
+            raise Invalid(
+                f"loss = 'cross_entropy' needs class numbers, but the targets of {data.name!r} are measurements"
+            )
+        return config.loss
+    return "cross_entropy" if data.classes else "squared_error"
+
+
+def data_fingerprint(data: Dataset) -> str:
+    """SHA-256 of every training and test row: types, shapes and bytes."""
+    digest = hashlib.sha256()
+    rows = {"x": data.x, "y": data.y, "test_x": data.test_x, "test_y": data.test_y}
+    groups = {"groups": data.groups, "test_groups": data.test_groups}
+    for path, leaf in tree.flatten({**rows, **{k: v for k, v in groups.items() if v is not None}}).items():
+        digest.update(f"{path} {leaf.dtype} {tuple(leaf.shape)}\n".encode())
+        digest.update(leaf.contiguous().view(-1).view(torch.uint8).numpy().data if leaf.numel() else b"")
+    return digest.hexdigest()
+
+
+def _loader(config: Config) -> Any:
+    return KINDS["data"].find(config.data.name)[1]
+
+
+def _model(config: Config, data: Dataset) -> torch.nn.Module:
+    name, options = config.model.name, dict(config.model.options)
+    if "vocabulary" in options_of(models.find(name)) and "vocabulary" not in options:
+        if not data.vocabulary:
+            raise Invalid(f"model.vocabulary is missing: {name} reads tokens, and {data.name!r} does not say how many")
+        options["vocabulary"] = len(data.vocabulary)
+    shapes = {key: tuple(x.shape[1:]) for key, x in data.x.items()} if isinstance(data.x, Mapping) else None
+    inputs = shapes or tuple(data.x.shape[1:])
+    outputs = data.classes or max(1, data.y[:1].numel())
+    if config.loss == "binary_cross_entropy":
+        if data.classes > 2:
+            raise Invalid(f"loss = 'binary_cross_entropy' is for two classes, but {data.name!r} has {data.classes}")
+        outputs = max(1, data.y[:1].numel())
+    return made("model", lambda: models.build(name, inputs, outputs, seed=config.seed, **options), {})
+
+
+@torch.no_grad()
+def try_model(task: Task, federation: Federation, model: str, data: str) -> None:
+    """Pass two rows through, so that a model that cannot read the data is refused in plain words."""
+    x, y = tree.rows(federation.train.x, slice(0, 2)), federation.train.y[:2]
+    try:
+        output, _ = task.apply(task.start(), x, train=False)
+        losses = task.losses(output, y)
+    except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as problem:
+        shapes = [f"{k}: {tuple(v.shape[1:])} {v.dtype}" for k, v in tree.flatten({"x": x, "y": y}).items()]
+        reason = str(problem).partition("\n")[0]
+        raise Invalid(
+            f"{model} with loss = {task.loss_name!r} does not fit {data} (a row is {', '.join(shapes)}): {reason}"
+        ) from problem
+    if losses.shape != y.shape[:1]:
+        raise Invalid(f"loss = {task.loss_name!r} gives {tuple(losses.shape)} values for {len(y)} rows: choose another")
+    highest = int(federation.train.y.max()) if federation.classes and not y.is_floating_point() else -1
+    if task.loss_name == "cross_entropy" and highest >= output.shape[1]:
+        raise Invalid(f"{model} has {output.shape[1]} outputs, but {data} have class number {highest}: give it more")
+
+
+def _try_selection(config: Config, algorithm: Algorithm, federation: Federation) -> None:
+    """Refuse a selection that asks for more clients than there are, or that finds nobody."""
+    clients, sizes = len(federation), federation.train.sizes.numpy()
+    count = getattr(algorithm.selection, "count", None)
+    if isinstance(count, int) and count > clients:
+        raise Invalid(f"algorithm.selection.count = {count} is more than the {clients} clients there are")
+    nothing = np.full(clients, np.nan)
+    pool = Pool(sizes=sizes, losses=nothing, available=np.ones(clients, dtype=bool))
+    made("algorithm.selection", lambda: algorithm.selection.choose(0, pool, config.seed), {})

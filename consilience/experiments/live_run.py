@@ -1,0 +1,194 @@
+"""A run at work: every round is on disk before anyone sees it, so that only the round in progress can be lost."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from consilience.core import tree
+from consilience.core.checks import Invalid
+from consilience.core.rounds import Diverged, Snapshot, run
+from consilience.core.tree import Tree
+from consilience.experiments import checkpoint, identity
+from consilience.experiments.assembly import Experiment
+from consilience.experiments.checkpoint import Checkpoint
+from consilience.experiments.config import Config
+from consilience.experiments.disk import explain, replace_file
+from consilience.experiments.export import export
+from consilience.experiments.folder import RunFolder
+from consilience.experiments.interrupts import Interrupts
+from consilience.experiments.record import Observation, Observer
+from consilience.experiments.result import Result
+from consilience.experiments.row_log import RecordError
+
+Watch = Callable[["Run"], Iterator[Observation]]
+"""Something that shows the observations of a run while it passes them on."""
+
+
+class Run:
+    """A run that holds its folder's lock: iterate over `observations()`, then ask for `result()`."""
+
+    def __init__(self, folder: RunFolder, experiment: Experiment, saved: Checkpoint | None) -> None:
+        self.folder, self.experiment = folder, experiment
+        self.config = experiment.config
+        self.stopped = 0
+        self._model = experiment.engine.start()
+        self._resume: Snapshot | None = None
+        self._traffic = (0, 0)
+        self.notes: list[str] = []
+        if saved is not None:
+            self._continue(saved)
+        else:
+            folder.truncate_metrics(0, hashlib.sha256().hexdigest())
+
+    @property
+    def done(self) -> int:
+        """Rounds finished before this start."""
+        return self._resume.round if self._resume else 0
+
+    def observations(self) -> Iterator[Observation]:
+        """Train; each round is on disk before it is passed on."""
+        experiment, config = self.experiment, self.config
+        engine = experiment.engine
+        observer = Observer(
+            task=engine.task,
+            test=engine.store("test") if experiment.federation.test is not None else None,
+            classes=experiment.federation.classes,
+            every=config.evaluation.every,
+            rounds=config.rounds,
+        )
+        with Interrupts() as interrupts:
+            rounds = run(experiment.algorithm, engine, rounds=config.rounds, seed=config.seed, resume=self._resume)
+            for observation in observer.watch(rounds, self._model, self._traffic):
+                position = self._record(observation)
+                due = self._is_due(observation.round.number)
+                if due:
+                    self._save(observation, position)
+                self._model = observation.round.model
+                yield observation
+                if interrupts.asked and observation.round.number < config.rounds:
+                    self.stopped = interrupts.asked
+                    if not due:
+                        self._save(observation, position)
+                    return
+
+    def complete(self, watch: Watch | None = None) -> Result:
+        """Run to the end (or to a signal), export the model and say how it went."""
+        self.folder.record(status="running")
+        try:
+            for _ in watch(self) if watch else self.observations():
+                pass
+        except Diverged as problem:
+            with contextlib.suppress(RecordError):
+                self.folder.record(status="diverged", reason=str(problem))
+            raise
+        if self.stopped:
+            self.folder.record(status="interrupted")
+        else:
+            self._export()
+            self.folder.record(status="finished")
+        return self.result()
+
+    def result(self) -> Result:
+        """The model as it is now, and every row so far."""
+        history = self.folder.rows().rows
+        return Result(
+            task=self.experiment.task,
+            values=tree.to(self._model, "cpu"),
+            history=history,
+            folder=self.folder.path,
+            stopped=self.stopped,
+        )
+
+    def _continue(self, saved: Checkpoint) -> None:
+        """Go back to a checkpoint: server, memories, losses, and the metrics as they were then."""
+        if self.config.rounds < saved.round:
+            raise Invalid(f"rounds = {self.config.rounds}, but {saved.round} rounds are finished: give at least that")
+        device, algorithm = self.experiment.engine.device, self.experiment.algorithm
+        server, losses = tree.to(saved.trees["server"], device), saved.trees["losses"]["last"].numpy()
+        fresh = algorithm.server.init(self._model, len(self.experiment.federation))
+        _refuse_other_model(server, fresh, self.folder.path)
+        if len(losses) != len(self.experiment.federation):
+            clients = len(self.experiment.federation)
+            raise Invalid(f"{self.folder.path} was saved with {len(losses)} clients, and now there are {clients}")
+        self.folder.truncate_metrics(*saved.facts["metrics"])
+        self._resume = Snapshot(
+            round=saved.round,
+            server=server,
+            memory=saved.trees["memory"],
+            losses=losses,
+            bad_rounds=saved.facts["bad_rounds"],
+        )
+        self._model = algorithm.server.model(server)
+        self._traffic = (saved.facts["bytes_up"], saved.facts["bytes_down"])
+        self.notes += [f"fell back to round {saved.round}: {reason}" for reason in saved.skipped]
+
+    def _is_due(self, number: int) -> bool:
+        return number % self.config.checkpoint.every == 0 or number == self.config.rounds
+
+    def _record(self, observation: Observation) -> tuple[int, str]:
+        """Write the round's rows, before the checkpoint that counts on them; where the metrics end then."""
+        self._settle_lane()
+        position = self.folder.append(observation.row)
+        self.folder.timing.append(observation.timing, sync=False)
+        return position
+
+    def _save(self, observation: Observation, position: tuple[int, str]) -> None:
+        """Write a checkpoint of this round."""
+        here, (up, down) = observation.round.snapshot, observation.traffic
+        checkpoint.save(
+            self.folder.checkpoints,
+            here.round,
+            {"server": here.server, "memory": here.memory, "losses": {"last": torch.from_numpy(here.losses)}},
+            {"metrics": position, "bad_rounds": here.bad_rounds, "bytes_up": up, "bytes_down": down},
+            keep=self.config.checkpoint.keep,
+        )
+
+    def _settle_lane(self) -> None:
+        """Write down the lane that the first round measured, before anything depends on it."""
+        known = {key: value for key, value in asdict(self.experiment.engine.choice).items() if value is not None}
+        if all(self.config.engine.get(key) == value for key, value in known.items()):
+            return
+        self.config = self.config.changed(**known)
+        store_config(self.folder, self.config)
+
+    def _export(self) -> None:
+        data, config = self.experiment.data, self.config
+        values = tree.to(self._model, "cpu")
+        facts = {
+            "round": config.rounds,
+            "model": config.table()["model"],
+            "inputs": tree.map_leaves(lambda x: list(x.shape[1:]), data.x),
+            "classes": data.classes,
+            "label_names": data.label_names,
+            "loss": self.experiment.task.loss_name,
+            "data": self.experiment.prints["data"],
+            "config": config.digest(),
+        }
+        export(self.folder.path, self.experiment.task, values, facts)
+
+
+def store_config(folder: RunFolder, config: Config) -> None:
+    """Replace the stored config: the file first, then the facts that resumes compare it with."""
+    path = folder.path / "config.toml"
+    try:
+        replace_file(path, config.toml().encode())
+    except OSError as problem:
+        raise RecordError(explain("store the config in", path, problem)) from problem
+    folder.record(config=identity.settings(config))
+
+
+def _refuse_other_model(saved: Tree, fresh: Tree, folder: Path) -> None:
+    """A checkpoint whose tensors are not those this algorithm and model have cannot be continued, not even by force."""
+    before, now = ({path: tuple(leaf.shape) for path, leaf in tree.flatten(t).items()} for t in (saved, fresh))
+    if before != now:
+        path = next(p for p in {**before, **now} if before.get(p) != now.get(p))
+        raise Invalid(
+            f"the checkpoint in {folder} does not fit this model and algorithm: {path} has shape "
+            f"{before.get(path, 'none')} there and {now.get(path, 'none')} here"
+        )

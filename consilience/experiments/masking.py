@@ -1,0 +1,63 @@
+"""Secrets do not belong in run folders: find them by the names of their keys, and mask them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+MASK = "***"
+
+_SECRETS = ("token", "password", "passwd", "passphrase", "pwd", "secret", "credential", "apikey", "bearer")
+_KEY_OWNERS = {"api", "access", "private", "secret", "auth", "account", "signing", "encryption", "ssh"}
+_PLAIN_KEYS = {
+    *("text", "label", "image", "target", "feature", "column", "client", "group", "sort", "split"),
+    *("partition", "cache", "primary", "foreign", "public"),
+}
+_LOGIN_IN_ADDRESS = re.compile(r"(?<=://)[^/\s@]+(?=@)")
+
+
+def masked(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy with the values of secret-looking keys (`hub.token`, `apiKey`) and logins in addresses gone."""
+    return {key: _mask(value, key, key, []) for key, value in mapping.items()}
+
+
+def secrets_in(mapping: Mapping[str, Any]) -> list[str]:
+    """The dotted keys whose values `masked` would hide."""
+    found: list[str] = []
+    for key, value in mapping.items():
+        _mask(value, key, key, found)
+    return list(dict.fromkeys(found))
+
+
+def _mask(value: Any, key: str, place: str, found: list[str]) -> Any:
+    if value is None or isinstance(value, bool) or value in ("", MASK):
+        return value
+    if _is_secret(str(key), value):
+        found.append(place)
+        return MASK
+    if isinstance(value, Mapping):
+        return {name: _mask(item, name, f"{place}.{name}", found) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_mask(item, key, place, found) for item in value]
+    if isinstance(value, str) and _LOGIN_IN_ADDRESS.search(value):
+        found.append(place)
+        return _LOGIN_IN_ADDRESS.sub(MASK, value)
+    return value
+
+
+def _is_secret(key: str, value: Any) -> bool:
+    """Whether a key names a secret: `auth_token = "a"` does, `max_tokens = 9` and `text_key = "b"` do not."""
+    number, text = isinstance(value, (int, float)), isinstance(value, str)
+    words = [w for w in re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).lower()) if w]
+    for i, word in enumerate(words):
+        if not text and i < len(words) - 1:
+            continue
+        before = words[i - 1] if i else ""
+        if word == "key" and before not in _PLAIN_KEYS:
+            return True
+        if word == "keys" and before in _KEY_OWNERS:
+            return True
+        if word.endswith(_SECRETS) or (not number and word.removesuffix("s").endswith(_SECRETS)):
+            return True
+    return False

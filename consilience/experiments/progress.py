@@ -1,0 +1,80 @@
+"""Rounds as they finish: a live line on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from consilience.experiments.record import Observation
+
+_NAMES = {"accuracy": "accuracy", "absolute_error": "error", "loss": "loss", "train_loss": "train loss"}
+
+
+def shown(
+    observations: Iterable[Observation], *, rounds: int, done: int = 0, console: Console | None = None
+) -> Iterator[Observation]:
+    """Pass observations on and show round, accuracy, loss, clients per second and the time left."""
+    console = console or Console(stderr=True)
+    return (_live if console.is_terminal else _lines)(observations, rounds, done, console)
+
+
+def _live(observations: Iterable[Observation], rounds: int, done: int, console: Console) -> Iterator[Observation]:
+    columns = (TextColumn("round {task.completed}/{task.total}"), BarColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, TimeElapsedColumn(), console=console) as bar:
+        task = bar.add_task("preparing the first round", total=rounds, completed=done)
+        clock = _Clock(rounds, done)
+        for observation in observations:
+            bar.update(task, completed=observation.round.number, description=_status(observation, clock))
+            yield observation
+
+
+def _lines(observations: Iterable[Observation], rounds: int, done: int, console: Console) -> Iterator[Observation]:
+    clock, width = _Clock(rounds, done), len(str(rounds))
+    for observation in observations:
+        number = f"{observation.round.number:{width}}/{rounds}"
+        console.print(f"round {number}  {_status(observation, clock)}", highlight=False, soft_wrap=True)
+        yield observation
+
+
+def quality(row: dict[str, float | None]) -> str:
+    """'accuracy 0.9123  loss 0.2871': what was measured this round, else the training loss."""
+    known = {name: value for key, name in _NAMES.items() if isinstance(value := row.get(key), float)}
+    if "loss" in known:
+        known.pop("train loss", None)
+    return "  ".join(f"{name} {value:.4f}" for name, value in known.items()) or "no usable reply"
+
+
+def rate(clients_per_second: float | None) -> str:
+    """'512 clients/s', with the digits that matter."""
+    value = clients_per_second or 0.0
+    return f"{value:,.0f} clients/s" if value >= 10 else f"{value:.2g} clients/s"
+
+
+def _status(observation: Observation, clock: _Clock) -> str:
+    speed = rate(observation.timing["clients_per_second"])
+    return f"{quality(observation.row)}  {speed}  left {clock.left(observation)}"
+
+
+def duration(seconds: float) -> str:
+    """1:02:03, or 2:03 below an hour."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+class _Clock:
+    """Time left by the mean of the rounds so far; the first one, which also measures and compiles, counts least."""
+
+    def __init__(self, rounds: int, done: int) -> None:
+        self.rounds, self.first = rounds, done
+        self.began = self.after_first = time.perf_counter()
+
+    def left(self, observation: Observation) -> str:
+        now, number = time.perf_counter(), observation.round.number
+        if number == self.first + 1:
+            self.after_first = now
+            return duration((now - self.began) * (self.rounds - number))
+        return duration((now - self.after_first) / (number - self.first - 1) * (self.rounds - number))

@@ -1,0 +1,136 @@
+"""What is written down of every round: one row of metrics that repeats byte for byte, and one of timing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from consilience.core import tree
+from consilience.core.exchange import Cohort
+from consilience.core.federation import Rows
+from consilience.core.rounds import Diverged, Round
+from consilience.core.task import Task
+from consilience.core.tree import Tree
+from consilience.experiments.evaluation import Scores, evaluate, fairness
+
+COUNTS = ("silent", "empty_client", "nonfinite")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Observation:
+    """One finished round and what is to be recorded of it."""
+
+    round: Round
+    row: dict[str, Any]  # a function of the run's settings alone
+    timing: dict[str, Any]  # what the clock said
+    traffic: tuple[int, int]  # bytes up and down since the first round
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Observer:
+    """Tests and describes each round: `every` so many rounds and after the last one (0: never)."""
+
+    task: Task
+    test: Rows | None  # on the device
+    classes: int
+    every: int
+    rounds: int
+
+    def watch(self, rounds: Iterator[Round], before: Tree, traffic: tuple[int, int] = (0, 0)) -> Iterator[Observation]:
+        """Pass rounds on with their rows; `before` is the model and `traffic` the bytes sent before the first one."""
+        up, down = traffic
+        began = time.perf_counter()
+        for round in rounds:
+            trained = time.perf_counter()
+            refuse_unusable(round)
+            up, down = up + round.bytes_up, down + round.bytes_down
+            scores = self._scores(round)
+            row = {**_quality(round.number, scores, self.classes), **_training(round, before)}
+            row |= {"bytes_up": round.bytes_up, "bytes_down": round.bytes_down}
+            row |= {"bytes_up_total": up, "bytes_down_total": down}
+            row |= {reason: round.cohort.counts.get(reason, 0) for reason in COUNTS}
+            timing = _timing(round, trained - began, time.perf_counter() - trained)
+            yield Observation(round=round, row=row, timing=timing, traffic=(up, down))
+            before, began = round.model, time.perf_counter()
+
+    def _scores(self, round: Round) -> Scores | None:
+        due = self.every and (round.number % self.every == 0 or round.number == self.rounds)
+        return evaluate(self.task, round.model, self.test, classes=self.classes) if due and self.test else None
+
+
+def refuse_unusable(round: Round) -> None:
+    """Stop, before anything is saved, at a model or at weights that cannot be right."""
+    weights = round.notes.get("weights")
+    if (
+        weights is not None
+        and len(round.cohort)
+        and not (bool(weights.isfinite().all()) and bool((weights != 0).any()))
+    ):
+        found = ", ".join(f"{weight:g}" for weight in weights.tolist()[:8])
+        raise Diverged(f"round {round.number}: the aggregation weights are {found} ..., all zero or not finite")
+    flat = {path: leaf for path, leaf in tree.flatten(round.model).items() if leaf.is_floating_point()}
+    finite = torch.stack([leaf.isfinite().all() for leaf in flat.values()]).tolist()
+    if not all(finite):
+        raise Diverged(
+            f"round {round.number}: the new global model holds NaN or infinite values in "
+            f"{list(flat)[finite.index(False)]}, though every reply was finite: lower the learning rate"
+        )
+
+
+def _quality(number: int, scores: Scores | None, classes: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"round": number, "loss": scores.loss if scores else None}
+    if not classes:
+        return row | {"absolute_error": scores.absolute_error if scores else None}
+    for name in ("accuracy", "precision", "recall", "f1"):
+        row[name] = getattr(scores, name) if scores else None
+    spread = fairness(scores.client_accuracy if scores else np.empty(0))
+    return row | {f"client_accuracy_{name}": value for name, value in spread.items()}
+
+
+def _training(round: Round, before: Tree) -> dict[str, Any]:
+    """Who took part, how much each counted, what they lost on the way and how far they went."""
+    cohort, weights = round.cohort, round.notes.get("weights")
+    shares = weights.to(torch.float64).cpu().numpy() if weights is not None and len(cohort) else None
+    drift, relative = _drift(cohort, before)
+    return {
+        "cohort": cohort.ids.tolist(),
+        "weights": shares.tolist() if shares is not None else None,
+        "train_loss": _train_loss(cohort),
+        "drift": drift,
+        "drift_relative": relative,
+    }
+
+
+def _train_loss(cohort: Cohort) -> float | None:
+    """The mean of the losses that clients report, weighted by their rows; those that did no step say nothing."""
+    if not len(cohort) or "loss" not in cohort.reply:
+        return None
+    rows = np.where(cohort.steps > 0, cohort.examples.cpu().numpy(), 0.0)
+    losses = cohort.reply["loss"].to(torch.float64).cpu().numpy()
+    return float(rows @ losses / rows.sum()) if rows.sum() > 0 else None
+
+
+def _drift(cohort: Cohort, before: Tree) -> tuple[float | None, float | None]:
+    """Mean over clients of |w_k - w|, w the model they were sent, and the same as a share of |w|."""
+    model = cohort.reply.get("model") if len(cohort) else None
+    if not isinstance(model, dict) or set(model.get("params", ())) != set(before["params"]):
+        return None, None
+    squares: list[torch.Tensor] = []
+    lengths: list[torch.Tensor] = []
+    for name, anchor in before["params"].items():
+        moved = (model["params"][name] - anchor).flatten(1)  # [m, P]
+        squares.append(torch.linalg.vector_norm(moved, dim=1, dtype=torch.float64).square())
+        lengths.append(torch.linalg.vector_norm(anchor, dtype=torch.float64).square())
+    drift = float(torch.stack(squares).sum(0).sqrt().mean())
+    length = float(torch.stack(lengths).sum().sqrt())
+    return drift, drift / length if length else None
+
+
+def _timing(round: Round, training: float, testing: float) -> dict[str, Any]:
+    rate = len(round.chosen) / training if training > 0 else None
+    return {"round": round.number, "seconds": training, "evaluation_seconds": testing, "clients_per_second": rate}

@@ -1,0 +1,55 @@
+"""What a finished training gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from consilience.core.task import Task
+from consilience.core.tree import Tree
+
+SHOWN = {
+    "round": "round",
+    "loss": "loss",
+    "accuracy": "accuracy",
+    "absolute_error": "mean error",
+    "f1": "macro F1",
+    "client_accuracy_mean": "clients' mean",
+    "client_accuracy_worst_tenth": "worst tenth",
+    "train_loss": "train loss",
+}
+"""The columns of `table`, where the task has them."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Result:
+    """The trained model and one row of metrics per round."""
+
+    task: Task
+    values: Tree  # the model's parameters and buffers
+    history: list[dict[str, Any]]
+    folder: Path | None = None
+    stopped: int = 0  # the signal that ended it early
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """Your module with the trained values, in evaluation mode."""
+        return self.task.trained(self.values)
+
+    def table(self, rows: int = 10) -> str:
+        """The last rows of the history as text."""
+        columns = [key for key in SHOWN if any(row.get(key) is not None for row in self.history)]
+        lines = [[SHOWN[key] for key in columns]]
+        lines += [[_shown(row.get(key)) for key in columns] for row in self.history[-rows:]]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+        return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths)) for line in lines)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

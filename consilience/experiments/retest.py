@@ -1,0 +1,59 @@
+"""A run's latest model on test rows: its own, or those of other data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from consilience.core import tree
+from consilience.core.checks import Invalid
+from consilience.experiments import checkpoint
+from consilience.experiments.assembly import assemble
+from consilience.experiments.config import from_table
+from consilience.experiments.evaluation import Scores, evaluate
+from consilience.experiments.folder import RunFolder
+from consilience.experiments.toml_text import loads
+
+CHANGEABLE = ("data", "data_dir", "partition", "engine", "threads")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Retest:
+    """Scores of the model after `round` rounds, and the clients' names."""
+
+    round: int
+    scores: Scores
+    names: tuple[str, ...]
+
+
+def retest(path: Path, overrides: Iterable[str] = ()) -> Retest:
+    """Test the model of the newest whole checkpoint; data, partition and engine may be replaced."""
+    overrides = list(overrides)
+    for override in overrides:
+        key = override.partition("=")[0]
+        if key.split(".")[0] not in CHANGEABLE:
+            raise Invalid(f"{key} cannot be changed for a test: only {', '.join(CHANGEABLE)} can")
+    folder = RunFolder.open(Path(path))
+    saved = checkpoint.load_latest(folder.checkpoints)
+    if saved is None:
+        raise Invalid(f"{folder.path} has no checkpoint yet: let at least one round finish")
+    config = from_table(loads(folder.config_text()), overrides, source=str(folder.path / "config.toml"))
+    experiment = assemble(config)
+    if experiment.federation.test is None:
+        raise Invalid(f"data.name = {config.data.name!r} has no test rows")
+    engine = experiment.engine
+    model = experiment.algorithm.server.model(tree.to(saved.trees["server"], engine.device))
+    _refuse_other_shapes(model, engine.start(), config.data.name)
+    scores = evaluate(engine.task, model, engine.store("test"), classes=experiment.federation.classes)
+    return Retest(round=saved.round, scores=scores, names=experiment.federation.names)
+
+
+def _refuse_other_shapes(saved: tree.Tree, fresh: tree.Tree, data: str) -> None:
+    before, now = ({path: tuple(leaf.shape) for path, leaf in tree.flatten(t).items()} for t in (saved, fresh))
+    for path, shape in before.items():
+        if now.get(path) != shape:
+            raise Invalid(
+                f"the model does not fit data.name = {data!r}: {path} has shape {shape}, "
+                f"and these data call for {now.get(path, 'none')}"
+            )

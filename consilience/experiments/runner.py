@@ -1,0 +1,127 @@
+"""Runs on disk: start one in a folder of its own, or resume one exactly where its last checkpoint is."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from consilience.core.checks import Invalid
+from consilience.data import partition
+from consilience.experiments import checkpoint, identity
+from consilience.experiments.assembly import Experiment, assemble
+from consilience.experiments.config import Config, from_table
+from consilience.experiments.folder import RunFolder
+from consilience.experiments.live_run import Run, Watch, store_config
+from consilience.experiments.names import plain
+from consilience.experiments.result import Result
+from consilience.experiments.toml_text import loads
+
+
+def execute(config: Config, *, folder: Path | None = None, watch: Watch | None = None) -> Result:
+    """A whole run, from settings to a trained model in a run folder."""
+    with start(config, folder=folder) as run:
+        return run.complete(watch)
+
+
+def proceed(path: Path, overrides: Iterable[str] = (), *, force: bool = False, watch: Watch | None = None) -> Result:
+    """The rest of a run that was stopped, or more rounds of one that had finished."""
+    with resume(path, overrides, force=force) as run:
+        return run.complete(watch)
+
+
+@contextlib.contextmanager
+def start(config: Config, *, folder: Path | None = None) -> Iterator[Run]:
+    """Begin a run in a new folder: `folder` exactly, or one named after the config, numbered if that is taken."""
+    if folder is not None and (Path(folder) / "run.json").exists():
+        raise Invalid(f"{folder} holds a run already: continue it with `consilience resume {folder}`")
+    experiment = assemble(config)
+    experiment = dataclasses.replace(experiment, config=_resolved(experiment))
+    facts = {
+        "config": identity.settings(experiment.config),
+        "code": identity.code(),
+        "prints": experiment.prints,
+        "algorithm": repr(experiment.algorithm),
+        "clients": len(experiment.federation),
+        "parameters": experiment.parameters,
+        "status": "created",
+    }
+    made = _create(experiment.config, folder, facts)
+    with made.lock():
+        partition.save(experiment.parts, made.partition)
+        yield Run(made, experiment, None)
+
+
+@contextlib.contextmanager
+def resume(path: Path, overrides: Iterable[str] = (), *, force: bool = False) -> Iterator[Run]:
+    """Continue a run from its last checkpoint; what would change its numbers is refused or, by force, recorded."""
+    folder = RunFolder.open(Path(path))
+    with folder.lock():
+        facts = folder.facts()
+        config = from_table(loads(folder.config_text()), overrides, source=str(folder.path / "config.toml"))
+        saved = checkpoint.load_latest(folder.checkpoints)
+        settings = identity.settings(config)
+        found = identity.differences(facts.get("config", {}), settings, computed=saved is not None)
+        found += identity.differences(facts.get("code", {}), identity.code(), prefix="code.")
+        _refuse(found, folder, force)  # before the data are read, which may take long
+        experiment = assemble(config)
+        found += identity.differences(facts.get("prints", {}), experiment.prints, prefix="fingerprint.")
+        found += _partition_differences(folder, experiment)
+        _refuse(found, folder, force)
+        run = Run(folder, experiment, saved)
+        _note(folder, run, found, facts)
+        yield run
+
+
+def _resolved(experiment: Experiment) -> Config:
+    """The settings with what this machine decided: device and threads, on which the last bits depend."""
+    config = experiment.config.changed(device=str(experiment.engine.device))
+    return dataclasses.replace(config, threads=torch.get_num_threads())
+
+
+def _create(config: Config, folder: Path | None, facts: dict[str, Any]) -> RunFolder:
+    """The run folder; without an exact place, the first free of label, label-2, label-3 ..."""
+    if folder is not None:
+        return RunFolder.create(Path(folder).parent, Path(folder).name, config.toml(), facts)
+    number = 1
+    while True:
+        name = config.label if number == 1 else f"{config.label}-{number}"
+        try:
+            return RunFolder.create(Path(config.runs), name, config.toml(), facts)
+        except Invalid:
+            if not os.path.lexists(Path(config.runs) / name):
+                raise
+            number += 1
+
+
+def _partition_differences(folder: RunFolder, experiment: Experiment) -> list[str]:
+    """Whether the stored partition is another one; where a crash came before it was stored, it is stored now."""
+    if not folder.partition.exists():
+        partition.save(experiment.parts, folder.partition)
+    stored, now = partition.fingerprint(partition.load(folder.partition)), experiment.prints["partition"]
+    return [] if stored == now else [f"{folder.partition.name}: {stored[:12]} -> {now[:12]}"]
+
+
+def _refuse(found: list[str], folder: RunFolder, force: bool) -> None:
+    if found and not force:
+        raise Invalid(
+            f"{folder.path} cannot be resumed exactly, because something it depends on has changed:\n  "
+            + "\n  ".join(found)
+            + "\nundo the change, start a new run, or resume with --force, which is recorded in the run"
+        )
+
+
+def _note(folder: RunFolder, run: Run, found: list[str], facts: dict[str, Any]) -> None:
+    """Record what changed: harmless settings quietly, the others under `forced`."""
+    config, experiment = run.config, run.experiment
+    if identity.settings(config) != facts.get("config"):
+        store_config(folder, config)
+    if found:
+        forced = [*facts.get("forced", []), {"round": run.done, "changes": [plain(line) for line in found]}]
+        folder.record(forced=forced, code=identity.code(), prints=experiment.prints)
+        partition.save(experiment.parts, folder.partition)

@@ -1,0 +1,53 @@
+"""The model zoo: `__all__` is the catalogue, one factory per model; every model is `head(features(x))`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from consilience.core.checks import Invalid, nearest
+from consilience.models.convolutional import cnn
+from consilience.models.densely_connected import densenet121
+from consilience.models.frozen import linear_head
+from consilience.models.fusion import late_fusion
+from consilience.models.perceptrons import logistic, mlp
+from consilience.models.recurrent import char_lstm, text_lstm
+from consilience.models.residual import resnet18, resnet34, resnet50
+from consilience.models.residual_cifar import resnet20
+from consilience.models.siamese import siamese
+
+__all__ = [
+    "char_lstm",
+    "cnn",
+    "densenet121",
+    "late_fusion",
+    "linear_head",
+    "logistic",
+    "mlp",
+    "resnet18",
+    "resnet20",
+    "resnet34",
+    "resnet50",
+    "siamese",
+    "text_lstm",
+]
+
+
+def find(name: str, key: str = "model") -> Callable[..., nn.Module]:
+    """The factory of that name; `key` is the setting that asked for it, for the error message."""
+    if name not in __all__:
+        raise Invalid(f"{key} = {name!r} is not a model{nearest(name, __all__)}; known: {', '.join(__all__)}")
+    return getattr(sys.modules[__name__], name)
+
+
+def build(name: str, inputs: Any, classes: int, *, seed: int = 0, **options: Any) -> nn.Module:
+    """A model by name, on the CPU; its parameters depend on `seed` alone, global random state is kept."""
+    make = find(name)
+    # Not torch.manual_seed: it would reseed every accelerator as well.
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
+        return make(inputs=inputs, classes=classes, **options)

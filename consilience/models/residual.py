@@ -1,0 +1,179 @@
+"""ResNet-18, -34 and -50 (He et al. 2016), layout and names as torchvision's, `fc` called `head`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from consilience.core.checks import Count
+from consilience.models.arguments import Shape, factory, picture_shape
+from consilience.models.layers import Norm, Stem, initialise_convolutions, normalisation
+
+MakeNorm = Callable[[int], nn.Module]
+
+
+class BasicBlock(nn.Module):
+    """Two 3 x 3 convolutions and a shortcut."""
+
+    expansion = 1
+
+    def __init__(self, before: int, width: int, stride: int, norm: MakeNorm) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, width, 3, stride, padding=1, bias=False)
+        self.bn1 = norm(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = norm(width)
+        self.downsample = _shortcut(before, width * self.expansion, stride, norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        return F.relu(y + self.downsample(x))
+
+
+class Bottleneck(nn.Module):
+    """1 x 1, 3 x 3 (with the stride, as torchvision has it) and 1 x 1 convolutions and a shortcut."""
+
+    expansion = 4
+
+    def __init__(self, before: int, width: int, stride: int, norm: MakeNorm) -> None:
+        super().__init__()
+        after = width * self.expansion
+        self.conv1 = nn.Conv2d(before, width, 1, bias=False)
+        self.bn1 = norm(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
+        self.bn2 = norm(width)
+        self.conv3 = nn.Conv2d(width, after, 1, bias=False)
+        self.bn3 = norm(after)
+        self.downsample = _shortcut(before, after, stride, norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = F.relu(self.bn2(self.conv2(y)))
+        y = self.bn3(self.conv3(y))
+        return F.relu(y + self.downsample(x))
+
+
+Block = type[BasicBlock] | type[Bottleneck]
+
+
+class ResidualNetwork(nn.Module):
+    """Stem, four stages of residual blocks (each doubling the channels), mean over space, linear head."""
+
+    def __init__(
+        self,
+        block: Block,
+        depths: tuple[int, int, int, int],
+        *,
+        channels: int,
+        classes: int,
+        stem: Stem,
+        norm: MakeNorm,
+        width: int,
+    ) -> None:
+        super().__init__()
+        if stem == "imagenet":
+            self.conv1 = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
+            self.maxpool: nn.Module = nn.MaxPool2d(3, stride=2, padding=1)
+        else:  # small pictures keep their resolution up to the first stage
+            self.conv1 = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+            self.maxpool = nn.Identity()
+        self.bn1 = norm(width)
+        after = width * block.expansion
+        self.layer1 = _stage(block, width, width, depths[0], 1, norm)
+        self.layer2 = _stage(block, after, 2 * width, depths[1], 2, norm)
+        self.layer3 = _stage(block, 2 * after, 4 * width, depths[2], 2, norm)
+        self.layer4 = _stage(block, 4 * after, 8 * width, depths[3], 2, norm)
+        self.head = nn.Linear(8 * after, classes)
+        initialise_convolutions(self, "fan_out")
+
+    def features(self, x: Tensor) -> Tensor:
+        """[n, channels, height, width] -> [n, 8 * width * expansion]"""
+        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return x.mean((-2, -1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+@factory
+def resnet18(
+    *,
+    inputs: Shape,
+    classes: Count,
+    stem: Stem = "imagenet",
+    norm: Norm = "batch",
+    groups: Count = 32,
+    width: Count = 64,
+) -> nn.Module:
+    """ResNet-18; stem="cifar" for small pictures, norm="group" where clients' batch statistics are unlike."""
+    channels, _, _ = picture_shape("resnet18", inputs)
+    return ResidualNetwork(
+        BasicBlock,
+        (2, 2, 2, 2),
+        channels=channels,
+        classes=classes,
+        stem=stem,
+        norm=normalisation(norm, groups),
+        width=width,
+    )
+
+
+@factory
+def resnet34(
+    *,
+    inputs: Shape,
+    classes: Count,
+    stem: Stem = "imagenet",
+    norm: Norm = "batch",
+    groups: Count = 32,
+    width: Count = 64,
+) -> nn.Module:
+    """ResNet-34; options as for resnet18."""
+    channels, _, _ = picture_shape("resnet34", inputs)
+    return ResidualNetwork(
+        BasicBlock,
+        (3, 4, 6, 3),
+        channels=channels,
+        classes=classes,
+        stem=stem,
+        norm=normalisation(norm, groups),
+        width=width,
+    )
+
+
+@factory
+def resnet50(
+    *,
+    inputs: Shape,
+    classes: Count,
+    stem: Stem = "imagenet",
+    norm: Norm = "batch",
+    groups: Count = 32,
+    width: Count = 64,
+) -> nn.Module:
+    """ResNet-50 (bottleneck blocks); options as for resnet18."""
+    channels, _, _ = picture_shape("resnet50", inputs)
+    return ResidualNetwork(
+        Bottleneck,
+        (3, 4, 6, 3),
+        channels=channels,
+        classes=classes,
+        stem=stem,
+        norm=normalisation(norm, groups),
+        width=width,
+    )
+
+
+def _stage(block: Block, before: int, width: int, depth: int, stride: int, norm: MakeNorm) -> nn.Sequential:
+    first = block(before, width, stride, norm)
+    return nn.Sequential(first, *(block(width * block.expansion, width, 1, norm) for _ in range(depth - 1)))
+
+
+def _shortcut(before: int, after: int, stride: int, norm: MakeNorm) -> nn.Module:
+    if stride == 1 and before == after:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), norm(after))

@@ -1,0 +1,76 @@
+"""From your own module and tensors to a trained model, without a config or a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from consilience.core.algorithm import Algorithm
+from consilience.core.checks import Count, Invalid, Whole, check_value
+from consilience.core.federation import Federation
+from consilience.core.losses import Loss
+from consilience.core.rounds import run
+from consilience.core.task import Task
+from consilience.core.tree import to
+from consilience.engines.vectorised import Vectorised
+from consilience.environments.environment import Environment
+from consilience.experiments.assembly import try_model
+from consilience.experiments.catalogue import engine_options
+from consilience.experiments.parts import read_options
+from consilience.experiments.progress import shown
+from consilience.experiments.record import Observation, Observer
+from consilience.experiments.result import Result
+
+
+def train(
+    model: nn.Module | Task,
+    federation: Federation | Sequence[tuple[Any, Tensor]],
+    algorithm: Algorithm,
+    *,
+    rounds: Count = 10,
+    seed: Whole = 0,
+    loss: str | Loss | None = None,
+    environment: Environment | None = None,
+    evaluate_every: Whole = 1,
+    progress: bool = True,
+    **engine: Any,
+) -> Result:
+    """Train a module over a federation; `result.model` is the trained module, `result.history` one row per round.
+
+    federation: `Federation.from_clients([(x, y), ...], test=(x, y))`, or the pairs alone if nothing is to be tested.
+    algorithm: a recipe such as `simprox(lr=0.05)`, or four parts of your own in an `Algorithm`.
+    loss: a name or a function (output, target) -> [B]; by default cross-entropy for class numbers, else squared error.
+    engine: settings of `Vectorised`, such as device="cuda", lane="batched", dtype="float64".
+    """
+    rounds, seed = check_value("rounds", rounds, Count), check_value("seed", seed, Whole)
+    evaluate_every = check_value("evaluate_every", evaluate_every, Whole)
+    if not isinstance(federation, Federation):
+        federation = Federation.from_clients(federation)
+    task = _task(model, federation, loss)
+    try_model(task, federation, f"the model {type(task.module).__name__}", "the federation's data")
+    options = read_options("train", engine, engine_options(), "train")
+    vectorised = Vectorised(task, federation, environment=environment, rounds_ahead=rounds, **options)
+    observer = Observer(
+        task=vectorised.task,
+        test=vectorised.store("test") if federation.test is not None else None,
+        classes=federation.classes,
+        every=evaluate_every,
+        rounds=rounds,
+    )
+    observations: Iterator[Observation]
+    observations = observer.watch(run(algorithm, vectorised, rounds=rounds, seed=seed), vectorised.start())
+    history, values = [], vectorised.start()
+    for observation in shown(observations, rounds=rounds) if progress else observations:
+        history.append(observation.row)
+        values = observation.round.model
+    return Result(task=task, values=to(values, "cpu"), history=history)
+
+
+def _task(model: nn.Module | Task, federation: Federation, loss: str | Loss | None) -> Task:
+    if isinstance(model, Task):
+        if loss is not None:
+            raise Invalid("loss is part of the Task already: give a module and a loss, or a Task alone")
+        return model
+    return Task(model, loss or ("cross_entropy" if federation.classes else "squared_error"))

@@ -1,0 +1,195 @@
+"""Lanes: which way a group runs never shows in the result."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import rules_for_tests as parts
+import tiny
+import torch
+
+from consilience.algorithms.fedavg import fedavg
+from consilience.core.rounds import Round, run
+from consilience.engines import program, tuning
+from consilience.engines.tuning import Choice, Tuner
+from consilience.environments.environment import Environment
+
+NEVER = 10**9
+
+
+def train(engine: Any, *, rounds: int = 2, **options: Any) -> list[Round]:
+    return list(run(fedavg(batch_size=4, lr=0.05, **options), engine, rounds=rounds, seed=1))
+
+
+@pytest.mark.parametrize("lane", ["serial", "batched", "streams"])
+def test_traced_and_untraced_steps_give_the_same_bits(lane: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over rounds, so that neither the round (a decaying rate) nor a dropout key may be baked into the trace."""
+    results = []
+    for hot in (NEVER, 0):
+        monkeypatch.setattr(program, "HOT", hot)
+        engine = tiny.engine(tiny.convnet, lane=lane, environment=Environment(steps=(2, 2, 2, 2, 2)))
+        results.append(train(engine, rounds=3, lr_decay=0.5, momentum=0.9))
+        (made,) = engine._programs.values()
+        steps = made.group if lane == "batched" else made.one
+        assert bool(steps._traced) == (hot == 0)
+    for plain, traced in zip(*results):
+        assert tiny.same(plain.model, traced.model)
+        assert tiny.same(plain.cohort.reply, traced.cohort.reply)
+
+
+def test_a_step_becomes_hot_in_the_middle_of_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+    for hot in (NEVER, 3):
+        monkeypatch.setattr(program, "HOT", hot)
+        engine = tiny.engine(lane="serial", environment=Environment(steps=(7, 6, 0, 5, 4)))
+        results.append(train(engine, momentum=0.5)[-1].model)
+    assert tiny.same(*results)
+
+
+def test_traces_of_one_group_size_do_not_serve_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "HOT", 0)
+    engine = tiny.engine(lane="batched", clients_at_once=3)
+    traced = train(engine)
+    monkeypatch.setattr(program, "HOT", NEVER)
+    assert tiny.same(train(tiny.engine(lane="batched", clients_at_once=3))[-1].model, traced[-1].model)
+
+
+@pytest.mark.usefixtures("untraced")
+@pytest.mark.parametrize("workers", [1, 2, 4, 7])
+def test_threads_with_many_clients_give_the_bits_of_the_serial_lane(workers: int) -> None:
+    data = tiny.federation(tuple(1 + (7 * k) % 11 for k in range(40)))
+    expected = train(tiny.engine(tiny.convnet, data), rounds=1)
+    got = train(tiny.engine(tiny.convnet, data, lane="streams", workers=workers), rounds=1)
+    for one, other in zip(got, expected):
+        assert tiny.same(one.cohort.reply, other.cohort.reply)
+        assert tiny.same(one.model, other.model)
+
+
+@pytest.mark.usefixtures("untraced")
+def test_threads_really_work_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each on its own copy of the module, since functional_call swaps values in and out of it."""
+    seen: dict[int, Any] = {}
+    together = threading.Barrier(2, timeout=20)  # breaks unless two workers are inside at the same time
+
+    def step(self: Any, task: Any, carry: Any, batch: Any, message: Any, memory: Any) -> Any:
+        together.wait()
+        seen[threading.get_ident()] = task._replica(True)
+        return carry
+
+    monkeypatch.setattr(parts.Remembering, "step", step)
+    engine = tiny.engine(data=tiny.federation((4, 4)), lane="streams", workers=2)
+    list(run(parts.remembering(), engine, rounds=1))
+    assert len(seen) == 2 and len({id(module) for module in seen.values()}) == 2
+
+
+@pytest.mark.usefixtures("untraced")
+def test_an_error_in_a_worker_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(*_: Any) -> Any:
+        raise ZeroDivisionError("in the client")
+
+    monkeypatch.setattr(parts.Remembering, "step", step)
+    with pytest.raises(ZeroDivisionError, match="in the client"):
+        list(run(parts.remembering(), tiny.engine(lane="streams"), rounds=1))
+
+
+def test_streams_do_not_change_the_number_of_threads() -> None:
+    before = torch.get_num_threads()
+    train(tiny.engine(lane="streams", workers=2), rounds=1)
+    assert torch.get_num_threads() == before
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "TRIAL_SECONDS", 0.01)
+
+
+@pytest.mark.usefixtures("quick")
+def test_auto_settles_once_and_records_its_choice() -> None:
+    engine = tiny.engine(lane="auto", clients_at_once=None)
+    assert engine.choice == Choice(lane="auto", clients_at_once=None)
+    rounds = run(fedavg(batch_size=4, lr=0.05), engine, rounds=3, seed=1)
+    first = next(rounds)
+    choice = engine.choice
+    assert choice.lane in ("batched", "streams", "serial")
+    assert choice.clients_at_once is not None and choice.clients_at_once >= 1
+    recorded = json.loads(json.dumps(dataclasses.asdict(choice)))
+    assert recorded == {"lane": choice.lane, "clients_at_once": choice.clients_at_once, "compile": False}
+    list(rounds)
+    assert engine.choice is choice, "measured once only"
+    again = tiny.engine(**recorded)
+    assert tiny.same(train(again, rounds=1)[0].model, first.model), "a recorded choice repeats the run bit by bit"
+
+
+@pytest.mark.usefixtures("quick")
+def test_measuring_takes_the_fastest_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    for best in ("batched", "streams", "serial"):
+        rates = {"batched": 1.0, "streams": 1.0, "serial": 1.0, best: 2.0}
+        monkeypatch.setattr(Tuner, "_rate", lambda self, name, *_, rates=rates: rates[name])
+        engine = tiny.engine(lane="auto")
+        train(engine, rounds=1)
+        assert engine.choice.lane == best
+
+
+@pytest.mark.usefixtures("quick", "untraced")
+def test_a_lane_that_cannot_run_the_model_loses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fold(*_: Any) -> Any:
+        raise RuntimeError("no batching rule for this operator")
+
+    monkeypatch.setattr("consilience.engines.lanes.batched.Batched.fold", fold)
+    monkeypatch.setattr("consilience.engines.lanes.serial.Threads.fold", fold)
+    engine = tiny.engine(lane="auto")
+    train(engine, rounds=1)
+    assert engine.choice.lane == "serial"
+
+
+@pytest.mark.usefixtures("quick", "untraced")
+def test_measuring_leaves_no_trace_in_memories() -> None:
+    rounds = list(run(parts.remembering(), tiny.engine(lane="auto", clients_at_once=None), rounds=2))
+    assert [one.snapshot.memory["visits"].tolist() for one in rounds] == [[1] * 5, [2] * 5]
+
+
+@pytest.mark.usefixtures("untraced")
+def test_one_client_runs_serially() -> None:
+    engine = tiny.engine(data=tiny.federation((9,)), lane="auto")
+    began = time.perf_counter()
+    train(engine, rounds=1)
+    assert engine.choice.lane == "serial" and time.perf_counter() - began < 20
+
+
+@pytest.mark.usefixtures("untraced")
+def test_a_lane_that_was_asked_for_is_kept() -> None:
+    for lane in ("batched", "streams", "serial"):
+        engine = tiny.engine(lane=lane, clients_at_once=None)
+        train(engine, rounds=1)
+        assert engine.choice.lane == lane
+
+
+def test_groups_are_nearly_equal_and_keep_the_order() -> None:
+    for clients in (1, 2, 5, 7, 64, 100):
+        for most in (1, 2, 3, 10, 64, 1000):
+            tuner = Tuner(torch.device("cpu"), Choice(lane="serial", clients_at_once=most), None)
+            groups = list(tuner.groups(np.arange(clients)[::-1]))
+            assert np.concatenate(groups).tolist() == list(range(clients))[::-1]
+            sizes = [len(group) for group in groups]
+            assert max(sizes) <= most and max(sizes) - min(sizes) <= 1
+            assert len(groups) == -(-clients // most)
+
+
+def test_how_many_clients_fit_depends_on_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    fits = []
+    for free in (1, 10**6, 10**12):
+        monkeypatch.setattr(tuning, "_free", lambda _, free=free: free)
+        engine = tiny.engine(tiny.convnet, clients_at_once=None)
+        train(engine, rounds=1)
+        fits.append(engine.choice.clients_at_once)
+    assert fits[0] == 1 and fits[0] < fits[1] < fits[2] == 4096
