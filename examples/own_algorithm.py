@@ -37,7 +37,7 @@ def main() -> None:
     data = cs.load_data("digits")
     federation, _ = cs.federate(data, cs.partition("dirichlet", clients=10, alpha=0.2), seed=0)
     for name, weighting in (("by examples", ByExamples()), ("by loss", LossWeights(power=0.5))):
-        algorithm = cs.fedavg(lr=0.2, epochs=2, batch_size=32, weighting=weighting)
+        algorithm = cs.fedavg(lr=0.5, epochs=2, batch_size=32, weighting=weighting)
         module = cs.build_model("mlp", (1, 8, 8), 10, seed=0, hidden=(32,))
         result = cs.train(module, federation, algorithm, rounds=8, seed=0, progress=False)
         last = result.history[-1]

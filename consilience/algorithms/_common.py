@@ -9,7 +9,7 @@ from consilience.client.local_training import LocalTraining
 from consilience.client.solvers import SGD, Adam, Solver
 from consilience.client.terms.term import Term
 from consilience.core.algorithm import Algorithm, Plain
-from consilience.core.checks import Count, Decay, Fraction, NonNegative, Positive
+from consilience.core.checks import Count, Decay, Fraction, Invalid, NonNegative, Positive
 from consilience.core.plans import Work
 from consilience.core.protocols import Channel, Selection
 from consilience.selection.everyone import Everyone
@@ -48,6 +48,11 @@ def averaged(
 ) -> Algorithm:
     """Local training from the global model, then a weighted average: what most recipes start from."""
     solver: Solver
+    for name, value, idle in (("momentum", momentum, 0.0), ("lr_decay", lr_decay, 1.0)):
+        if optimiser != "sgd" and value != idle:
+            raise Invalid(
+                f"{name} = {value!r} has no effect with optimiser = {optimiser!r}: leave it out, or use 'sgd'"
+            )
     if optimiser == "sgd":
         solver = SGD(lr=lr, momentum=momentum, weight_decay=weight_decay, decay=lr_decay)
     else:

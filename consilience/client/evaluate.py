@@ -13,7 +13,7 @@ from consilience.core.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """One pass in order, no training: sums of loss and correct decisions, and the number of rows."""
+    """One pass in order, no training: sums of loss and of correct decisions (0 in a regression), and the rows."""
 
     work: Work = field(default_factory=lambda: Work(epochs=1, batch_size=256, shuffle=False, rows="test"))
 
@@ -31,8 +31,10 @@ class Evaluate:
         output, _ = task.apply(message["model"], batch.x, train=False)
         losses = task.losses(output, batch.y)
         mask = torch.ones_like(losses) if batch.mask is None else batch.mask
-        correct = (task.decide(output) == batch.y).to(losses.dtype)
-        correct = correct if correct.dim() == 1 else correct.flatten(1).mean(1)
+        correct = torch.zeros_like(losses)
+        if task.decides:
+            decided = task.decide(output)
+            correct = (decided == batch.y.reshape(decided.shape)).to(losses.dtype).reshape(len(losses), -1).mean(1)
         return {
             "loss": carry["loss"] + (losses * mask).sum(),
             "correct": carry["correct"] + (correct * mask).sum(),

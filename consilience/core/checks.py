@@ -164,7 +164,8 @@ def _check_tuple(key: str, value: Any, members: tuple[Any, ...]) -> tuple[Any, .
     if len(members) != len(value):
         raise Invalid(f"{key} = {value!r} must hold {len(members)} values, not {len(value)}")
     settled = tuple(check_value(f"{key}[{i}]", v, m) for i, (v, m) in enumerate(zip(value, members)))
-    return value if isinstance(value, tuple) and settled == value else settled
+    same = isinstance(value, tuple) and all(new is old for new, old in zip(settled, value))
+    return tuple(value) if same else settled
 
 
 def _kind(annotation: type) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from consilience.core import chance
@@ -38,13 +37,8 @@ class ExactBatchNorm(nn.modules.batchnorm._BatchNorm):
         if self.mask is not None:
             return self._masked(input, self.mask)
         if input.numel() == input.shape[1]:
-            return self._with_running(input)
+            return self._masked(input, torch.ones_like(input[:, 0]))
         return super().forward(input)
-
-    def _with_running(self, x: Tensor) -> Tensor:
-        if self.running_mean is None:
-            raise Invalid("batch norm without running statistics cannot train on a single row: use a larger batch_size")
-        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
 
     def _masked(self, x: Tensor, mask: Tensor) -> Tensor:
         shape = (1, -1) + (1,) * (x.dim() - 2)
@@ -60,8 +54,8 @@ class ExactBatchNorm(nn.modules.batchnorm._BatchNorm):
             var = torch.where(several, var, self.running_var)
         out = (x - mean.view(shape)) * torch.rsqrt(var + self.eps).view(shape)
         if self.weight is not None:
-            out = out * self.weight.view(shape) + self.bias.view(shape)
-        return out
+            out = out * self.weight.view(shape)
+        return out if self.bias is None else out + self.bias.view(shape)
 
     def _track(self, mean: Tensor, unbiased_var: Tensor, several: Tensor) -> None:
         assert self.running_mean is not None and self.running_var is not None
@@ -81,6 +75,7 @@ class KeyedDropout(nn.Module):
     def __init__(self, p: float, layer: int, whole_channels: bool) -> None:
         super().__init__()
         self.p, self.layer, self.whole_channels = p, layer, whole_channels
+        self.calls = 0  # in this pass: a layer that is used twice draws two patterns; Task starts it afresh
         self.register_buffer("key", None, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -90,7 +85,8 @@ class KeyedDropout(nn.Module):
             raise Invalid("a model with dropout was trained without a key: pass Task.apply(..., key=batch.key)")
         shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.whole_channels else x.shape
         count = shape.numel() if isinstance(shape, torch.Size) else torch.Size(shape).numel()
-        keep = chance.keep_mask(chance.fold(self.key, self.layer), count, self.p).view(shape)
+        keep = chance.keep_mask(chance.fold(self.key, self.layer + 2**16 * self.calls), count, self.p).view(shape)
+        self.calls += 1
         return x * keep.to(x.dtype) / (1 - self.p) if self.p < 1 else x * 0
 
 
@@ -99,30 +95,40 @@ _DROPOUTS = {nn.Dropout: False, nn.Dropout1d: True, nn.Dropout2d: True, nn.Dropo
 
 
 def make_exact(module: nn.Module) -> nn.Module:
-    """Swap batch norm and dropout layers, in place, for their exact counterparts."""
-    if type(module) in _BATCH_NORMS:
-        return ExactBatchNorm.like(module)  # type: ignore[arg-type]
-    drops = 0
+    """Swap batch norm and dropout layers, in place, for their exact counterparts; refuse what has none."""
+    swapped: dict[int, nn.Module] = {}
+    for name, layer in list(module.named_modules()):
+        if type(layer) in _BATCH_NORMS:
+            swapped[id(layer)] = ExactBatchNorm.like(layer)  # type: ignore[arg-type]
+        elif type(layer) in _DROPOUTS:
+            rate, whole = layer.p, _DROPOUTS[type(layer)]
+            swapped[id(layer)] = KeyedDropout(rate, len(swapped), whole)
+        else:
+            _refuse_inexact(name, layer)
     for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) in _BATCH_NORMS:
-                setattr(parent, name, ExactBatchNorm.like(child))  # type: ignore[arg-type]
-            elif type(child) in _DROPOUTS:
-                setattr(parent, name, KeyedDropout(child.p, drops, _DROPOUTS[type(child)]))  # type: ignore[arg-type,index]
-                drops += 1
-            elif _draws_inside(child):
-                raise Invalid(
-                    f"{type(child).__name__} {name!r} draws dropout from torch's global state, so runs differ: "
-                    "build it with dropout=0 and add nn.Dropout layers"
-                )
-    return module
+        for name, child in list(parent._modules.items()):  # a layer may stand under several names
+            if id(child) in swapped:
+                setattr(parent, name, swapped[id(child)])
+    return swapped.get(id(module), module)
+
+
+def _refuse_inexact(name: str, layer: nn.Module) -> None:
+    kind = f"{type(layer).__name__} {name!r}"
+    rate = getattr(layer, "dropout", 0.0)
+    inside = type(layer).__module__.startswith("torch.nn") and isinstance(rate, float) and rate > 0
+    if inside or isinstance(layer, (nn.modules.dropout._DropoutNd, nn.RReLU)):
+        raise Invalid(
+            f"{kind} draws dropout from torch's global state, so no two runs would agree: "
+            + ("build it with dropout=0 and add nn.Dropout layers" if inside else "use nn.Dropout instead")
+        )
+    tracking = isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats
+    if tracking or isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        raise Invalid(
+            f"{kind} keeps statistics over a batch in a way that cannot tell padding from rows: use nn.BatchNorm1d, "
+            "2d or 3d itself, nn.GroupNorm, or instance norm without running statistics"
+        )
 
 
 def extra_inputs(module: nn.Module, kind: type[nn.Module], field: str) -> tuple[str, ...]:
     """The full names of the buffers to fill, such as 'layer1.0.bn1.mask'."""
     return tuple(f"{name}.{field}" if name else field for name, m in module.named_modules() if type(m) is kind)
-
-
-def _draws_inside(module: nn.Module) -> bool:
-    rate = getattr(module, "dropout", 0.0)
-    return type(module).__module__.startswith("torch.nn") and isinstance(rate, float) and rate > 0

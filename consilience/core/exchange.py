@@ -34,10 +34,16 @@ class Cohort:
     examples: Tensor  # [m] float64: rows each client holds
     steps: np.ndarray  # [m] local steps done
     round: int
+    heard: np.ndarray | None = None  # [m] False where the broadcast model stands in for a silent client; None: all True
     counts: dict[str, int] = field(default_factory=dict)  # silent, empty_client, rejected: what did not arrive, and why
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def nbytes(self) -> int:
+        """What the clients really sent."""
+        heard = len(self) if self.heard is None else int(self.heard.sum())
+        return tree.nbytes(self.reply) // max(1, len(self)) * heard
 
     def only(self, keep: np.ndarray, **counts: int) -> Cohort:
         """The clients flagged in `keep`; `counts` says why the others went."""
@@ -48,6 +54,7 @@ class Cohort:
             examples=self.examples[index.to(self.examples.device)],
             steps=self.steps[keep],
             round=self.round,
+            heard=None if self.heard is None else self.heard[keep],
             counts={**self.counts, **counts},
         )
 

@@ -58,6 +58,8 @@ class Federation:
     def __post_init__(self) -> None:
         if not self.names:
             object.__setattr__(self, "names", tuple(str(k) for k in range(len(self))))
+        if len(self.names) != len(self):
+            raise Invalid(f"names has {len(self.names)} entries for {len(self)} clients: give one each, or none")
         if len(self.train.y) == 0:
             raise Invalid("the federation has no training rows: at least one client needs data")
         for place, split in (("training", self.train), ("test", self.test)):
@@ -69,7 +71,7 @@ class Federation:
 
     def _owner_of_first_nonfinite(self, split: Rows | None, leaf: Tensor) -> str:
         assert split is not None
-        row = int(torch.nonzero(~leaf.isfinite().flatten(1).all(1))[0])
+        row = int(torch.nonzero(~leaf.isfinite().reshape(len(leaf), -1).all(1))[0])
         owner = torch.nonzero((split.starts <= row) & (row < split.starts + split.sizes))
         return self.names[int(owner[0])] if len(owner) else "(none)"
 
@@ -95,6 +97,7 @@ class Federation:
                 raise Invalid(f"client_tests has {len(client_tests)} entries for {len(clients)} clients: give one each")
             tests = _side_by_side(client_tests)
         elif test is not None:
+            _check_rows("test", *test)
             nobody = torch.zeros(len(clients), dtype=torch.int64)
             tests = Rows(x=test[0], y=test[1], starts=nobody, sizes=nobody)
         if classes is None:
@@ -104,11 +107,23 @@ class Federation:
 
 
 def _side_by_side(clients: Sequence[tuple[Any, Tensor]]) -> Rows:
+    shape = [(leaf.shape[1:], leaf.dtype) for leaf in (*tree.leaves(clients[0][0]), clients[0][1])]
     for k, (x, y) in enumerate(clients):
-        lengths = {len(leaf) for leaf in tree.leaves(x)}
-        if lengths != {len(y)}:
-            raise Invalid(f"client {k} has {sorted(lengths)} rows of features for {len(y)} targets: they must match")
+        _check_rows(f"client {k}", x, y)
+        mine = [(leaf.shape[1:], leaf.dtype) for leaf in (*tree.leaves(x), y)]
+        if mine != shape:
+            raise Invalid(f"client {k} has rows of {_shapes(mine)}, client 0 of {_shapes(shape)}: they must be alike")
     sizes = torch.tensor([len(y) for _, y in clients], dtype=torch.int64)
     x = tree.concatenate([x for x, _ in clients])
     y = torch.cat([y for _, y in clients])
     return Rows(x=x, y=y, starts=torch.cumsum(sizes, 0) - sizes, sizes=sizes)
+
+
+def _check_rows(who: str, x: Any, y: Tensor) -> None:
+    lengths = {len(leaf) for leaf in tree.leaves(x)}
+    if lengths != {len(y)}:
+        raise Invalid(f"{who} has {sorted(lengths)} rows of features for {len(y)} targets: they must match")
+
+
+def _shapes(parts: list[tuple[torch.Size, torch.dtype]]) -> str:
+    return ", ".join(f"{tuple(shape)} {str(dtype).removeprefix('torch.')}" for shape, dtype in parts)

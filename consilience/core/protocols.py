@@ -70,7 +70,7 @@ class ServerRule(Protocol):
 
     @property
     def needs_each_reply(self) -> bool:
-        """False when the sum of replies weighted by examples is all it reads (so a secure sum would do)."""
+        """False when a sum of replies, with weights known beforehand, is all it reads (so a secure sum would do)."""
         ...
 
     def init(self, start: Tree, clients: int) -> Tree:

@@ -56,12 +56,11 @@ def run(
 ) -> Iterator[Round]:
     """Train, yielding each finished round; whatever observes (reports, checkpoints, early stopping) consumes this."""
     here = resume or _first(algorithm, engine, start)
-    if resume is not None:
-        engine.restore(resume.memory)
+    engine.restore(here.memory)
     server = algorithm.server
     for number in range(here.round, rounds):
         pool = Pool(sizes=engine.sizes, losses=here.losses, available=engine.available(number, seed))
-        chosen = algorithm.selection.choose(number, pool, seed)
+        chosen = np.unique(algorithm.selection.choose(number, pool, seed))  # ascending, nobody twice
         broadcast = server.broadcast(here.server, chosen)
         sent = engine.exchange(algorithm.client, algorithm.channel, broadcast, chosen, round=number, seed=seed)
         cohort = screen(algorithm.channel.decode(sent))
@@ -81,7 +80,7 @@ def run(
             chosen=chosen,
             notes=notes,
             bytes_down=broadcast.nbytes(len(chosen)),
-            bytes_up=tree.nbytes(sent.reply),
+            bytes_up=sent.nbytes(),
             snapshot=here,
         )
         if here.bad_rounds >= max_bad_rounds:
@@ -106,8 +105,8 @@ def _first(algorithm: Algorithm, engine: Engine, start: Tree | None) -> Snapshot
 def _losses(known: np.ndarray, cohort: Cohort) -> np.ndarray:
     if not len(cohort) or "loss" not in cohort.reply:
         return known
-    known = known.copy()
-    known[cohort.ids] = cohort.reply["loss"].to(torch.float64).cpu().numpy()
+    known, trained = known.copy(), cohort.steps > 0
+    known[cohort.ids[trained]] = cohort.reply["loss"].to(torch.float64).cpu().numpy()[trained]
     return known
 
 

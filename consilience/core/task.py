@@ -87,7 +87,10 @@ class Task:
         """(output, buffers after the pass); `mask` and `key` serve batch norm and dropout in training."""
         buffers = {name: value.clone() for name, value in model["buffers"].items()} if train else model["buffers"]
         values = {**model["params"], **buffers, **self._extra(train, mask, key)}
-        return functional_call(self._replica(train), values, (x,)), buffers
+        module = self._replica(train)
+        for name in self._keys:
+            module.get_submodule(name.rpartition(".")[0]).calls = 0  # type: ignore[assignment]
+        return functional_call(module, values, (x,)), buffers
 
     def features(self, model: Tree, x: Any, *, train: bool = False) -> Tensor:
         """The representation in front of the last layer: the module's own `features(x)`."""
@@ -102,10 +105,15 @@ class Task:
             return functional_call(module, values, (x,))
 
     def decide(self, output: Tensor) -> Tensor:
-        """Class numbers from the model's output."""
+        """Class numbers from the model's output: the largest logit, or the sign of a single one."""
         if self.loss_name == "binary_cross_entropy":
-            return (output.flatten(1).squeeze(1) > 0).to(torch.int64)
+            return (output > 0).to(torch.int64)
         return output.argmax(1)
+
+    @property
+    def decides(self) -> bool:
+        """Whether the output stands for classes, so that accuracy means something."""
+        return self.loss_name != "squared_error"
 
     def trained(self, model: Tree) -> nn.Module:
         """A copy of the user's module holding these values, ready to use or save."""

@@ -110,6 +110,9 @@ def nbytes(tree: Any) -> int:
 def all_finite(tree: Any) -> Tensor:
     """[m] flags: whether every floating value in row i of a stacked tree is finite."""
     floating = [leaf.reshape(len(leaf), -1) for leaf in leaves(tree) if leaf.is_floating_point()]
+    if not floating:
+        some = next(leaves(tree))
+        return torch.ones(len(some), dtype=torch.bool, device=some.device)
     sums = torch.stack([leaf.sum(1, dtype=torch.float64) for leaf in floating])
     if bool(sums.isfinite().all()):  # a sum is finite only if every term is: one pass is enough
         return torch.ones(sums.shape[1], dtype=torch.bool, device=sums.device)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from consilience.core import chance, plans, tree
-from consilience.core.checks import Count, Invalid
+from consilience.core.checks import Count, Invalid, nearest
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.federation import Federation, Rows
 from consilience.core.protocols import Channel, ClientRule
@@ -20,6 +20,7 @@ from consilience.engines.tuning import Choice, LaneName, Tuner
 from consilience.environments.environment import Environment
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+PRECISIONS = ("full", "tf32", "bf16")
 
 
 class Vectorised:
@@ -45,6 +46,9 @@ class Vectorised:
         compile: bool | None = None,
         rounds_ahead: Count | None = None,
     ) -> None:
+        for key, value, allowed in (("dtype", dtype, tuple(DTYPES)), ("precision", precision, PRECISIONS)):
+            if value not in allowed:
+                raise Invalid(f"{key} = {value!r} is not one of {', '.join(allowed)}{nearest(value, allowed)}")
         self.device = resolve_device(device)
         self.dtype = DTYPES[dtype]
         self.environment = environment or Environment()
@@ -95,8 +99,8 @@ class Vectorised:
         return self._memory or {}
 
     def restore(self, memory: Tree) -> None:
-        """Put saved memories back."""
-        self._memory = tree.to(memory, self.device)
+        """Put saved memories back; {} forgets all."""
+        self._memory = tree.to(memory, self.device) if memory else None
 
     @torch.no_grad()
     def exchange(
@@ -129,6 +133,7 @@ class Vectorised:
             examples=torch.from_numpy(sizes[keep]).to(self.device, torch.float64),
             steps=steps,
             round=round,
+            heard=heard,
             counts={reason: count for reason, count in counts.items() if count},
         )
 

@@ -170,7 +170,9 @@ def narrowed(found: dict[str, list[Entry]], wanted: list[str]) -> dict[str, list
 
 
 def default_part(recipe: Factory, key: str) -> Any:
-    """The part that a recipe is built with where none is given."""
+    """The part that a recipe is built with where none is given, if it can be built from nothing."""
+    if _needs_something(recipe):
+        return None
     algorithm = recipe()
     return getattr(algorithm, key, None) or getattr(algorithm.server, key, None)
 
@@ -180,7 +182,7 @@ def _entry(kind: Kind, name: str) -> Entry:
     options = section_options(kind.section, name)
     if kind.section == "algorithm":
         options = {key: _with_default(factory, key, option) for key, option in options.items()}
-    if kind.section == "environment":
+    if kind.section == "environment" and not _needs_something(factory):
         built = factory().environment
         options = {key: Option(o.annotation, getattr(built, key, o.default)) for key, o in options.items()}
     return Entry(name=name, about=_about(factory), options=options)
@@ -188,9 +190,13 @@ def _entry(kind: Kind, name: str) -> Entry:
 
 def _with_default(recipe: Factory, key: str, option: Option) -> Option:
     """A shared option with the default this recipe really has: what it is built with when nothing is given."""
-    if option.required or key in inspect.signature(recipe).parameters:
+    if key in inspect.signature(recipe).parameters or _needs_something(recipe):
         return option
     return Option(option.annotation, default_part(recipe, key) or _shared_default(recipe, key, {}))
+
+
+def _needs_something(factory: Factory) -> bool:
+    return any(option.required for option in options_of(factory).values())
 
 
 def _about(thing: Any) -> str:

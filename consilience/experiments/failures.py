@@ -18,7 +18,7 @@ def guarded(work: Callable[[], int], debug: bool) -> NoReturn:
     try:
         code = work()
     except KeyboardInterrupt:
-        code = fail("stopped before a round was finished", INTERRUPTED)
+        code = fail("stopped; whatever rounds were finished can be resumed", INTERRUPTED)
     except Exception as problem:
         if debug:
             raise

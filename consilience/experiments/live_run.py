@@ -22,6 +22,7 @@ from consilience.experiments.disk import explain, replace_file
 from consilience.experiments.export import export
 from consilience.experiments.folder import RunFolder
 from consilience.experiments.interrupts import Interrupts
+from consilience.experiments.masking import secrets_in
 from consilience.experiments.record import Observation, Observer
 from consilience.experiments.result import Result
 from consilience.experiments.row_log import RecordError
@@ -175,7 +176,9 @@ class Run:
 
 def store_config(folder: RunFolder, config: Config) -> None:
     """Replace the stored config: the file first, then the facts that resumes compare it with."""
-    path = folder.path / "config.toml"
+    path, found = folder.path / "config.toml", secrets_in(config.table())
+    if found:
+        raise Invalid(f"{', '.join(found)} looks like a secret and would be stored in {path}: leave it out")
     try:
         replace_file(path, config.toml().encode())
     except OSError as problem:

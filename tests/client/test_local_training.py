@@ -144,7 +144,6 @@ def test_the_recipes_options_reach_the_solver() -> None:
 
 @pytest.mark.parametrize("ignored", [{"momentum": 0.9}, {"lr_decay": 0.5}])
 def test_options_the_optimiser_does_not_have_are_refused(ignored: dict[str, Any]) -> None:
-    # BUG (algorithms/_common.py averaged): momentum and lr_decay are dropped without a word when optimiser="adam"
     with pytest.raises(Invalid, match=next(iter(ignored))):
         fedavg(optimiser="adam", **ignored)
 
@@ -219,7 +218,7 @@ def line_engine(lane: str, environment: Environment | None = None) -> Vectorised
 @pytest.mark.parametrize("lane", ["serial", "batched"])
 def test_a_fedprox_round_by_hand(lane: str) -> None:
     """Full-batch gradients 2 mean(x (w x - y)) + mu (w - 1), two steps of rate 0.1, then N_k-weighted mean."""
-    # also a model with a 0-d parameter: BUG (server/combining/weighted_mean.py): flatten(1) fails on it
+    # also a model with a 0-d parameter
     mu, rate = 0.5, 0.1
 
     def steps(slope: Any) -> float:

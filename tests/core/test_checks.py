@@ -116,8 +116,6 @@ def test_values_are_made_to_fit_without_loss() -> None:
 
 
 def test_whole_numbers_in_a_tuple_become_numbers_too() -> None:
-    # BUG (core/checks.py _check_tuple): (0, 1) == (0.0, 1.0), so the unconverted tuple is kept; a list is converted.
-    # Two equal settings then have different `repr`s, which is the experiment record.
     assert [type(v) for v in check_value("k", (0, 1), tuple[float, ...])] == [float, float]
     assert repr(Part(each=(0, 1))) == repr(Part(each=[0, 1]))  # type: ignore[arg-type]
 

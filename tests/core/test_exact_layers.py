@@ -145,7 +145,6 @@ def test_one_row_with_several_pixels_is_an_ordinary_batch() -> None:
 
 
 def test_one_row_without_running_statistics_means_the_same_padded_or_not() -> None:
-    # BUG (core/exact_layers.py): unpadded it is refused (serial lane), padded it trains on a constant (batched lane)
     outcomes: list[Any] = []
     for padding in (0, 1):
         _, exact = pair("1d", {"track_running_stats": False})
@@ -162,7 +161,6 @@ def test_one_row_without_running_statistics_means_the_same_padded_or_not() -> No
 
 def test_scale_without_shift() -> None:
     """Newer PyTorch has BatchNorm(bias=False)."""
-    # BUG (core/exact_layers.py _masked): self.bias is None there and .view fails
     if "bias" not in inspect.signature(nn.BatchNorm2d).parameters:
         pytest.skip("this PyTorch has no BatchNorm(bias=...)")
     layer, exact = pair("2d", {"bias": False})
@@ -279,8 +277,6 @@ def test_a_batch_norm_by_itself_is_swapped() -> None:
 
 
 def test_a_layer_used_under_two_names_is_swapped_under_both() -> None:
-    # BUG (core/exact_layers.py make_exact): named_children() skips the second name of a shared layer, which stays
-    # PyTorch's own: dropout then draws from global state, batch norm counts padding
     drop, norm = nn.Dropout(0.5), nn.BatchNorm1d(4)
     exact = make_exact(nn.Sequential(nn.Linear(4, 4), norm, drop, nn.Linear(4, 4), norm, drop))
     kinds = [type(exact.get_submodule(str(place))) for place in range(6)]
@@ -308,7 +304,6 @@ def test_the_same_layers_without_dropout_are_accepted() -> None:
 
 @pytest.mark.parametrize("layer", [nn.AlphaDropout(0.2), nn.FeatureAlphaDropout(0.2), nn.RReLU()], ids=str)
 def test_other_layers_that_draw_from_global_state_are_refused(layer: nn.Module) -> None:
-    # BUG (core/exact_layers.py _draws_inside): only a float attribute called `dropout` is looked for
     with pytest.raises(Invalid, match="draws"):
         make_exact(nn.Sequential(nn.Linear(3, 3), layer))
 
@@ -327,7 +322,5 @@ class OwnDropout(nn.Dropout):
     ids=lambda layer: type(layer).__name__,
 )
 def test_layers_that_mix_rows_or_draw_and_are_not_swapped_are_refused(layer: nn.Module) -> None:
-    # BUG (core/exact_layers.py make_exact): exact type comparison lets subclasses through unswapped, and running
-    # statistics of instance norm count padding: lanes then disagree without a word
     with pytest.raises(Invalid, match=type(layer).__name__):
         make_exact(nn.Sequential(nn.Conv2d(1, 3, 1), layer))

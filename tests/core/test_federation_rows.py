@@ -85,7 +85,6 @@ def test_nonfinite_features_name_the_owner(place: str, value: float) -> None:
 
 
 def test_nonfinite_features_of_one_number_a_row() -> None:
-    # BUG (core/federation.py _owner_of_first_nonfinite): flatten(1) fails on features of shape [N]
     with pytest.raises(Invalid, match="training data of client '0' hold NaN"):
         Federation.from_clients([(torch.tensor([1.0, float("nan")]), torch.tensor([0, 1]))])
 
@@ -102,18 +101,15 @@ def test_refusals() -> None:
 
 
 def test_too_few_or_too_many_names_are_refused() -> None:
-    # BUG (core/federation.py Federation.__post_init__): the number of names is not compared with that of clients
     with pytest.raises(Invalid, match="names"):
         Federation.from_clients([pair(2), pair(2)], names=("only one",))
 
 
 def test_test_rows_that_do_not_match_are_refused() -> None:
-    # BUG (core/federation.py from_clients): `test` is not checked as `clients` and `client_tests` are
     with pytest.raises(Invalid, match="test"):
         Federation.from_clients([pair(2)], test=(torch.zeros(3, 2), torch.zeros(2)))
 
 
 def test_clients_of_different_shape_are_refused() -> None:
-    # BUG (core/federation.py _side_by_side): torch.cat's own RuntimeError comes out, which names no client
     with pytest.raises(Invalid, match="client 1"):
         Federation.from_clients([pair(2, features=2), pair(2, features=3)])

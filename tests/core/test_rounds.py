@@ -112,14 +112,11 @@ def test_the_first_loss_of_a_full_batch_is_the_start_models() -> None:
     ids=["stand_in", "no steps"],
 )
 def test_a_client_that_did_not_train_reports_no_loss(environment: Environment) -> None:
-    # BUG (core/rounds.py _losses): a stand-in's or idle client's loss of 0 is taken for a reported one, which makes it
-    # look like the best client to every selection by loss
     (one,) = run(fedavg(batch_size=4), tiny.engine(environment=environment), rounds=1)
     assert np.isnan(one.snapshot.losses[1]) and np.isfinite(one.snapshot.losses[[0, 2, 3, 4]]).all()
 
 
 def test_stand_ins_are_not_counted_as_bytes_sent() -> None:
-    # BUG (core/rounds.py run): bytes_up counts the broadcast model that stands in for a reply which never came
     dead = Environment(communication=0.0, silent="stand_in")
     (one,) = run(fedavg(batch_size=4), tiny.engine(environment=dead), rounds=1)
     assert one.cohort.counts == {"silent": 5} and one.bytes_up == 0
@@ -206,7 +203,6 @@ def run_with(ids: tuple[int, ...]) -> Round:
 
 
 def test_a_selection_that_forgets_to_sort_gives_the_same_bits() -> None:
-    # BUG (core/rounds.py run): the cohort keeps the selection's order; "ascending, whatever order they arrived in"
     expected = run_with((0, 1, 3, 4))
     for order in ((4, 3, 1, 0), (3, 0, 4, 1)):
         got = run_with(order)
@@ -215,7 +211,6 @@ def test_a_selection_that_forgets_to_sort_gives_the_same_bits() -> None:
 
 
 def test_a_client_chosen_twice_counts_once_or_is_refused() -> None:
-    # BUG (core/rounds.py run): duplicate ids train twice, count twice and race for one memory
     try:
         got = run_with((0, 1, 1))
     except ValueError:

@@ -214,8 +214,6 @@ class OneDropoutTwice(nn.Module):
 
 
 def test_two_calls_of_one_dropout_draw_two_patterns() -> None:
-    # BUG (core/exact_layers.py KeyedDropout.forward): every call within a step uses the same key, so `self.drop` called
-    # after several layers of equal width drops the same units each time
     task = Task(OneDropoutTwice())
     output, _ = task.apply(task.start(), torch.ones(20, 50), train=True, key=torch.tensor(3))
     agree = float((output[0] == output[1]).double().mean())
@@ -320,8 +318,6 @@ class Column(nn.Module):
 @pytest.mark.parametrize("output", [(), (1,)])
 @pytest.mark.parametrize("target", [(), (1,)])
 def test_evaluation_of_a_binary_model(output: tuple[int, ...], target: tuple[int, ...]) -> None:
-    # BUG (core/task.py decide): an output of shape [B] fails in flatten(1), though the loss accepts it;
-    # BUG (client/evaluate.py step): decisions [B] against targets [B, 1] compare every row with every other
     draw = torch.Generator().manual_seed(0)
     x = 5 * torch.randn(7, 2, generator=draw, dtype=torch.float64)
     module = tiny.seeded(lambda: Column(*output))
@@ -345,7 +341,6 @@ def test_evaluation_of_several_binary_labels() -> None:
 
 @pytest.mark.parametrize("output", [(), (1,)])
 def test_evaluation_of_a_regression(output: tuple[int, ...]) -> None:
-    # BUG (core/task.py decide): argmax(1) of an output [B] fails; with [B, 1] every target that is 0 counts as correct
     x, y = torch.randn(7, 2, dtype=torch.float64), torch.zeros(7, dtype=torch.float64)
     module = tiny.seeded(lambda: Column(*output))
     reply = evaluated(module, "squared_error", x, y)

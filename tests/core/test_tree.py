@@ -111,5 +111,4 @@ def test_all_finite_of_half_precision_and_empty_tensors() -> None:
 
 
 def test_all_finite_without_floating_leaves() -> None:
-    # BUG (core/tree.py all_finite): torch.stack([]) raises when a tree has integer leaves only
     assert tree.all_finite({"visits": torch.tensor([3, 4])}).tolist() == [True, True]

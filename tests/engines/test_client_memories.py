@@ -77,7 +77,6 @@ def test_memories_follow_their_clients(lane: str, at_once: int) -> None:
 
 @pytest.mark.parametrize("lane", ["serial", "batched"])
 def test_memories_of_whole_numbers_only(lane: str) -> None:
-    # BUG (core/tree.py all_finite, used by engines/vectorised.py _remember): fails on a tree without floating leaves
     rounds = list(run(parts.remembering(counters_only=True), tiny.engine(lane=lane), rounds=2))
     assert visits(rounds) == [[1] * 5, [2] * 5]
 
@@ -124,7 +123,6 @@ class Late:
 
 
 def test_resume_before_anybody_took_part() -> None:
-    # BUG (engines/vectorised.py restore, _memory_of): an empty saved memory is taken for that of a rule without memory
     algorithm = parts.remembering(selection=Late())
     whole = list(run(algorithm, tiny.engine(), rounds=3))
     assert visits(whole[1:]) == [[1] * 5, [2] * 5]
@@ -140,7 +138,6 @@ def test_held_memories_do_not_change() -> None:
 
 
 def test_a_second_run_starts_with_fresh_memories() -> None:
-    # BUG (core/rounds.py run / _first): a new run on an engine that was used before inherits the old run's memories
     engine = tiny.engine()
     first = list(run(parts.remembering(), engine, rounds=2))
     second = list(run(parts.remembering(), engine, rounds=2))
@@ -148,7 +145,6 @@ def test_a_second_run_starts_with_fresh_memories() -> None:
 
 
 def test_another_rule_on_the_same_engine_starts_with_its_own_memories() -> None:
-    # BUG (engines/vectorised.py _memory_of): memories of another rule are handed to this one; see the test above
     engine = tiny.engine()
     list(run(parts.remembering(), engine, rounds=1))
     (one,) = run(fedavg(batch_size=4), engine, rounds=1)

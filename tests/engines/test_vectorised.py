@@ -232,8 +232,6 @@ def test_auto_is_a_device_that_works() -> None:
     ids=str,
 )
 def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
-    # BUG (engines/vectorised.py __init__): a wrong dtype is a KeyError; a wrong lane silently means "streams", a wrong
-    # precision "full", clients_at_once=0 "all"
     ((key, value),) = wrong.items()
     with pytest.raises(Invalid, match=f"{key} = {value!r}"):
         Vectorised(Task(tiny.mlp()), tiny.federation(), **{"device": "cpu", **wrong})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pytest
@@ -14,11 +16,20 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from consilience.algorithms._common import Common, averaged
+from consilience.algorithms.fedavg import fedavg
+from consilience.client.local_training import LocalTraining
+from consilience.core import tree
+from consilience.core.algorithm import Algorithm
 from consilience.core.checks import Invalid
+from consilience.core.exchange import Pool
 from consilience.core.federation import Federation
+from consilience.core.plans import Batch, Work
 from consilience.core.rounds import Diverged
+from consilience.core.task import Task
+from consilience.core.tree import Tree
 from consilience.data import partition
-from consilience.experiments import assembly, checkpoint, config, evaluation, identity, runner
+from consilience.experiments import assembly, catalogue, checkpoint, config, evaluation, identity, runner
 from consilience.experiments.checkpoint import CheckpointError
 from consilience.experiments.disk import disk
 from consilience.experiments.folder import RunFolder
@@ -101,8 +112,6 @@ def test_drift_and_training_loss_by_hand() -> None:
     x, y = torch.tensor([[1.0, 2.0]]), torch.tensor([1])
     module = nn.Linear(2, 2, bias=False)
     nn.init.constant_(module.weight, 0.5)
-    from consilience.algorithms.fedavg import fedavg
-
     found = train(module, Federation.from_clients([(x, y)]), fedavg(lr=0.1), rounds=1, progress=False, lane="serial")
     row = found.history[0]
     gradient = np.outer([0.5, -0.5], [1.0, 2.0])  # softmax of equal logits minus the target, times x
@@ -183,8 +192,6 @@ class Broken:
 
 @pytest.mark.parametrize("weight", [0.0, float("nan"), float("inf")])
 def test_unusable_weights_stop_the_run_and_name_the_round(weight: float) -> None:
-    from consilience.algorithms.fedavg import fedavg
-
     federation = Federation.from_clients([(torch.randn(4, 2), torch.tensor([0, 1, 0, 1]))] * 2)
     with pytest.raises(Diverged, match="round 1: the aggregation weights"):
         train(nn.Linear(2, 2), federation, fedavg(weighting=Broken(weight)), rounds=2, progress=False, lane="serial")
@@ -196,8 +203,6 @@ def test_targets_that_are_measurements(tmp_path: Path) -> None:
     for _ in range(3):
         x = torch.randn(40, 3, generator=generator)
         clients.append((x, x @ torch.tensor([[1.0], [-2.0], [0.5]])))
-    from consilience.algorithms.fedavg import fedavg
-
     federation = Federation.from_clients(clients, client_tests=clients)
     found = train(nn.Linear(3, 1), federation, fedavg(lr=0.1), rounds=15, progress=False, lane="serial")
     assert set(found.history[0]) == ROW - {"accuracy", "precision", "recall", "f1"} - {
@@ -232,8 +237,6 @@ def test_what_does_not_fit_together_is_refused_before_anything_starts(
 
 
 def test_test_rows_are_needed_unless_nothing_is_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import dataclasses
-
     load = assembly.datasets.load
 
     def without(name: str, **options: Any) -> Any:
@@ -331,6 +334,76 @@ def test_not_even_force_takes_another_model(stopped: Path) -> None:
         runner.proceed(stopped, ["partition.clients=5"], force=True)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Remembering:
+    """Local training that mixes in what the client sent last time."""
+
+    inner: LocalTraining
+
+    @property
+    def work(self) -> Work:
+        return self.inner.work
+
+    def init(self, start: Tree) -> Tree:
+        return {"last": start["params"], "visits": torch.zeros((), dtype=torch.int64)}
+
+    def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
+        return self.inner.begin(task, message, memory)
+
+    def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
+        return self.inner.step(task, carry, batch, message, memory)
+
+    def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        reply, _ = self.inner.end(task, carry, message, memory)
+        mixed = tree.map_leaves(lambda new, old: 0.7 * new + 0.3 * old, reply["model"]["params"], memory["last"])
+        reply = {**reply, "model": {**reply["model"], "params": mixed}}
+        return reply, {"last": mixed, "visits": memory["visits"] + 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeastLoss:
+    """Half of the clients: never heard of first, then those with the least loss."""
+
+    def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
+        losses = np.where(np.isnan(pool.losses), -1.0, pool.losses)[pool.candidates]
+        return np.sort(pool.candidates[np.argsort(losses, kind="stable")[: len(pool) // 2]])
+
+
+def remembering(**common: Unpack[Common]) -> Algorithm:
+    """An algorithm whose every round depends on client memories and on the losses reported before."""
+    algorithm = averaged(**common)
+    assert isinstance(algorithm.client, LocalTraining)
+    return dataclasses.replace(algorithm, client=Remembering(inner=algorithm.client), selection=LeastLoss())
+
+
+@pytest.mark.parametrize("lane", ["serial", "batched"])
+def test_memories_and_reported_losses_survive_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lane: str
+) -> None:
+    monkeypatch.setattr(catalogue.algorithms, "names", lambda: ["remembering"])
+    monkeypatch.setattr(catalogue.algorithms, "recipe", lambda name: remembering)
+    overrides = ("rounds=6", "algorithm=remembering", f"engine.lane={lane}", "model={name='mlp', hidden=[8]}")
+    whole = run(tmp_path, *overrides, folder=tmp_path / "whole")
+    for at in (1, 4):
+        stopped = tmp_path / f"stopped-{at}"
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path, *overrides, folder=stopped, watch=stop_after(at))
+        runner.proceed(stopped)
+        assert whole.folder is not None
+        newest = [checkpoint.generations(folder / "checkpoints")[-1] for folder in (whole.folder, stopped)]
+        for name in ("server.safetensors", "memory.safetensors", "losses.safetensors", "manifest.json"):
+            assert (newest[0] / name).read_bytes() == (newest[1] / name).read_bytes()
+        assert (whole.folder / "metrics.jsonl").read_bytes() == (stopped / "metrics.jsonl").read_bytes()
+    saved = checkpoint.load(newest[0])
+    assert saved.trees["memory"]["visits"].tolist() != [0] * 6 and len({tuple(r["cohort"]) for r in whole.history}) > 1
+
+
+def test_one_client_alone_trains(tmp_path: Path) -> None:
+    found = run(tmp_path, "partition.clients=1", "rounds=2")
+    assert [row["weights"] for row in found.history] == [[1.0], [1.0]]
+    assert found.history[1]["train_loss"] < found.history[0]["train_loss"]
+
+
 def test_harmless_settings_may_change(stopped: Path, finished: Result) -> None:
     found = runner.proceed(stopped, ["rounds=4", "checkpoint.every=3", "checkpoint.keep=1"])
     assert len(found.history) == 4
@@ -366,6 +439,9 @@ def test_a_full_disk_stops_the_run_with_the_old_checkpoint_intact(
 def test_secrets_do_not_get_into_the_folder(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="data_dir"):
         run(tmp_path / "runs", "data_dir=https://user:hunter2@host/data")
+    run(tmp_path, "rounds=1", "name=one")
+    with pytest.raises(Invalid, match="data_dir"):
+        runner.proceed(tmp_path / "one", ["rounds=2", "data_dir=https://user:hunter2@host/data"])
     assert not list((tmp_path).rglob("*hunter2*"))
     assert all("hunter2" not in file.read_text(errors="ignore") for file in tmp_path.rglob("*") if file.is_file())
 

@@ -176,7 +176,6 @@ class Odd(nn.Module):
 @pytest.mark.parametrize("lane", ["serial", "batched"])
 @pytest.mark.parametrize("recipe", [fedavg, simprox])
 def test_row_25_tied_empty_and_0d_tensors(lane: str, recipe: Any) -> None:
-    # BUG (server/combining/weighted_mean.py): flatten(1) fails on 0-d parameters
     module = tiny.seeded(Odd)
     engine = tiny.engine(lambda: module, lane=lane)
     *_, last = run(recipe(batch_size=4, lr=0.1, selection=Everyone()), engine, rounds=2)
@@ -200,7 +199,6 @@ class Fixed:
 
 
 def test_row_26_order_of_arrival_does_not_change_a_bit() -> None:
-    # BUG (core/rounds.py run): replies are summed in the selection's order, not in ascending client order
     def last(**options: Any) -> tree.Tree:
         selection = options.pop("selection", Everyone())
         engine = tiny.engine(tiny.convnet, **options)

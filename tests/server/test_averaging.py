@@ -34,7 +34,6 @@ def test_weighted_mean_is_the_sum_of_weight_times_value(count: int, shape: list[
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_weighted_mean_of_single_numbers(dtype: torch.dtype) -> None:
-    # BUG (server/combining/weighted_mean.py): flatten(1) fails on [m], so a learnable temperature cannot be averaged
     got = weighted_mean(torch.tensor([1.0, 4.0], dtype=dtype), torch.tensor([0.75, 0.25], dtype=torch.float64))
     assert got.shape == () and got.dtype == dtype and got.item() == 1.75
 
@@ -59,6 +58,14 @@ def test_bfloat16_is_summed_in_single_precision() -> None:
     values[0] = 256.0
     weights = torch.full((257,), 1 / 256, dtype=torch.float64)
     assert weighted_mean(values, weights).item() == 2.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_are_not_rounded_to_half_precision(dtype: torch.dtype) -> None:
+    """1000 x 0.3001 - 1000 x 0.2999 + 0.1 x 0.4 = 0.24; in half precision the first two weights are off by 20 %."""
+    weights = torch.tensor([0.3001, 0.2999, 0.4], dtype=torch.float64)
+    got = weighted_mean(torch.tensor([[1000.0], [-1000.0], [0.1]], dtype=dtype), weights)
+    assert got.item() == pytest.approx(0.24, rel=0.005)
 
 
 def test_counters_take_the_largest_and_flags_any() -> None:

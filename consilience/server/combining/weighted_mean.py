@@ -21,7 +21,12 @@ class WeightedMean:
 
     def merge(self, models: Tree, weights: Tensor) -> Tree:
         """Stacked models [m, ...] -> their mean."""
-        return map_leaves(lambda stacked: weighted_mean(stacked, weights), models)
+        single = weights.to(torch.float32)  # once, not once per tensor
+
+        def merge(stacked: Tensor) -> Tensor:
+            return weighted_mean(stacked, weights if stacked.dtype == torch.float64 else single)
+
+        return map_leaves(merge, models)
 
 
 def weighted_mean(stacked: Tensor, weights: Tensor) -> Tensor:
@@ -29,5 +34,5 @@ def weighted_mean(stacked: Tensor, weights: Tensor) -> Tensor:
     if not stacked.is_floating_point():
         return stacked.any(0) if stacked.dtype == torch.bool else stacked.amax(0)
     wide = torch.promote_types(stacked.dtype, torch.float32)
-    total = weights.to(wide) @ stacked.to(wide).flatten(1)  # [m] @ [m, P] -> [P]
+    total = weights.to(wide) @ stacked.to(wide).reshape(len(stacked), -1)  # [m] @ [m, P] -> [P]
     return total.reshape(stacked.shape[1:]).to(stacked.dtype)

@@ -46,7 +46,9 @@ class SimProxWeights:
         share = self._lambda(to_global)
         similarity = share * between + (1 - share) * gaussian(geometry)
         weights = self._weights(similarity, geometry.movement)
-        notes = {"similarity": similarity, "lambda": share, "movement": geometry.movement}
+        agree = geometry.distance.sum() == 0  # equal models weigh the same, to the last bit
+        weights = torch.where(agree, 1 / len(cohort), weights)
+        notes = {"similarity": similarity, "lambda": share, "movement": geometry.movement, "all_alike": agree}
         return weights.to(cohort.examples.device), state, notes
 
     def _lambda(self, to_global: Tensor) -> Tensor:
