@@ -99,7 +99,7 @@ def make_exact(module: nn.Module) -> nn.Module:
     swapped: dict[int, nn.Module] = {}
     for name, layer in list(module.named_modules()):
         if type(layer) in _BATCH_NORMS:
-            swapped[id(layer)] = ExactBatchNorm.like(layer)  # type: ignore[arg-type]
+            swapped[id(layer)] = ExactBatchNorm.like(layer)
         elif type(layer) in _DROPOUTS:
             rate, whole = layer.p, _DROPOUTS[type(layer)]
             swapped[id(layer)] = KeyedDropout(rate, len(swapped), whole)
