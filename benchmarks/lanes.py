@@ -151,7 +151,9 @@ def main() -> None:
         federation = Federation.from_clients(clients)
         rows = w.clients * size
         print(f"### {w.name}: {w.clients} clients x {w.steps} steps x batch {w.batch}\n")
-        print("| lane | ms a round | x by hand | rows/s | first round s | note |\n|---|---|---|---|---|---|", flush=True)
+        print(
+            "| lane | ms a round | x by hand | rows/s | first round s | note |\n|---|---|---|---|---|---|", flush=True
+        )
         first, base = seconds(by_hand(w, federation, device), device, max(2, options.repeat // 2))
         print(f"| by hand, eager | {base * 1e3:,.1f} | 1.0 | {rows / base:,.0f} | {first:.1f} | |", flush=True)
         for name, setting in variants(device).items():

@@ -41,8 +41,9 @@ def fold(keys: Any, counters: Any) -> Any:
 
 def bits(keys: Tensor, count: int) -> Tensor:
     """[..., count] uniform 63-bit integers for each key."""
-    counters = torch.arange(1, count + 1, device=keys.device, dtype=torch.int64)
-    return _mix(keys.unsqueeze(-1) + counters * _WEYL) & (2**63 - 1)
+    # 1, 2, ... times the constant, as a running sum: compilers would fold a product into 32-bit index arithmetic
+    counters = torch.full((count,), _WEYL, device=keys.device, dtype=torch.int64).cumsum(0)
+    return _mix(keys.unsqueeze(-1) + counters) & (2**63 - 1)
 
 
 def permutations(keys: Tensor, sizes: Tensor, longest: int) -> Tensor:

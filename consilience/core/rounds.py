@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm
@@ -66,6 +67,7 @@ def run(
         cohort = screen(algorithm.channel.decode(sent))
         # a round without a usable reply changes nothing
         state, notes = server.update(here.server, cohort) if len(cohort) else (here.server, {})
+        _refuse_unusable(number + 1, notes.get("weights"), server.model(state))
         here = Snapshot(
             round=number + 1,
             server=state,
@@ -93,6 +95,20 @@ def screen(cohort: Cohort) -> Cohort:
         return cohort
     finite = tree.all_finite(cohort.reply).cpu().numpy()
     return cohort if finite.all() else cohort.only(finite, nonfinite=int((~finite).sum()))
+
+
+def _refuse_unusable(round: int, weights: Tensor | None, model: Tree) -> None:
+    """Stop, before anything is kept, at weights or at a model that cannot be right."""
+    if weights is not None and not (bool(weights.isfinite().all()) and bool((weights != 0).any())):
+        found = ", ".join(f"{weight:g}" for weight in weights.tolist()[:8])
+        raise Diverged(f"round {round}: the aggregation weights are {found} ..., all zero or not finite")
+    flat = {path: leaf for path, leaf in tree.flatten(model).items() if leaf.is_floating_point()}
+    finite = torch.stack([leaf.sum(dtype=torch.float64).isfinite() for leaf in flat.values()]).tolist()
+    if not all(finite):
+        raise Diverged(
+            f"round {round}: the new global model holds NaN or infinite values in "
+            f"{list(flat)[finite.index(False)]}, though every reply was finite: lower the learning rate"
+        )
 
 
 def _first(algorithm: Algorithm, engine: Engine, start: Tree | None) -> Snapshot:

@@ -100,7 +100,8 @@ class Program:
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if not self._bf16:
             return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        # the cache of cast weights would outlive the transform level they were cast in
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False)
 
 
 class Traced:

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from consilience.core import tree
 from consilience.core.exchange import Cohort
 from consilience.core.federation import Rows
-from consilience.core.rounds import Diverged, Round
+from consilience.core.rounds import Round
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.experiments.evaluation import Scores, evaluate, fairness
@@ -47,7 +46,6 @@ class Observer:
         began = time.perf_counter()
         for round in rounds:
             trained = time.perf_counter()
-            refuse_unusable(round)
             up, down = up + round.bytes_up, down + round.bytes_down
             scores = self._scores(round)
             row = {**_quality(round.number, scores, self.classes), **_training(round, before)}
@@ -61,25 +59,6 @@ class Observer:
     def _scores(self, round: Round) -> Scores | None:
         due = self.every and (round.number % self.every == 0 or round.number == self.rounds)
         return evaluate(self.task, round.model, self.test, classes=self.classes) if due and self.test else None
-
-
-def refuse_unusable(round: Round) -> None:
-    """Stop, before anything is saved, at a model or at weights that cannot be right."""
-    weights = round.notes.get("weights")
-    if (
-        weights is not None
-        and len(round.cohort)
-        and not (bool(weights.isfinite().all()) and bool((weights != 0).any()))
-    ):
-        found = ", ".join(f"{weight:g}" for weight in weights.tolist()[:8])
-        raise Diverged(f"round {round.number}: the aggregation weights are {found} ..., all zero or not finite")
-    flat = {path: leaf for path, leaf in tree.flatten(round.model).items() if leaf.is_floating_point()}
-    finite = torch.stack([leaf.isfinite().all() for leaf in flat.values()]).tolist()
-    if not all(finite):
-        raise Diverged(
-            f"round {round.number}: the new global model holds NaN or infinite values in "
-            f"{list(flat)[finite.index(False)]}, though every reply was finite: lower the learning rate"
-        )
 
 
 def _quality(number: int, scores: Scores | None, classes: int) -> dict[str, Any]:

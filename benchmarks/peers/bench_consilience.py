@@ -1,0 +1,58 @@
+"""consilience on a workload: the engine measures its lanes in the first round.  Usage: python bench_consilience.py W1"""
+
+import time
+
+BORN = time.time()
+
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import workloads
+
+import consilience
+from consilience.algorithms.fedavg import fedavg
+from consilience.core.federation import Federation, Rows
+from consilience.core.rounds import run
+from consilience.core.task import Task
+from consilience.engines.vectorised import Vectorised
+from consilience.server.weighting.by_examples import ByExamples
+from consilience.server.weighting.uniform import UniformWeights
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The cohorts that every peer is given."""
+
+    cohorts: tuple
+
+    def choose(self, round, pool, seed):
+        return np.array(self.cohorts[round])
+
+
+def main(name, lane="auto"):
+    w = workloads.get(name)
+    fed = workloads.Federation(w)
+    x, y = fed._tensors(np.array(fed.x_train), fed.y_train)
+    task = Task(workloads.build_model(w))
+    engine = Vectorised(task, Federation(train=Rows.gather(x, y, fed.parts), classes=10), lane=lane)
+    algorithm = fedavg(
+        lr=w.lr,
+        epochs=w.epochs,
+        batch_size=w.batch,
+        selection=Schedule(cohorts=tuple(map(tuple, workloads.cohorts(w)))),
+        weighting=ByExamples() if w.weighted else UniformWeights(),
+    )
+    stamps = [time.time()]
+    for done in run(algorithm, engine, rounds=w.rounds):
+        stamps.append(time.time())
+    print(engine.choice, file=sys.stderr)
+    acc = workloads.accuracy(task.trained(done.model), fed)
+    examples = workloads.examples_by_round(w, fed)
+    version = getattr(consilience, "__version__", "0.1.0") + f" torch {torch.__version__}"
+    workloads.report("consilience", version, w, stamps, BORN, acc, examples)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

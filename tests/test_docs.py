@@ -1,0 +1,232 @@
+"""The documents cannot go stale: their code runs, their configs load, their commands parse, nothing is left out."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+import consilience as cs
+from consilience import cli
+from consilience.engines import tuning
+from consilience.experiments import catalogue, config
+from consilience.experiments.assembly import assemble
+
+ROOT = Path(__file__).parents[1]
+FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMANDS = typer.main.get_command(cli.app)
+ASSIGNMENT = re.compile(r"[A-Z_]+=")  # an environment variable in front of a command
+SYNOPSIS = re.compile(r"\[[A-Z-]|\bRUN\b")  # describes commands instead of giving one
+
+
+class Block(NamedTuple):
+    """A fenced block: where it begins, what it is, and whether it follows the one before without a gap."""
+
+    file: Path
+    line: int
+    kind: str
+    text: str
+    follows: bool
+
+    def __str__(self) -> str:
+        return f"{self.file.name}:{self.line}"
+
+
+def blocks(file: Path) -> Iterator[Block]:
+    """The fenced blocks of a document, in order."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    at, last_end = 0, -2
+    while at < len(lines):
+        if lines[at].startswith("```"):
+            end = lines.index("```", at + 1)
+            kind, text = lines[at].removeprefix("```").strip(), "\n".join(lines[at + 1 : end]) + "\n"
+            yield Block(file, at + 1, kind, text, follows=at == last_end + 1)
+            at = last_end = end
+        at += 1
+
+
+def of_kind(*kinds: str) -> list[Block]:
+    return [block for file in FILES for block in blocks(file) if block.kind in kinds]
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """(place, arguments) of every `consilience ...` command in a shell block."""
+    for block in of_kind("bash", "console"):
+        for number, line in enumerate(block.text.splitlines(), block.line + 1):
+            text = line.removeprefix("$ ")
+            if (block.kind == "console" and text == line) or SYNOPSIS.search(text):
+                continue  # what a command prints, or a synopsis
+            words = shlex.split(text, comments=True)
+            while words and ASSIGNMENT.match(words[0]):
+                words = words[1:]
+            if words and words[0] == "consilience":
+                yield f"{block.file.name}:{number}", words[1:]
+
+
+def everything() -> str:
+    return "\n".join(file.read_text(encoding="utf-8") for file in FILES)
+
+
+@pytest.fixture
+def same_threads() -> Iterator[None]:
+    """A config may set the number of threads for the whole process: put it back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+each_document = pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+
+
+@pytest.mark.usefixtures("untraced", "same_threads")
+@each_document
+def test_python_runs_and_prints_what_is_shown(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each document is one namespace; a `text` block directly below a Python block is what that one prints."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tuning, "TRIAL_SECONDS", 0.01)
+    names: dict[str, Any] = {"__name__": "document"}
+    printed = ""
+    for block in blocks(file):
+        if block.kind == "python":
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+                exec(compile("\n" * block.line + block.text, str(file), "exec", dont_inherit=True), names)
+            printed = out.getvalue()
+        elif block.kind == "text" and block.follows:
+            assert printed == block.text, f"{block}: it prints\n{printed}"
+
+
+@pytest.mark.parametrize("block", of_kind("toml"), ids=str)
+def test_configs_load(block: Block) -> None:
+    config.from_table(tomllib.loads(block.text))
+
+
+@pytest.mark.parametrize(
+    ("place", "arguments"), list(commands()), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_commands_parse(place: str, arguments: list[str]) -> None:
+    """Subcommand and options exist; what `run` is given is a valid config, unless the document shows its refusal."""
+    name, command, rest = COMMANDS.resolve_command(typer.Context(COMMANDS), arguments)  # type: ignore[attr-defined]
+    context = command.make_context(name, rest)
+    if name == "run":
+        path, overrides = cli.split(context.params["arguments"] or [])
+        with pytest.raises(ValueError) if _shows_a_refusal(place) else contextlib.nullcontext():
+            settings = config.load(ROOT / path if path else None, overrides)
+            if _shows_a_refusal(place):  # not of a setting: of what the settings make together
+                assemble(settings)
+    elif name == "list":
+        catalogue.narrowed(catalogue.listing(), context.params["what"] or [])
+
+
+def test_refusals_are_printed_as_shown() -> None:
+    """In a console block, an `error:` line is what the command above it says."""
+    shown = 0
+    for block in of_kind("console"):
+        lines = block.text.splitlines()
+        for command, answer in itertools.pairwise(lines):
+            if answer.startswith("error: "):
+                found = CliRunner().invoke(cli.app, shlex.split(command)[2:])
+                assert found.exit_code == 2 and found.stderr.splitlines() == [answer], (command, found.stderr)
+                shown += 1
+    assert shown >= 3
+
+
+@pytest.mark.usefixtures("untraced", "same_threads")
+def test_a_session_as_in_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The README's commands in their order, on a smaller model."""
+    monkeypatch.chdir(tmp_path)
+    small = ("rounds=2", "model.hidden=[8]", "algorithm.epochs=1", "engine.lane=serial", "--quiet")
+    session = (
+        ("run", str(ROOT / "recipes" / "quickstart.toml"), *small),
+        ("show", "runs/quickstart"),
+        ("eval", "runs/quickstart"),
+        ("resume", "runs/quickstart", "rounds=3", "--quiet"),
+        ("show",),
+        ("list", "simprox"),
+    )
+    for arguments in session:
+        found = CliRunner().invoke(cli.app, list(arguments))
+        assert found.exit_code == 0, (arguments, found.output)
+    assert len((tmp_path / "runs" / "quickstart" / "metrics.jsonl").read_text().splitlines()) == 3
+    for file in re.findall(r"^\| `([\w.]+)`", _section("docs/experiments.md", "## The run folder"), re.M):
+        assert (tmp_path / "runs" / "quickstart" / file).exists(), f"docs/experiments.md names {file}"
+
+
+def test_everything_in_the_catalogue_is_mentioned() -> None:
+    text = everything()
+    for kind, entries in catalogue.listing().items():
+        missing = [entry.name for entry in entries if f"`{entry.name}`" not in text and kind != "engine"]
+        assert not missing, f"{kind} not in any document: {', '.join(missing)}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "document"),
+    [
+        *(("algorithms", "algorithms"), ("datasets", "data"), ("partitions", "data"), ("environments", "data")),
+        *(("models", "data"), ("selections", "algorithms"), ("weightings", "algorithms"), ("engine", "experiments")),
+    ],
+)
+def test_every_option_is_mentioned(kind: str, document: str) -> None:
+    text = (ROOT / "docs" / f"{document}.md").read_text(encoding="utf-8")
+    options = {key for entry in catalogue.listing()[kind] for key in entry.options}
+    missing = sorted(key for key in options if f"`{key}`" not in text and f"`engine.{key}`" not in text)
+    assert not missing, f"options of {kind} not in docs/{document}.md: {', '.join(missing)}"
+
+
+def test_every_setting_and_every_metric_is_mentioned() -> None:
+    text = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+    table = config.load(None, ["threads=1", "data_dir=data", "name=x"]).table()
+    keys = {key for key, value in table.items() if not isinstance(value, dict)}
+    keys |= {f"{section}.{key}" for section in ("evaluation", "checkpoint") for key in table[section]}
+    missing = sorted(key for key in (*keys, *config.HARMLESS, *_rows_of_metrics()) if f"`{key}`" not in text)
+    assert not missing, missing
+
+
+@each_document
+def test_what_is_referred_to_exists(file: Path) -> None:
+    """Links, source files and tests, the tests by function name too."""
+    text = file.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (file.parent / target).exists(), f"{file.name} links to {target}, which is not there"
+    for path in re.findall(r"`((?:consilience|tests|recipes|examples|benchmarks)/[\w/.]+)", text):
+        assert (ROOT / path.split("::")[0]).exists(), f"{file.name} names {path}, which is not there"
+    for path, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text):
+        assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), f"{file.name}: {path} has no {name}"
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 150
+
+
+def _shows_a_refusal(place: str) -> bool:
+    name, _, number = place.partition(":")
+    (file,) = (file for file in FILES if file.name == name)
+    following = file.read_text(encoding="utf-8").splitlines()[int(number) : int(number) + 1]
+    return following[0].startswith("error: ")
+
+
+def _section(document: str, heading: str) -> str:
+    _, _, rest = (ROOT / document).read_text(encoding="utf-8").partition(heading + "\n")
+    return rest.partition("\n#")[0]
+
+
+def _rows_of_metrics() -> set[str]:
+    """The fields of a metrics row: with classes, and with measurements."""
+    fields: set[str] = set()
+    for y in (torch.tensor([0, 1, 0, 1]), torch.tensor([0.0, 1.0, 0.5, 0.2])):
+        x = torch.arange(8.0).reshape(4, 2)
+        federation = cs.Federation.from_clients([(x, y)], client_tests=[(x, y)])
+        module = torch.nn.Linear(2, 2 if federation.classes else 1)
+        fields |= set(cs.train(module, federation, cs.fedavg(), rounds=1, progress=False, lane="serial").history[0])
+    return fields
