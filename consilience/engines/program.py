@@ -17,8 +17,9 @@ from consilience.core.plans import Batch
 from consilience.core.protocols import Channel, ClientRule
 from consilience.core.task import Task
 from consilience.core.tree import Tree, map_leaves, rows
+from consilience.engines.in_place import Flat, InPlace, copy_all
 
-HOT = 8  # a step shape met this often is worth tracing
+HOT = 48  # a step shape met this often is worth tracing: a trace costs as much as some fifty untraced steps
 
 
 class Context(NamedTuple):
@@ -44,7 +45,6 @@ class Context(NamedTuple):
 
 
 CONTEXT_DIMS = Context(None, 0, 0)  # type: ignore[arg-type]
-Flat = list[Tensor]
 
 
 class Program:
@@ -140,11 +140,11 @@ class Steps:
     def __init__(self, step: Callable[[Tree, Batch, Context], Tree], *, grouped: bool) -> None:
         self._step, self._grouped = step, grouped
         self.hot = HOT
-        self._met: Counter[Any] = Counter()
-        self._traced: dict[Any, Callable[..., Flat]] = {}
+        self.met: Counter[Any] = Counter()
+        self.traced: dict[Any, InPlace] = {}
 
     def bind(self, carry: Tree, context: Context) -> BoundSteps:
-        """The step for this structure of carry and context."""
+        """The step for this carry, which it will overwrite, and context."""
         return BoundSteps(self, carry, context)
 
     def function(self, carry_spec: Any, context_spec: Any, batch_spec: Any, masked: bool) -> Callable[..., Flat]:
@@ -169,58 +169,59 @@ class Steps:
 
 
 class BoundSteps:
-    """`Steps` for one group: the context is fixed, the carry flows through as a flat list."""
+    """`Steps` for one group or client: the context is fixed, the carry is updated in place from batch to batch."""
 
     def __init__(self, steps: Steps, carry: Tree, context: Context) -> None:
         self._steps = steps
-        flat, self._carry_spec = pytree.tree_flatten(carry)
+        leaves, self._carry_spec = pytree.tree_flatten(carry)
+        # clones: the caller's carry stays as it was, and no two leaves share memory
+        self._carry: Flat = [leaf.clone(memory_format=torch.contiguous_format) for leaf in leaves]
         self._context, self._context_spec = pytree.tree_flatten(context)
-        self._signature = (
-            _shapes(flat),
-            _shapes(self._context),
-            str(self._carry_spec),
-            str(self._context_spec),
-        )
+        self._signature = (_shapes(leaves), _shapes(self._context), str(self._carry_spec), str(self._context_spec))
+        self._known: dict[Any, InPlace] = {}  # by batch shape, so that a step need not hash the whole signature
 
-    def flatten(self, carry: Tree) -> Flat:
-        """The carry as a flat list."""
-        return pytree.tree_leaves(carry)
+    @property
+    def carry(self) -> Tree:
+        """The carry as it is now."""
+        return pytree.tree_unflatten(self._carry, self._carry_spec)
 
-    def unflatten(self, carry: Flat) -> Tree:
-        """The carry as a tree."""
-        return pytree.tree_unflatten(carry, self._carry_spec)
-
-    def __call__(self, carry: Flat, batch: Batch, *, may_trace: bool = True) -> Flat:
+    def __call__(self, batch: Batch, *, may_trace: bool = True) -> None:
         """One step."""
         leaves, spec = pytree.tree_flatten(batch)
-        signature = (self._signature, _shapes(leaves))
-        known = self._steps._traced.get(signature)
-        if known is not None:
-            return known(carry, leaves, self._context)
-        function = self._function(spec, batch.mask is not None)
-        self._steps._met[signature] += 1
-        if may_trace and self._steps._met[signature] > self._steps.hot:
-            self._steps._traced[signature] = trace(function, carry, leaves, self._context)
-        return function(carry, leaves, self._context)
+        shape = tuple(leaf.shape if isinstance(leaf, Tensor) else None for leaf in leaves)
+        step = self._known.get(shape)
+        if step is None:
+            signature = (self._signature, _shapes(leaves))
+            step = self._steps.traced.get(signature)
+            if step is None:
+                self._steps.met[signature] += 1
+                function = self._steps.function(self._carry_spec, self._context_spec, spec, batch.mask is not None)
+                if not may_trace or self._steps.met[signature] <= self._steps.hot:
+                    copy_all(self._carry, function(self._carry, leaves, self._context))
+                    return
+                step = self._trace(signature, function, leaves)
+            self._known[shape] = step
+        step(self._carry, leaves, self._context)
 
-    def trace(self, carry: Flat, batch: Batch) -> Callable[..., Flat]:
-        """Trace this batch's shape now, as threads (which cannot trace) and CUDA graphs need."""
+    def trace(self, batch: Batch) -> None:
+        """Trace this batch's shape now, as threads, which cannot trace, need."""
         leaves, spec = pytree.tree_flatten(batch)
         signature = (self._signature, _shapes(leaves))
-        if signature not in self._steps._traced:
-            function = self._function(spec, batch.mask is not None)
-            self._steps._traced[signature] = trace(function, carry, leaves, self._context)
-        return self._steps._traced[signature]
+        if signature not in self._steps.traced:
+            function = self._steps.function(self._carry_spec, self._context_spec, spec, batch.mask is not None)
+            self._trace(signature, function, leaves)
 
-    def _function(self, batch_spec: Any, masked: bool) -> Callable[..., Flat]:
-        step = self._steps.function(self._carry_spec, self._context_spec, batch_spec, masked)
-        # a trace holds for one memory layout: every step takes and leaves contiguous tensors
-        return lambda carry, batch, context: [leaf.contiguous() for leaf in step(carry, batch, context)]
+    def _trace(self, signature: Any, function: Callable[..., Flat], batch: Flat) -> InPlace:
+        step = InPlace(trace(function, self._carry, batch, self._context), len(self._carry))
+        self._steps.traced[signature] = step
+        return step
 
 
 def trace(function: Callable[..., Flat], *arguments: Flat) -> Callable[..., Flat]:
     """The function as a flat graph of tensor operations for these shapes."""
-    graph = make_fx(function)(*arguments)
+    # tracing tells inputs apart by identity: an object passed twice would be taken for one input
+    distinct = [[leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in flat] for flat in arguments]
+    graph = make_fx(function)(*distinct)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph

@@ -130,8 +130,10 @@ class Tuner:
             if first > SLOW_STEP and self._device.type == "cpu":
                 took, seen = run(1)
                 return seen / took
-            program.one.hot = program.group.hot = 0  # small steps: trace at once
+            hot = program.one.hot
+            program.one.hot = program.group.hot = 0  # small steps: trace what the sample needs
             warm, _ = run(2)
+            program.one.hot = program.group.hot = hot
             steps = int(np.clip(TRIAL_SECONDS / max(warm / 2, 1e-4), 2, 20))
             took, seen = run(steps)
             return seen / took

@@ -131,7 +131,7 @@ def test_traced_steps_give_the_same_bits(name: str, lane: str, monkeypatch: pyte
     engine = tiny.engine(tiny.convnet, lane=lane, environment=even)
     traced = list(run(build(name), engine, rounds=3, seed=1))
     (made,) = engine._programs.values()
-    assert (made.one if lane == "serial" else made.group)._traced, "nothing was traced"
+    assert (made.one if lane == "serial" else made.group).traced, "nothing was traced"
     assert_identical(traced, plain)
 
 

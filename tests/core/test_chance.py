@@ -107,7 +107,7 @@ def test_golden_values() -> None:
     assert chance.key(0, "plan", 0) == -3384947958821715028
     assert chance.key(2024, "channel", 17) == -5132335939315954390
     assert chance.permutations(torch.tensor(99), torch.tensor(8), 8).tolist() == [1, 3, 4, 6, 7, 5, 0, 2]
-    assert chance.keep_mask(torch.tensor(5), 12, 0.5).int().tolist() == [1, 1, 0, 0, 0, 1, 1, 0, 1, 0, 1, 0]
+    assert chance.keep_mask(torch.tensor(5), 12, 0.5).int().tolist() == [1, 1, 0, 0, 0, 1, 0, 1, 1, 0, 1, 0]
     assert chance.draws(3, "selection", 4).integers(0, 1000, 4).tolist() == [809, 234, 303, 470]
 
 

@@ -37,7 +37,7 @@ def test_traced_and_untraced_steps_give_the_same_bits(lane: str, monkeypatch: py
         results.append(train(engine, rounds=3, lr_decay=0.5, momentum=0.9))
         (made,) = engine._programs.values()
         steps = made.group if lane == "batched" else made.one
-        assert bool(steps._traced) == (hot == 0)
+        assert bool(steps.traced) == (hot == 0)
     for plain, traced in zip(*results):
         assert tiny.same(plain.model, traced.model)
         assert tiny.same(plain.cohort.reply, traced.cohort.reply)

@@ -17,14 +17,11 @@ class Batched:
         finished: list[Tree] = []
         active = len(plan.steps)
         steps = program.group.bind(carry, context)
-        flat = steps.flatten(carry)
         for step in range(int(plan.steps.max(initial=0))):
             going = plan.active(step)
             if going < active:
-                carry = steps.unflatten(flat)
-                finished.append(tree.rows(carry, slice(going, active)))
-                carry, active = tree.rows(carry, slice(0, going)), going
-                steps = program.group.bind(carry, context.head(going))
-                flat = steps.flatten(carry)
-            flat = steps(flat, plan.group(step, active, store, program.dtype))
-        return tree.concatenate([steps.unflatten(flat), *reversed(finished)])
+                finished.append(tree.rows(steps.carry, slice(going, active)))
+                steps = program.group.bind(tree.rows(steps.carry, slice(0, going)), context.head(going))
+                active = going
+            steps(plan.group(step, active, store, program.dtype))
+        return tree.concatenate([steps.carry, *reversed(finished)])

@@ -18,15 +18,15 @@ from consilience.core import tree
 from consilience.core.federation import Rows
 from consilience.core.plans import Batch, Plan
 from consilience.core.tree import Tree
-from consilience.engines.lanes.in_place import Moves, work_in_place
-from consilience.engines.program import Context, Flat, Program, Steps, trace
+from consilience.engines.in_place import Flat, InPlace, copy_all
+from consilience.engines.program import Context, Program, Steps, trace
 
 SHORTEST_TAIL = 4  # steps: below this, finished clients ride along rather than the rest moving to a narrower graph
 ALIGN = 64  # values: kernels want the start of a tensor on a boundary
 NARROWEST = 8  # clients: below this, a narrower graph saves nothing
 
 
-Traces = dict[bool, tuple[Callable[..., Flat], Moves]]  # by whether the step is masked
+Traces = dict[bool, InPlace]  # by whether the step is masked
 
 
 class GraphBatched:
@@ -159,8 +159,8 @@ class Captured:
 
     def load(self, carry: Tree, context: Context, plan: Plan) -> None:
         """Copy a group's start into the static storage."""
-        _copy(self._carry, pytree.tree_leaves(carry))
-        _copy(self._context, pytree.tree_leaves(context))
+        copy_all(self._carry, pytree.tree_leaves(carry))
+        copy_all(self._context, pytree.tree_leaves(context))
         self._plan[0].zero_()
         live = torch.from_numpy(np.ascontiguousarray(plan.live)).to(self._plan[0].device, non_blocking=True)
         for static, fresh in zip(self._plan[1:], (plan.rows, live, plan.keys, plan.first)):
@@ -182,20 +182,19 @@ class Captured:
         arguments = (self._carry, self._context, self._plan, self._data)
         if masked not in self._traces:
             traced = trace(self._advance(masked), *arguments)
-            # a masked step may have to keep the old carry, so only the other one works in place
-            moves: Moves = [None] * len(self._carry) if masked else work_in_place(traced, len(self._carry))
-            self._traces[masked] = (torch.compile(traced, dynamic=False) if self._compile else traced, moves)
-        advance, moves = self._traces[masked]
+            leaves = len(self._carry)
+            self._traces[masked] = InPlace(traced, leaves, keeps_old=masked, compile=self._compile)
+        step = self._traces[masked]
         before = [leaf.clone() for leaf in self._carry]
         torch.cuda.synchronize()
         with torch.cuda.stream(self._stream):
             for _ in range(3):  # libraries pick kernels and workspaces before the capture
-                advance(*arguments)
-            _copy(self._carry, before)
+                step(*arguments)
+            copy_all(self._carry, before)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            _settle(self._carry, advance(*arguments), moves)
+            step(*arguments)
             self._plan[0].add_(1)
         return graph
 
@@ -237,32 +236,6 @@ class Captured:
     def _format(self, leaf: Tensor) -> Tensor:
         channels = self._channels_last and leaf.dim() == 4 and leaf.is_floating_point()
         return leaf.contiguous(memory_format=torch.channels_last) if channels else leaf.contiguous()
-
-
-def _settle(carry: Flat, after: Flat, moves: Moves) -> None:
-    """Write a step's result into the carry: by one fused addition where it is an addition, else by copying."""
-    added: dict[float, list[int]] = {}
-    for index, move in enumerate(moves):
-        if move is not None:
-            added.setdefault(move, []).append(index)
-    for alpha, indices in added.items():
-        torch._foreach_add_([carry[i] for i in indices], [after[i] for i in indices], alpha=alpha)
-    rest = [i for i, move in enumerate(moves) if move is None and after[i] is not carry[i]]
-    _copy([carry[i] for i in rest], [after[i] for i in rest])
-
-
-def _copy(targets: Flat, sources: Flat) -> None:
-    """Copy lists of tensors with one kernel per dtype rather than one per tensor, where the layouts agree."""
-    alike: dict[torch.dtype, tuple[Flat, Flat]] = {}
-    for target, source in zip(targets, sources):
-        if target.stride() == source.stride():
-            lists = alike.setdefault(target.dtype, ([], []))
-            lists[0].append(target)
-            lists[1].append(source)
-        else:
-            target.copy_(source)
-    for to, of in alike.values():
-        torch._foreach_copy_(to, of)
 
 
 def _where(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:

@@ -53,12 +53,10 @@ class Threads:
 def _one(
     program: Program, carry: Tree, context: Context, plan: Plan, store: Rows, client: int, *, may_trace: bool
 ) -> Tree:
-    mine = tree.rows(carry, client)
-    steps = program.one.bind(mine, context.of(client))
-    flat = steps.flatten(mine)
+    steps = program.one.bind(tree.rows(carry, client), context.of(client))
     for step in range(int(plan.steps[client])):
-        flat = steps(flat, plan.single(step, client, store), may_trace=may_trace)
-    return steps.unflatten(flat)
+        steps(plan.single(step, client, store), may_trace=may_trace)
+    return steps.carry
 
 
 def _trace_common_shapes(program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> None:
@@ -67,6 +65,5 @@ def _trace_common_shapes(program: Program, carry: Tree, context: Context, plan: 
     for live, count in common.items():
         if count > program.one.hot:
             step, client = (int(i[0]) for i in (plan.live == live).nonzero())
-            mine = tree.rows(carry, client)
-            steps = program.one.bind(mine, context.of(client))
-            steps.trace(steps.flatten(mine), plan.single(step, client, store))
+            steps = program.one.bind(tree.rows(carry, client), context.of(client))
+            steps.trace(plan.single(step, client, store))

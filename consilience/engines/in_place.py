@@ -5,11 +5,53 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 aten = torch.ops.aten
+Flat = list[Tensor]
 Moves = list[float | None]
 """For each leaf of the carry: alpha if its result is `leaf + alpha * output`, else None."""
+
+
+class InPlace:
+    """A traced step that overwrites its carry; `compile` runs its operations through PyTorch's compiler."""
+
+    def __init__(self, traced: Any, leaves: int, *, keeps_old: bool = False, compile: bool = False) -> None:
+        # a step that may have to keep the old carry (a masked one, on a GPU) cannot overwrite it on the way
+        self.moves: Moves = [None] * leaves if keeps_old else work_in_place(traced, leaves)
+        self.run: Any = torch.compile(traced, dynamic=False) if compile else traced
+
+    def __call__(self, carry: Flat, *rest: Flat) -> None:
+        """One step: results that are additions are added by one fused operation, the others copied."""
+        after = self.run(carry, *rest)
+        added: dict[float, tuple[Flat, Flat]] = {}
+        kept: Flat = []
+        new: Flat = []
+        for leaf, result, alpha in zip(carry, after, self.moves):
+            if alpha is not None:
+                to, what = added.setdefault(alpha, ([], []))
+                to.append(leaf)
+                what.append(result)
+            elif result is not leaf:
+                kept.append(leaf)
+                new.append(result)
+        for alpha, (to, what) in added.items():
+            torch._foreach_add_(to, what, alpha=alpha)
+        copy_all(kept, new)
+
+
+def copy_all(targets: Flat, sources: Flat) -> None:
+    """Copy lists of tensors with one kernel per dtype rather than one per tensor, where the layouts agree."""
+    alike: dict[torch.dtype, tuple[Flat, Flat]] = {}
+    for target, source in zip(targets, sources):
+        if target.stride() == source.stride():
+            to, of = alike.setdefault(target.dtype, ([], []))
+            to.append(target)
+            of.append(source)
+        else:
+            target.copy_(source)
+    for to, of in alike.values():
+        torch._foreach_copy_(to, of)
 
 
 def work_in_place(traced: Any, leaves: int) -> Moves:
