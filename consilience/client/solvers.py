@@ -1,4 +1,4 @@
-"""Local optimisers as pure functions, equal to PyTorch's own to the last bit."""
+"""Local optimisers as pure functions: SGD equals PyTorch's to the last bit, Adam and AdamW to rounding."""
 
 from __future__ import annotations
 

@@ -35,7 +35,9 @@ class Cohort:
     steps: np.ndarray  # [m] local steps done
     round: int
     heard: np.ndarray | None = None  # [m] False where the broadcast model stands in for a silent client; None: all True
-    counts: dict[str, int] = field(default_factory=dict)  # silent, empty_client, rejected: what did not arrive, and why
+    counts: dict[str, int] = field(
+        default_factory=dict
+    )  # silent, empty_client, nonfinite: what did not arrive, and why
 
     def __len__(self) -> int:
         return len(self.ids)

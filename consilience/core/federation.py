@@ -92,6 +92,10 @@ class Federation:
             raise Invalid("clients is empty: a federation needs at least one (x, y) pair")
         train = _side_by_side(clients)
         tests: Rows | None = None
+        if client_tests is not None and test is not None:
+            raise Invalid(
+                "test and client_tests are both given: test rows are either shared by all or one set per client"
+            )
         if client_tests is not None:
             if len(client_tests) != len(clients):
                 raise Invalid(f"client_tests has {len(client_tests)} entries for {len(clients)} clients: give one each")
@@ -107,6 +111,7 @@ class Federation:
 
 
 def _side_by_side(clients: Sequence[tuple[Any, Tensor]]) -> Rows:
+    _check_rows("client 0", *clients[0])
     shape = [(leaf.shape[1:], leaf.dtype) for leaf in (*tree.leaves(clients[0][0]), clients[0][1])]
     for k, (x, y) in enumerate(clients):
         _check_rows(f"client {k}", x, y)
@@ -120,6 +125,10 @@ def _side_by_side(clients: Sequence[tuple[Any, Tensor]]) -> Rows:
 
 
 def _check_rows(who: str, x: Any, y: Tensor) -> None:
+    for part in (*tree.leaves(x), y):
+        if not isinstance(part, Tensor):
+            kind = type(part).__name__
+            raise Invalid(f"{who} holds a {kind} where a tensor is needed: convert it with torch.as_tensor")
     lengths = {len(leaf) for leaf in tree.leaves(x)}
     if lengths != {len(y)}:
         raise Invalid(f"{who} has {sorted(lengths)} rows of features for {len(y)} targets: they must match")

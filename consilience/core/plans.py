@@ -101,6 +101,15 @@ class Plan:
         x, y = take_rows(store.x, index), store.y[index]
         return Batch(x=x, y=y, mask=mask, key=self.keys[step, :clients], first=self.first[step, :clients])
 
+    def padded(self, step: int, client: int, store: Rows, dtype: torch.dtype) -> Batch:
+        """One client's batch at full width, masked if it is short, so that all steps have one of two shapes."""
+        live, index = int(self.live[step, client]), self.rows[step, client]
+        mask = None
+        if live < self.width:
+            mask = (torch.arange(self.width, device=index.device) < live).to(dtype)
+        x, y = take_rows(store.x, index), store.y[index]
+        return Batch(x=x, y=y, mask=mask, key=self.keys[step, client], first=self.first[step, client])
+
     def single(self, step: int, client: int, store: Rows) -> Batch:
         """One client's batch, cut to its live rows."""
         index = self.rows[step, client, : int(self.live[step, client])]

@@ -143,9 +143,9 @@ class Steps:
         self.met: Counter[Any] = Counter()
         self.traced: dict[Any, InPlace] = {}
 
-    def bind(self, carry: Tree, context: Context) -> BoundSteps:
-        """The step for this carry, which it will overwrite, and context."""
-        return BoundSteps(self, carry, context)
+    def bind(self, carry: Tree, context: Context, *, channels_last: bool = False) -> BoundSteps:
+        """The step for a copy of this carry, in this context; pictures may be laid out channels last."""
+        return BoundSteps(self, carry, context, channels_last)
 
     def function(self, carry_spec: Any, context_spec: Any, batch_spec: Any, masked: bool) -> Callable[..., Flat]:
         """(carry leaves, batch leaves, context leaves) -> carry leaves."""
@@ -171,13 +171,13 @@ class Steps:
 class BoundSteps:
     """`Steps` for one group or client: the context is fixed, the carry is updated in place from batch to batch."""
 
-    def __init__(self, steps: Steps, carry: Tree, context: Context) -> None:
-        self._steps = steps
+    def __init__(self, steps: Steps, carry: Tree, context: Context, channels_last: bool) -> None:
+        self._steps, self._channels_last = steps, channels_last
         leaves, self._carry_spec = pytree.tree_flatten(carry)
         # clones: the caller's carry stays as it was, and no two leaves share memory
-        self._carry: Flat = [leaf.clone(memory_format=torch.contiguous_format) for leaf in leaves]
+        self._carry: Flat = [leaf.clone(memory_format=self._layout(leaf)) for leaf in leaves]
         self._context, self._context_spec = pytree.tree_flatten(context)
-        self._signature = (_shapes(leaves), _shapes(self._context), str(self._carry_spec), str(self._context_spec))
+        self._signature = (_shapes(self._carry), _shapes(self._context), str(self._carry_spec), str(self._context_spec))
         self._known: dict[Any, InPlace] = {}  # by batch shape, so that a step need not hash the whole signature
 
     @property
@@ -185,16 +185,25 @@ class BoundSteps:
         """The carry as it is now."""
         return pytree.tree_unflatten(self._carry, self._carry_spec)
 
+    def _layout(self, leaf: Tensor) -> torch.memory_format:
+        pictures = self._channels_last and leaf.dim() == 4 and leaf.is_floating_point()
+        return torch.channels_last if pictures else torch.contiguous_format
+
+    def _flatten(self, batch: Batch) -> tuple[list[Any], Any]:
+        if self._channels_last:
+            batch = batch._replace(x=map_leaves(lambda x: x.contiguous(memory_format=self._layout(x)), batch.x))
+        return pytree.tree_flatten(batch)
+
     def __call__(self, batch: Batch, *, may_trace: bool = True) -> None:
         """One step."""
-        leaves, spec = pytree.tree_flatten(batch)
+        leaves, spec = self._flatten(batch)
         shape = tuple(leaf.shape if isinstance(leaf, Tensor) else None for leaf in leaves)
         step = self._known.get(shape)
         if step is None:
             signature = (self._signature, _shapes(leaves))
             step = self._steps.traced.get(signature)
             if step is None:
-                self._steps.met[signature] += 1
+                self._steps.met[signature] += may_trace
                 function = self._steps.function(self._carry_spec, self._context_spec, spec, batch.mask is not None)
                 if not may_trace or self._steps.met[signature] <= self._steps.hot:
                     copy_all(self._carry, function(self._carry, leaves, self._context))
@@ -203,11 +212,12 @@ class BoundSteps:
             self._known[shape] = step
         step(self._carry, leaves, self._context)
 
-    def trace(self, batch: Batch) -> None:
-        """Trace this batch's shape now, as threads, which cannot trace, need."""
-        leaves, spec = pytree.tree_flatten(batch)
+    def trace(self, batch: Batch, worth: int) -> None:
+        """Trace this batch's shape for threads, which cannot, if it has been met often with `worth` more to come."""
+        leaves, spec = self._flatten(batch)
         signature = (self._signature, _shapes(leaves))
-        if signature not in self._steps.traced:
+        self._steps.met[signature] += worth
+        if signature not in self._steps.traced and self._steps.met[signature] > self._steps.hot:
             function = self._steps.function(self._carry_spec, self._context_spec, spec, batch.mask is not None)
             self._trace(signature, function, leaves)
 

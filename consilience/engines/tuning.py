@@ -22,7 +22,7 @@ from consilience.engines.lanes.cuda import GraphBatched, GraphStreams
 from consilience.engines.lanes.serial import Serial, Threads
 from consilience.engines.program import Context, Program
 
-TRIAL_SECONDS = 0.3  # per lane
+TRIAL_SECONDS = 0.15  # per lane and repetition
 SLOW_STEP = 0.2  # seconds: above this, tracing saves nothing worth having
 LaneName = Literal["auto", "batched", "batched-matmul", "streams", "serial"]
 Prepare = Callable[[np.ndarray, int | None], tuple[Tree, Context, Plan]]
@@ -114,7 +114,7 @@ class Tuner:
         """Rows trained per second, or 0 if the lane cannot run this program."""
         lane, group = self._lane(name, compile), next(self.groups(order))
         if self._device.type == "cpu":  # enough clients to keep the lane busy
-            group = {"serial": group[:1], "streams": group[: 2 * torch.get_num_threads()]}.get(name, group)
+            group = {"serial": group[:1], "streams": group[: 2 * torch.get_num_threads()]}.get(name, group[:8])
         program = program.by_matmul() if name == "batched-matmul" else program
 
         def run(steps: int) -> tuple[float, int]:
@@ -126,17 +126,17 @@ class Tuner:
             return time.perf_counter() - began, int(plan.live.sum())
 
         try:
-            first, seen = run(1)
-            if first > SLOW_STEP and self._device.type == "cpu":
-                took, seen = run(1)
+            run(1)  # imports and first allocations
+            took, seen = run(1)
+            if took > SLOW_STEP and self._device.type == "cpu":
                 return seen / took
             hot = program.one.hot
             program.one.hot = program.group.hot = 0  # small steps: trace what the sample needs
-            warm, _ = run(2)
+            run(2)
             program.one.hot = program.group.hot = hot
-            steps = int(np.clip(TRIAL_SECONDS / max(warm / 2, 1e-4), 2, 20))
-            took, seen = run(steps)
-            return seen / took
+            took, seen = run(2)
+            steps = int(np.clip(2 * TRIAL_SECONDS / took, 2, 200))
+            return max(seen / took for took, seen in (run(steps) for _ in range(3)))  # the first ones warm caches up
         except (RuntimeError, NotImplementedError, ValueError):
             return 0.0
 

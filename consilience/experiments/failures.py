@@ -30,7 +30,7 @@ def explained(problem: Exception) -> tuple[str, int]:
     """A message and an exit code for what went wrong."""
     from consilience.core.checks import Invalid
 
-    if isinstance(problem, (Invalid, FileNotFoundError, ModuleNotFoundError)):
+    if isinstance(problem, (Invalid, FileNotFoundError, ImportError)):
         return str(problem), BAD_SETTINGS
     from consilience.core.rounds import Diverged
     from consilience.experiments.checkpoint import CheckpointError

@@ -1,9 +1,8 @@
-"""One client after another, or one per core: batches are cut to their live rows, nothing is padded."""
+"""One client after another, or one per core."""
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -16,17 +15,15 @@ from consilience.engines.program import Context, Program
 
 
 class Serial:
-    """The loop a researcher writes by hand."""
+    """The loop a researcher writes by hand: batches are cut to their live rows, nothing is padded."""
 
     def fold(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Tree:
         """Every client's steps, client by client."""
-        return tree.stack(
-            [_one(program, carry, context, plan, store, k, may_trace=True) for k in range(len(plan.steps))]
-        )
+        return tree.stack([_one(program, carry, context, plan, store, k) for k in range(len(plan.steps))])
 
 
 class Threads:
-    """One client per core at a time: the CPU's counterpart of parallel streams."""
+    """One client per core at a time, pictures laid out channels last: the CPU's counterpart of parallel streams."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
@@ -45,25 +42,28 @@ class Threads:
                 self._ready.done = True
             program.task.ready()
             with torch.no_grad():
-                return _one(program, carry, context, plan, store, client, may_trace=False)
+                return _one(program, carry, context, plan, store, client, threaded=True)
 
         return tree.stack(list(self._pool.map(work, range(len(plan.steps)))))
 
 
 def _one(
-    program: Program, carry: Tree, context: Context, plan: Plan, store: Rows, client: int, *, may_trace: bool
+    program: Program, carry: Tree, context: Context, plan: Plan, store: Rows, client: int, *, threaded: bool = False
 ) -> Tree:
-    steps = program.one.bind(tree.rows(carry, client), context.of(client))
+    steps = program.one.bind(tree.rows(carry, client), context.of(client), channels_last=threaded)
     for step in range(int(plan.steps[client])):
-        steps(plan.single(step, client, store), may_trace=may_trace)
+        if threaded:
+            steps(plan.padded(step, client, store, program.dtype), may_trace=False)
+        else:
+            steps(plan.single(step, client, store))
     return steps.carry
 
 
 def _trace_common_shapes(program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> None:
     # tracing patches torch for the whole process: it happens here, before the workers start
-    common = Counter(plan.live[plan.live > 0].tolist())
-    for live, count in common.items():
-        if count > program.one.hot:
-            step, client = (int(i[0]) for i in (plan.live == live).nonzero())
-            steps = program.one.bind(tree.rows(carry, client), context.of(client))
-            steps.trace(plan.single(step, client, store))
+    full = plan.live == plan.width
+    for kind in (full, ~full & (plan.live > 0)):
+        if kind.any():
+            step, client = (int(i[0]) for i in kind.nonzero())
+            steps = program.one.bind(tree.rows(carry, client), context.of(client), channels_last=True)
+            steps.trace(plan.padded(step, client, store, program.dtype), worth=int(kind.sum()))
