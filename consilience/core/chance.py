@@ -45,9 +45,10 @@ def bits(keys: Tensor, count: int) -> Tensor:
 
 
 def _hashes(keys: Tensor, count: int) -> Tensor:
-    # 1, 2, ... times the constant, as a running sum: compilers would fold a product into 32-bit index arithmetic
-    counters = torch.full((count,), _WEYL, device=keys.device, dtype=torch.int64).cumsum(0)
-    return _mix(keys.unsqueeze(-1) + counters)
+    # 1, 2, ... times the constant, as a running sum of what looks like data: a compiler that sees a product of an index
+    # and a constant computes it in 32 bits
+    increments = ((keys & 0) + _WEYL).unsqueeze(-1).expand(*keys.shape, count)
+    return _mix(keys.unsqueeze(-1) + increments.cumsum(-1))
 
 
 def permutations(keys: Tensor, sizes: Tensor, longest: int) -> Tensor:

@@ -35,9 +35,7 @@ class Cohort:
     steps: np.ndarray  # [m] local steps done
     round: int
     heard: np.ndarray | None = None  # [m] False where the broadcast model stands in for a silent client; None: all True
-    counts: dict[str, int] = field(
-        default_factory=dict
-    )  # silent, empty_client, nonfinite: what did not arrive, and why
+    counts: dict[str, int] = field(default_factory=dict)  # silent, empty_client, nonfinite: what is missing
 
     def __len__(self) -> int:
         return len(self.ids)

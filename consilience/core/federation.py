@@ -93,9 +93,7 @@ class Federation:
         train = _side_by_side(clients)
         tests: Rows | None = None
         if client_tests is not None and test is not None:
-            raise Invalid(
-                "test and client_tests are both given: test rows are either shared by all or one set per client"
-            )
+            raise Invalid("test and client_tests are both given: test rows are shared by all or one set per client")
         if client_tests is not None:
             if len(client_tests) != len(clients):
                 raise Invalid(f"client_tests has {len(client_tests)} entries for {len(clients)} clients: give one each")

@@ -19,7 +19,12 @@ class InPlace:
     def __init__(self, traced: Any, leaves: int, *, keeps_old: bool = False, compile: bool = False) -> None:
         # a step that may have to keep the old carry (a masked one, on a GPU) cannot overwrite it on the way
         self.moves: Moves = [None] * leaves if keeps_old else work_in_place(traced, leaves)
+        self._traced = traced
         self.run: Any = torch.compile(traced, dynamic=False) if compile else traced
+
+    def give_up_compiling(self) -> None:
+        """Run the operations one by one from now on."""
+        self.run = self._traced
 
     def __call__(self, carry: Flat, *rest: Flat) -> None:
         """One step: results that are additions are added by one fused operation, the others copied."""

@@ -121,5 +121,5 @@ def test_shared_and_own_test_rows_together_are_refused() -> None:
 
 
 def test_arrays_are_refused_with_the_way_to_convert_them() -> None:
-    with pytest.raises(Invalid, match="client 0 holds a ndarray.*as_tensor"):
+    with pytest.raises(Invalid, match=r"client 0 holds a ndarray.*as_tensor"):
         Federation.from_clients([(torch.zeros(2, 2).numpy(), torch.zeros(2))])  # type: ignore[arg-type]

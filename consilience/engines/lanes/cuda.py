@@ -6,6 +6,7 @@ only queues replays. Two graphs per shape: one for steps in which every slot of 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -188,7 +189,8 @@ class Captured:
         before = [leaf.clone() for leaf in self._carry]
         torch.cuda.synchronize()
         with torch.cuda.stream(self._stream):
-            for _ in range(3):  # libraries pick kernels and workspaces before the capture
+            self._try(step, arguments)
+            for _ in range(2):  # libraries pick kernels and workspaces before the capture
                 step(*arguments)
             copy_all(self._carry, before)
         torch.cuda.synchronize()
@@ -197,6 +199,16 @@ class Captured:
             step(*arguments)
             self._plan[0].add_(1)
         return graph
+
+    def _try(self, step: InPlace, arguments: tuple[Flat, ...]) -> None:
+        try:
+            step(*arguments)
+        except Exception as problem:
+            if not self._compile:
+                raise
+            warnings.warn(f"the step cannot be compiled and runs uncompiled: {problem}", stacklevel=2)
+            step.give_up_compiling()
+            step(*arguments)
 
     def _advance(self, masked: bool) -> Callable[..., Flat]:
         def advance(carry: Flat, context: Flat, plan: Flat, data: Flat) -> Flat:
