@@ -60,6 +60,17 @@ class Tuner:
         most = self.choice.clients_at_once or len(order)
         yield from np.array_split(order, -(-len(order) // most))
 
+    def halve(self, clients: int) -> bool:
+        """Make groups half as large after memory ran out; False if they hold a single client already."""
+        now = min(self.choice.clients_at_once or clients, clients)
+        if now <= 1:
+            return False
+        self.choice = replace(self.choice, clients_at_once=now // 2)
+        self._lanes.clear()  # captured graphs hold memory
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        return True
+
     def fold(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Tree:
         """Run a group in the chosen lane (before anything was measured: serially)."""
         name = "serial" if self.choice.lane == "auto" else self.choice.lane

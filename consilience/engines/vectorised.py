@@ -171,11 +171,19 @@ class Vectorised:
         order = np.lexsort((ids, -steps))  # longest first, then by id
         if client.work.rows == "train":
             self._tuner.settle(program, store, order, prepare)
-        done: list[tuple[Tree, Tree]] = []
-        for group in self._tuner.groups(order):
+
+        def train(group: np.ndarray) -> tuple[Tree, Tree]:
             carry, context, plan = prepare(group)
             carry = self._tuner.fold(program, carry, context, plan, store)
-            done.append(program.end(carry, keys[torch.from_numpy(group).to(self.device)], context))
+            return program.end(carry, keys[torch.from_numpy(group).to(self.device)], context)
+
+        done: list[tuple[Tree, Tree]] = []
+        while not done:
+            try:
+                done = [train(group) for group in self._tuner.groups(order)]
+            except torch.OutOfMemoryError:  # nothing was kept yet: start over with smaller groups
+                if not self._tuner.halve(len(order)):
+                    raise
         reply, kept = tree.concatenate([reply for reply, _ in done]), tree.concatenate([kept for _, kept in done])
         if (np.diff(order) < 0).any():  # back into ascending client order
             back = torch.from_numpy(np.argsort(order)).to(self.device)
