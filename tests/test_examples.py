@@ -42,6 +42,8 @@ def test_the_mnist_recipes_reach_95_percent(tmp_path: Path, name: str) -> None:
     data_dir = os.environ.get("CONSILIENCE_DATA")
     if not data_dir:
         pytest.skip("CONSILIENCE_DATA is not set: MNIST is looked for there")
-    settings = config.load(ROOT / "recipes" / f"{name}.toml", [f"runs={tmp_path}", "evaluation.every=5"])
-    found = runner.execute(settings)
-    assert max(row["accuracy"] or 0 for row in found.history) >= 0.95
+    settings = config.load(ROOT / "recipes" / f"{name}.toml", [f"runs={tmp_path}", "evaluation.every=2"])
+    assert settings.rounds == 30
+    with runner.start(settings) as run:
+        accuracies = (seen.row["accuracy"] or 0 for seen in run.observations())
+        assert any(accuracy >= 0.95 for accuracy in accuracies)  # stops at the first one
