@@ -79,6 +79,9 @@ def work_in_place(traced: Any, leaves: int) -> Moves:
         elif _is_move(result, leaf, output):
             moves[index] = float(result.kwargs.get("alpha", 1.0))
             results[index] = result.args[1]
+        elif result is not leaf and _source(result).op == "placeholder":  # an old value, kept beside a new one
+            with graph.inserting_before(output):
+                results[index] = graph.call_function(aten.clone.default, (result,))
     output.args = (results,)
     graph.eliminate_dead_code()
     traced.recompile()
@@ -89,12 +92,20 @@ def _changes_in_place(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target in (aten.add_.Tensor, aten.copy_.default)
 
 
+def _source(node: fx.Node) -> fx.Node:
+    """The node whose memory this one shows, through views of views."""
+    while isinstance(node.target, torch._ops.OpOverload) and node.target._schema.returns[0].alias_info is not None:
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
 def _is_move(result: fx.Node, leaf: fx.Node, output: fx.Node) -> bool:
     return (
         result.target == aten.add.Tensor
         and result.args[0] is leaf
         and isinstance(result.args[1], fx.Node)
         and list(result.users) == [output]
+        and _source(result.args[1]).op != "placeholder"  # which may be overwritten before it is added
         and result.meta["val"].dtype == leaf.meta["val"].dtype == result.args[1].meta["val"].dtype
         and result.meta["val"].shape == result.args[1].meta["val"].shape
     )
