@@ -14,7 +14,9 @@ from consilience.core.plans import Work
 from consilience.core.protocols import Channel, Selection
 from consilience.selection.everyone import Everyone
 from consilience.server.averaging import Averaging
-from consilience.server.protocols import Weighting
+from consilience.server.combining.weighted_mean import WeightedMean
+from consilience.server.protocols import Combine, Step, Weighting
+from consilience.server.steps.replace import Replace
 from consilience.server.weighting.by_examples import ByExamples
 
 
@@ -29,7 +31,10 @@ class Common(TypedDict, total=False):
     epochs: Positive
     batch_size: Count | None
     selection: Selection
+    terms: tuple[Term, ...]
     weighting: Weighting
+    combine: Combine
+    step: Step
     channel: Channel
 
 
@@ -43,7 +48,10 @@ def averaged(
     epochs: Positive = 1,
     batch_size: Count | None = 32,
     selection: Selection | None = None,
+    terms: tuple[Term, ...] = (),
     weighting: Weighting | None = None,
+    combine: Combine | None = None,
+    step: Step | None = None,
     channel: Channel | None = None,
 ) -> Algorithm:
     """Local training from the global model, then a weighted average: what most recipes start from."""
@@ -59,8 +67,10 @@ def averaged(
         solver = Adam(lr=lr, weight_decay=weight_decay, decoupled=optimiser == "adamw")
     return Algorithm(
         selection=selection or Everyone(),
-        client=LocalTraining(solver=solver, work=Work(epochs=epochs, batch_size=batch_size)),
-        server=Averaging(weighting=weighting or ByExamples()),
+        client=LocalTraining(solver=solver, work=Work(epochs=epochs, batch_size=batch_size), terms=terms),
+        server=Averaging(
+            weighting=weighting or ByExamples(), combine=combine or WeightedMean(), step=step or Replace()
+        ),
         channel=channel or Plain(),
     )
 

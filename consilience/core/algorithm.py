@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from consilience.core.exchange import Cohort
+from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.protocols import Channel, ClientRule, Selection, ServerRule
 from consilience.core.tree import Tree
 
@@ -15,11 +15,15 @@ from consilience.core.tree import Tree
 class Plain:
     """The channel in which nothing happens to a reply."""
 
-    def encode(self, reply: Tree, message: Tree, key: Tensor) -> Tree:
-        """The reply itself."""
-        return reply
+    def init(self, start: Tree) -> Tree:
+        """Nothing is remembered."""
+        return {}
 
-    def decode(self, cohort: Cohort) -> Cohort:
+    def encode(self, reply: Tree, message: Tree, memory: Tree, key: Tensor) -> tuple[Tree, Tree]:
+        """The reply itself."""
+        return reply, memory
+
+    def decode(self, cohort: Cohort, received: Broadcast, key: int) -> Cohort:
         """The cohort itself."""
         return cohort
 

@@ -20,6 +20,15 @@ class Broadcast:
     shared: Tree
     personal: Tree = field(default_factory=dict)
 
+    def among(self, sent_to: np.ndarray, ids: np.ndarray) -> Broadcast:
+        """What `ids`, who are some of those it was sent to, received."""
+        if not self.personal or len(sent_to) == len(ids):
+            return self
+        where = torch.from_numpy(np.searchsorted(sent_to, ids))
+        return Broadcast(
+            shared=self.shared, personal=tree.map_leaves(lambda leaf: leaf[where.to(leaf.device)], self.personal)
+        )
+
     def nbytes(self, clients: int) -> int:
         """What reaches all clients together."""
         return tree.nbytes(self.shared) * clients + tree.nbytes(self.personal)

@@ -23,6 +23,7 @@ class Work:
     batch_size: Count | None = 32
     shuffle: bool = True
     rows: Literal["train", "test"] = "train"
+    trains: bool = True  # False: a look at the data, which leaves no memory and which no environment disturbs
 
     def __post_init__(self) -> None:
         check(self)

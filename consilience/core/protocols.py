@@ -23,6 +23,15 @@ class Selection(Protocol):
 
 
 @runtime_checkable
+class AsksFirst(Protocol):
+    """A selection that wants losses at the current model before it chooses: they come in `pool.losses`."""
+
+    def asks(self, round: int, pool: Pool, seed: int) -> np.ndarray:
+        """Ascending ids of the clients to ask."""
+        ...
+
+
+@runtime_checkable
 class ClientRule(Protocol):
     """What a client does: a fold over its batches, pure and vmappable, for one client at a time.
 
@@ -55,12 +64,16 @@ class ClientRule(Protocol):
 class Channel(Protocol):
     """What happens to a reply in transit."""
 
-    def encode(self, reply: Tree, message: Tree, key: Tensor) -> Tree:
-        """Client half: clip, noise, quantise, sparsify, attack."""
+    def init(self, start: Tree) -> Tree:
+        """What a client's half remembers before its first reply ({} if nothing)."""
         ...
 
-    def decode(self, cohort: Cohort) -> Cohort:
-        """Server half."""
+    def encode(self, reply: Tree, message: Tree, memory: Tree, key: Tensor) -> tuple[Tree, Tree]:
+        """Client half (clip, noise, quantise, sparsify, attack): (what is sent, memory), for one client at a time."""
+        ...
+
+    def decode(self, cohort: Cohort, received: Broadcast, key: int) -> Cohort:
+        """Server half; `received` is what the cohort's clients were sent, `personal` in the cohort's order."""
         ...
 
 

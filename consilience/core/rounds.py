@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from consilience.core import tree
-from consilience.core.algorithm import Algorithm
-from consilience.core.exchange import Cohort, Notes, Pool
-from consilience.core.protocols import Engine
+from consilience.core.algorithm import Algorithm, Plain
+from consilience.core.chance import key
+from consilience.core.evaluate import Evaluate
+from consilience.core.exchange import Broadcast, Cohort, Notes, Pool
+from consilience.core.plans import Work
+from consilience.core.protocols import AsksFirst, Engine
 from consilience.core.tree import Tree
+
+LOOK = Work(epochs=1, batch_size=256, shuffle=False, trains=False)
 
 
 class Diverged(RuntimeError):
@@ -61,10 +67,12 @@ def run(
     server = algorithm.server
     for number in range(here.round, rounds):
         pool = Pool(sizes=engine.sizes, losses=here.losses, available=engine.available(number, seed))
+        pool, asked = _ask(algorithm, engine, pool, server.model(here.server), number, seed)
         chosen = np.unique(algorithm.selection.choose(number, pool, seed))  # ascending, nobody twice
         broadcast = server.broadcast(here.server, chosen)
         sent = engine.exchange(algorithm.client, algorithm.channel, broadcast, chosen, round=number, seed=seed)
-        cohort = screen(algorithm.channel.decode(sent))
+        received = broadcast.among(chosen, sent.ids)
+        cohort = screen(algorithm.channel.decode(sent, received, key(seed, "decode", number)))
         # a round without a usable reply changes nothing
         state, notes = server.update(here.server, cohort) if len(cohort) else (here.server, {})
         _refuse_unusable(number + 1, notes.get("weights"), server.model(state))
@@ -72,7 +80,7 @@ def run(
             round=number + 1,
             server=state,
             memory=engine.recall(),
-            losses=_losses(here.losses, cohort),
+            losses=_losses(pool.losses, cohort),
             bad_rounds=0 if len(cohort) else here.bad_rounds + 1,
         )
         yield Round(
@@ -81,12 +89,33 @@ def run(
             cohort=cohort,
             chosen=chosen,
             notes=notes,
-            bytes_down=broadcast.nbytes(len(chosen)),
-            bytes_up=sent.nbytes(),
+            bytes_down=broadcast.nbytes(len(chosen)) + asked.down,
+            bytes_up=sent.nbytes() + asked.up,
             snapshot=here,
         )
         if here.bad_rounds >= max_bad_rounds:
             raise Diverged(_explain(cohort, number + 1, max_bad_rounds))
+
+
+class Asked(NamedTuple):
+    """Traffic of the question before the choice."""
+
+    down: int = 0
+    up: int = 0
+
+
+def _ask(algorithm: Algorithm, engine: Engine, pool: Pool, model: Tree, round: int, seed: int) -> tuple[Pool, Asked]:
+    """The pool with the losses at the current model of those that the selection asks."""
+    if not isinstance(algorithm.selection, AsksFirst):
+        return pool, Asked()
+    ids = np.unique(algorithm.selection.asks(round, pool, seed))
+    if not len(ids):
+        return pool, Asked()
+    question = Broadcast(shared={"model": model})
+    answer = engine.exchange(Evaluate(work=LOOK), Plain(), question, ids, round=round, seed=seed)
+    losses = pool.losses.copy()
+    losses[answer.ids] = (answer.reply["loss"] / answer.reply["rows"]).cpu().numpy()
+    return replace(pool, losses=losses), Asked(question.nbytes(len(ids)), answer.nbytes())
 
 
 def screen(cohort: Cohort) -> Cohort:

@@ -27,7 +27,7 @@ class Context(NamedTuple):
 
     shared: Tree
     personal: Tree  # stacked [k, ...] for a group
-    memory: Tree  # stacked [k, ...] for a group
+    memory: Tree  # stacked [k, ...] for a group: {"client": the rule's, "channel": the channel's}, where there is any
 
     def of(self, client: int) -> Context:
         """One client's share of a group's context."""
@@ -42,6 +42,16 @@ class Context(NamedTuple):
     def message(self) -> Tree:
         """The broadcast as one client sees it."""
         return {**self.shared, **self.personal}
+
+    @property
+    def kept(self) -> Tree:
+        """What the client's rule remembers."""
+        return self.memory.get("client", {})
+
+
+def memories(client: Tree, channel: Tree) -> Tree:
+    """What a client remembers, for its rule and for its half of the channel; what is empty is left out."""
+    return {name: kept for name, kept in (("client", client), ("channel", channel)) if kept}
 
 
 CONTEXT_DIMS = Context(None, 0, 0)  # type: ignore[arg-type]
@@ -82,18 +92,19 @@ class Program:
         return self._end(carry, keys, context)
 
     def _vmapped_begin(self, keys: Tensor, context: Context) -> Tree:
-        run = vmap(lambda _, c: self.rule.begin(self.task, c.message, c.memory), in_dims=(0, CONTEXT_DIMS))
+        run = vmap(lambda _, c: self.rule.begin(self.task, c.message, c.kept), in_dims=(0, CONTEXT_DIMS))
         return map_leaves(torch.Tensor.contiguous, run(keys, context))  # vmap returns shared leaves as expanded views
 
     def step(self, carry: Tree, batch: Batch, context: Context) -> Tree:
         """One client's carry after one batch."""
         with self._autocast():
-            return self.rule.step(self.task, carry, batch, context.message, context.memory)
+            return self.rule.step(self.task, carry, batch, context.message, context.kept)
 
     def _vmapped_end(self, carry: Tree, keys: Tensor, context: Context) -> tuple[Tree, Tree]:
         def finish(carry: Tree, key: Tensor, c: Context) -> tuple[Tree, Tree]:
-            reply, memory = self.rule.end(self.task, carry, c.message, c.memory)
-            return self.channel.encode(reply, c.message, key), memory
+            reply, kept = self.rule.end(self.task, carry, c.message, c.kept)
+            sent, pending = self.channel.encode(reply, c.message, c.memory.get("channel", {}), key)
+            return sent, memories(kept, pending)
 
         return vmap(finish, in_dims=(0, 0, CONTEXT_DIMS), randomness="different")(carry, keys, context)
 

@@ -15,7 +15,7 @@ from consilience.core.protocols import Channel, ClientRule
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.engines.arithmetic import Arithmetic
-from consilience.engines.program import Context, Program
+from consilience.engines.program import Context, Program, memories
 from consilience.engines.tuning import Choice, LaneName, Tuner
 from consilience.environments.environment import Environment
 
@@ -116,7 +116,7 @@ class Vectorised:
         """Send, let the clients work, collect what arrives, in client order."""
         store = self.store(client.work.rows)
         sizes = store.sizes.numpy()[ids]
-        training = client.work.rows == "train"
+        training = client.work.trains
         steps = self._steps(client, ids, sizes, round, seed) if training else client.work.steps_per_epoch(sizes)
         heard = self.environment.reachable(round, ids, seed) if training else np.ones(len(ids), dtype=bool)
         has_rows = sizes > 0
@@ -156,7 +156,7 @@ class Vectorised:
         if not len(ids):
             return {}
         program, store = self._program(client, channel), self.store(client.work.rows)
-        memory = self._memory_of(client)
+        memory = self._memory_of(client, channel)
         shared = {**broadcast.shared, "round": torch.tensor(round, device=self.device)}
 
         def prepare(group: np.ndarray, most: int | None = None) -> tuple[Tree, Context, plans.Plan]:
@@ -169,7 +169,7 @@ class Vectorised:
 
         keys = chance.fold(chance.key(seed, "channel", round), torch.from_numpy(ids).to(self.device))
         order = np.lexsort((ids, -steps))  # longest first, then by id
-        if client.work.rows == "train":
+        if client.work.trains:
             self._tuner.settle(program, store, order, prepare)
 
         def train(group: np.ndarray) -> tuple[Tree, Tree]:
@@ -188,7 +188,7 @@ class Vectorised:
         if (np.diff(order) < 0).any():  # back into ascending client order
             back = torch.from_numpy(np.argsort(order)).to(self.device)
             reply, kept = tree.rows(reply, back), tree.rows(kept, back)
-        if client.work.rows == "train":
+        if client.work.trains:
             self._remember(memory, ids, kept, reply, heard)
         return reply
 
@@ -199,10 +199,11 @@ class Vectorised:
             self._programs[client, channel] = known
         return known
 
-    def _memory_of(self, client: ClientRule) -> Tree:
-        """Memories stacked [K, ...]; made when a rule that keeps any is first met."""
-        if self._memory is None and client.work.rows == "train":
-            self._memory = tree.repeat(client.init(self.start()), len(self.federation))
+    def _memory_of(self, client: ClientRule, channel: Channel) -> Tree:
+        """Memories stacked [K, ...]; made when a rule that trains is first met."""
+        if self._memory is None and client.work.trains:
+            start = self.start()
+            self._memory = tree.repeat(memories(client.init(start), channel.init(start)), len(self.federation))
         return self._memory or {}
 
     def _remember(self, memory: Tree, ids: np.ndarray, new: Tree, reply: Tree, heard: np.ndarray) -> None:

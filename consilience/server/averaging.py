@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.tree import Tree
 from consilience.server.combining.weighted_mean import WeightedMean
-from consilience.server.protocols import Combine, Step, Weighting
+from consilience.server.protocols import Combine, Ledger, Settled, Step, Weighting
 from consilience.server.steps.replace import Replace
 from consilience.server.weighting.by_examples import ByExamples
 
@@ -21,20 +22,27 @@ class Averaging:
     weighting: Weighting = field(default_factory=ByExamples)
     combine: Combine = field(default_factory=WeightedMean)
     step: Step = field(default_factory=Replace)
+    ledgers: tuple[Ledger, ...] = ()
 
     @property
     def needs_each_reply(self) -> bool:
         """Whether any of its parts looks at single replies."""
-        return self.weighting.needs_each_reply or self.combine.needs_each_reply
+        replies = [self.weighting.needs_each_reply, self.combine.needs_each_reply]
+        return any([*replies, *(ledger.needs_each_reply for ledger in self.ledgers)])
 
     def init(self, start: Tree, clients: int) -> Tree:
         """The start model and whatever the parts keep."""
         weighting, step = self.weighting.init(start, clients), self.step.init(start["params"])
-        return {"model": start, "weighting": weighting, "step": step}
+        state: Tree = {"model": start, "weighting": weighting, "step": step}
+        if self.ledgers:
+            state["ledgers"] = {ledger.name: ledger.open(start, clients) for ledger in self.ledgers}
+            state["clients"] = torch.tensor(clients)
+        return state
 
     def broadcast(self, state: Tree, ids: np.ndarray) -> Broadcast:
-        """The global model, to all."""
-        return Broadcast(shared={"model": state["model"]})
+        """The global model, and what the ledgers tell, to all."""
+        told = {ledger.name: ledger.tell(state["ledgers"][ledger.name]) for ledger in self.ledgers}
+        return Broadcast(shared={"model": state["model"], **{name: tree for name, tree in told.items() if tree}})
 
     def update(self, state: Tree, cohort: Cohort) -> tuple[Tree, Notes]:
         """The next global model."""
@@ -42,8 +50,15 @@ class Averaging:
         weights, weighting, notes = self.weighting.weigh(cohort, model, state["weighting"])
         merged = self.combine.merge(cohort.reply["model"], weights)
         params, step = self.step.move(model["params"], merged["params"], state["step"])
+        after: Tree = {"weighting": weighting, "step": step}
+        if self.ledgers:
+            after["ledgers"] = {}
+            after["clients"] = state["clients"]
+        for ledger in self.ledgers:
+            settled = Settled(cohort, weights, model["params"], params, int(state["clients"]))
+            after["ledgers"][ledger.name], params = ledger.settle(state["ledgers"][ledger.name], settled)
         moved = {"params": params, "buffers": merged["buffers"]}
-        return {"model": moved, "weighting": weighting, "step": step}, {"weights": weights, **notes}
+        return {"model": moved, **after}, {"weights": weights, **notes}
 
     def model(self, state: Tree) -> Tree:
         """The global model."""

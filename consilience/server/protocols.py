@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -39,6 +39,43 @@ class Combine(Protocol):
 
     def merge(self, models: Tree, weights: Tensor) -> Tree:
         """Stacked models [m, ...] -> one model."""
+        ...
+
+
+class Settled(NamedTuple):
+    """A round's outcome, as a ledger sees it."""
+
+    cohort: Cohort
+    weights: Tensor  # [m]
+    before: Tree  # parameters that were broadcast
+    after: Tree  # parameters the server has moved to
+    clients: int  # in the whole federation
+
+
+@runtime_checkable
+class Ledger(Protocol):
+    """One more tree that the server keeps (SCAFFOLD's c, FedDyn's h)."""
+
+    @property
+    def name(self) -> str:
+        """Its key in the server's state and, if it is sent, in the broadcast."""
+        ...
+
+    @property
+    def needs_each_reply(self) -> bool:
+        """False when it reads sums of replies alone."""
+        ...
+
+    def open(self, start: Tree, clients: int) -> Tree:
+        """Before round 0."""
+        ...
+
+    def tell(self, ledger: Tree) -> Tree:
+        """What clients are sent of it ({} if nothing); they find it in `message[name]`."""
+        ...
+
+    def settle(self, ledger: Tree, round: Settled) -> tuple[Tree, Tree]:
+        """(ledger, parameters) after a round; most leave the parameters alone."""
         ...
 
 

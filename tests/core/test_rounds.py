@@ -131,11 +131,17 @@ class Spoil:
 
     rounds: tuple[int, ...] = field(default=())
 
-    def encode(self, reply: tree.Tree, message: tree.Tree, key: Tensor) -> tree.Tree:
-        bad = torch.isin(message["round"], torch.tensor(self.rounds, dtype=torch.int64))
-        return tree.map_leaves(lambda v: torch.where(bad, torch.nan, v) if v.is_floating_point() else v, reply)
+    def init(self, start: tree.Tree) -> tree.Tree:
+        return {}
 
-    def decode(self, cohort: Cohort) -> Cohort:
+    def encode(
+        self, reply: tree.Tree, message: tree.Tree, memory: tree.Tree, key: Tensor
+    ) -> tuple[tree.Tree, tree.Tree]:
+        bad = torch.isin(message["round"], torch.tensor(self.rounds, dtype=torch.int64))
+        spoilt = tree.map_leaves(lambda v: torch.where(bad, torch.nan, v) if v.is_floating_point() else v, reply)
+        return spoilt, memory
+
+    def decode(self, cohort: Cohort, received: Broadcast, key: int) -> Cohort:
         return cohort
 
 

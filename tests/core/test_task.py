@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from consilience.algorithms.fedavg import fedavg
-from consilience.client import Evaluate
 from consilience.core import tree
 from consilience.core.algorithm import Plain
 from consilience.core.checks import Invalid
+from consilience.core.evaluate import Evaluate
 from consilience.core.exchange import Broadcast
 from consilience.core.federation import Federation
 from consilience.core.rounds import run

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from consilience.algorithms.fedavg import fedavg
-from consilience.client import Evaluate
 from consilience.core import tree
 from consilience.core.algorithm import Plain
+from consilience.core.evaluate import Evaluate
 from consilience.core.exchange import Broadcast, Pool
 from consilience.core.federation import Federation
 from consilience.core.rounds import Diverged, Round, run
@@ -57,7 +57,7 @@ def overflowing(*clients: int, scale: float = 1e300) -> Federation:
 
 
 def visits(rounds: list[Round]) -> list[list[int]]:
-    return [one.snapshot.memory["visits"].tolist() for one in rounds]
+    return [one.snapshot.memory["client"]["visits"].tolist() for one in rounds]
 
 
 @each_lane
@@ -70,8 +70,8 @@ def test_memories_follow_their_clients(lane: str, at_once: int) -> None:
     for one in rounds:
         counted[one.cohort.ids] += 1
         assert one.cohort.reply["visits"].tolist() == counted[one.cohort.ids].tolist()
-        assert one.snapshot.memory["visits"].tolist() == counted.tolist()
-        assert one.snapshot.memory["labels"].tolist() == (counted * labels).tolist()
+        assert one.snapshot.memory["client"]["visits"].tolist() == counted.tolist()
+        assert one.snapshot.memory["client"]["labels"].tolist() == (counted * labels).tolist()
     assert counted.sum() == 15 and counted.min() > 0
 
 
@@ -87,7 +87,7 @@ def test_silent_clients_keep_their_memory(lane: str, silent: Any) -> None:
     engine = tiny.engine(lane=lane, environment=Environment(communication=LOUD, silent=silent))
     rounds = list(run(parts.remembering(), engine, rounds=2))
     assert visits(rounds) == [[1, 0, 1, 0, 1], [2, 0, 2, 0, 2]]
-    labels = rounds[-1].snapshot.memory["labels"]
+    labels = rounds[-1].snapshot.memory["client"]["labels"]
     assert labels[1] == labels[3] == 0 and float(labels[0]) > 0
 
 

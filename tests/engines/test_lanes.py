@@ -157,7 +157,7 @@ def test_a_lane_that_cannot_run_the_model_loses(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.usefixtures("quick", "untraced")
 def test_measuring_leaves_no_trace_in_memories() -> None:
     rounds = list(run(parts.remembering(), tiny.engine(lane="auto", clients_at_once=None), rounds=2))
-    assert [one.snapshot.memory["visits"].tolist() for one in rounds] == [[1] * 5, [2] * 5]
+    assert [one.snapshot.memory["client"]["visits"].tolist() for one in rounds] == [[1] * 5, [2] * 5]
 
 
 @pytest.mark.usefixtures("untraced")

@@ -99,8 +99,8 @@ def test_batches_do_not_change_the_scores(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_it_agrees_with_federated_evaluation() -> None:
     """The pass over all rows gives what an exchange in which clients test the model themselves gives."""
-    from consilience.client import Evaluate
     from consilience.core.algorithm import Plain
+    from consilience.core.evaluate import Evaluate
 
     generator = torch.Generator().manual_seed(2)
     tests = [

@@ -15,7 +15,7 @@ from consilience.core.tree import Tree
 class Evaluate:
     """One pass in order, no training: sums of loss and of correct decisions (0 in a regression), and the rows."""
 
-    work: Work = field(default_factory=lambda: Work(epochs=1, batch_size=256, shuffle=False, rows="test"))
+    work: Work = field(default_factory=lambda: Work(epochs=1, batch_size=256, shuffle=False, rows="test", trains=False))
 
     def init(self, start: Tree) -> Tree:
         """Nothing is remembered."""
