@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test test-slow lint bench clean help
+.PHONY: run test test-slow lint docs bench clean help
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -24,10 +24,13 @@ lint: $(READY) ## ruff and mypy
 	$(BIN)/mypy
 
 test: lint ## everything that must pass, minutes
-	$(BIN)/python -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup
 
 test-slow: $(READY) ## the longer checks, such as MNIST accuracy
 	$(BIN)/python -m pytest -m slow
+
+docs: $(READY) ## rewrite the table of algorithms from the recipes
+	$(BIN)/python docs/make_algorithms.py
 
 bench: $(READY) ## seconds per round of every lane against a loop written by hand, on this machine
 	$(BIN)/python benchmarks/lanes.py

@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from consilience.engines.vectorised import Vectorised
     from consilience.environments.environment import Environment
     from consilience.experiments.result import Result
+    from consilience.meta import Schedule, learn_schedule
     from consilience.models import build as build_model
     from consilience.selection import Everyone, SlidingWindow, Uniform
+    from consilience.server.weighting.schedule import ScheduleWeights
     from consilience.training import train
 
 __all__ = [
@@ -45,6 +47,8 @@ __all__ = [
     "Invalid",
     "Result",
     "Rows",
+    "Schedule",
+    "ScheduleWeights",
     "SlidingWindow",
     "Task",
     "Uniform",
@@ -54,6 +58,7 @@ __all__ = [
     "fedavg",
     "federate",
     "fedprox",
+    "learn_schedule",
     "load_data",
     "partition",
     "run",
@@ -71,6 +76,8 @@ _HOMES = {
     "Invalid": "core.checks",
     "Result": "experiments.result",
     "Rows": "core.federation",
+    "Schedule": "meta",
+    "ScheduleWeights": "server.weighting.schedule",
     "SlidingWindow": "selection",
     "Task": "core.task",
     "Uniform": "selection",
@@ -78,6 +85,7 @@ _HOMES = {
     "Work": "core.plans",
     "build_model": "models:build",
     "federate": "data.federate",
+    "learn_schedule": "meta",
     "load_data": "data.datasets:load",
     "partition": "data.partition",
     "run": "core.rounds",

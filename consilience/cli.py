@@ -1,4 +1,4 @@
-"""The command line: `consilience run | resume | list | show | eval`; see `failures` for the exit codes."""
+"""The command line: `consilience run | resume | learn | list | show | eval`; see `failures` for the exit codes."""
 
 from __future__ import annotations
 
@@ -77,6 +77,51 @@ def resume(
     guarded(work, debug)
 
 
+@app.command()
+def learn(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG] [KEY=VALUE]...", help="As for `run`: the run to learn weights for.", show_default=False
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where the weights go; algorithm.schedule=FILE uses them.")] = Path(
+        "schedule.safetensors"
+    ),
+    iterations: Annotated[
+        int | None, typer.Option(min=1, help="Unfolded runs; the environment's paper's, or 400.")
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of the weights; 0.001.")] = None,
+    gradient: Annotated[str, typer.Option(help="auto, server, reported, autograd or full.")] = "auto",
+    constraint: Annotated[str, typer.Option(help="square, softmax or raw weights.")] = "square",
+    keep: Annotated[str, typer.Option(help="Where received models wait: device, cpu or nothing.")] = "device",
+    plot: Annotated[Path | None, typer.Option(help="A picture of the weights (needs matplotlib).")] = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Learn aggregation weights for every round and client (deep unfolding), and save them."""
+
+    def work() -> int:
+        from rich.console import Console
+
+        from consilience.experiments import config, learn
+
+        path, overrides = split(arguments or [])
+        settings = config.load(path, overrides)
+        options = {"iterations": iterations, "lr": lr, "gradient": gradient, "constraint": constraint, "keep": keep}
+        schedule = learn.learn(settings, out, console=None if quiet else Console(stderr=True), **options)
+        if plot is not None:
+            schedule.plot(plot)
+        if quiet:
+            print(out)
+        else:
+            screen().print(schedule.text(), highlight=False, soft_wrap=True)
+            screen().print(f"saved: {out}; use it with algorithm=duw_fedavg algorithm.schedule={out}", soft_wrap=True)
+        return 0
+
+    guarded(work, debug)
+
+
 @app.command("list")
 def list_(
     what: Annotated[list[str] | None, typer.Argument(help="Kinds or names, such as models or simprox.")] = None,
@@ -136,6 +181,8 @@ def evaluate(
         found = retest.retest(run, overrides)
         screen().print(f"{run}, after round {found.round}", highlight=False)
         screen().print(report.scores(found.scores, found.names, everyone=everyone), highlight=False)
+        if found.personal is not None:
+            screen().print("", report.personal(found.personal), sep="\n", highlight=False)
         return 0
 
     guarded(work, debug)

@@ -19,9 +19,11 @@ from consilience.environments.environment import Environment
 from consilience.experiments.assembly import try_model
 from consilience.experiments.catalogue import engine_options
 from consilience.experiments.parts import read_options
+from consilience.experiments.personal import personal_test
 from consilience.experiments.progress import shown
 from consilience.experiments.record import Observation, Observer
 from consilience.experiments.result import Result
+from consilience.selection.together import Together
 
 
 def train(
@@ -34,6 +36,7 @@ def train(
     loss: str | Loss | None = None,
     environment: Environment | None = None,
     evaluate_every: Whole = 1,
+    evaluate_local: bool = False,
     progress: bool = True,
     **engine: Any,
 ) -> Result:
@@ -42,12 +45,15 @@ def train(
     federation: `Federation.from_clients([(x, y), ...], test=(x, y))`, or the pairs alone if nothing is to be tested.
     algorithm: a recipe such as `simprox(lr=0.05)`, or four parts of your own in an `Algorithm`.
     loss: a name or a function (output, target) -> [B]; by default cross-entropy for class numbers, else squared error.
+    evaluate_local: test the clients' own models as well, as they are before the server merges them.
     engine: settings of `Vectorised`, such as device="cuda", lane="batched", dtype="float64".
     """
     rounds, seed = check_value("rounds", rounds, Count), check_value("seed", seed, Whole)
     evaluate_every = check_value("evaluate_every", evaluate_every, Whole)
     if not isinstance(federation, Federation):
         federation = Federation.from_clients(federation)
+    if isinstance(algorithm.selection, Together):
+        federation = federation.pooled()
     task = _task(model, federation, loss)
     try_model(task, federation, f"the model {type(task.module).__name__}", "the federation's data")
     options = read_options("train", engine, engine_options(), "train")
@@ -58,6 +64,8 @@ def train(
         classes=federation.classes,
         every=evaluate_every,
         rounds=rounds,
+        local=evaluate_local,
+        personal=personal_test(algorithm, vectorised),
     )
     observations: Iterator[Observation]
     observations = observer.watch(run(algorithm, vectorised, rounds=rounds, seed=seed), vectorised.start())

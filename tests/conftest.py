@@ -14,6 +14,14 @@ settings.register_profile(
 settings.load_profile("consilience")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Workers of pytest-xdist take whole files, contract tests recipe by recipe: tests share what they cached."""
+    for item in items:
+        recipe = getattr(item, "callspec", None) and item.callspec.params.get("name")
+        contract = recipe if item.path.parent.name == "contract" else None
+        item.add_marker(pytest.mark.xdist_group(str(contract or item.path)))
+
+
 @pytest.fixture
 def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
     """No tracing of steps, which takes longer than a test's few steps themselves."""

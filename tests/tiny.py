@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.engines.lanes.serial import Threads
 from consilience.engines.vectorised import Vectorised
+from consilience.models.siamese import siamese_heads
 
 SIZES = (9, 4, 1, 12, 6)  # five clients of unequal size, one with a single row
 CLASSES = 3
@@ -67,6 +69,29 @@ def mlp() -> nn.Module:
 
 
 MODELS = {"convnet": convnet, "mlp": mlp}
+
+
+class Backbone(nn.Module):
+    """A chain of layers as features and a linear head."""
+
+    def __init__(self, layers: nn.Sequential) -> None:
+        super().__init__()
+        self.features, self.head = layers[:-1], layers[-1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+def with_heads(build: Callable[[], nn.Module]) -> nn.Module:
+    """A tiny model with projection and prediction heads; see `convnet` for the eps of its batch norm."""
+    model = seeded(lambda: siamese_heads(Backbone(build()), projection=4))  # type: ignore[arg-type]
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm1d):
+            layer.eps = 0.01
+    return model
+
+
+MODELS_WITH_HEADS = {name: functools.partial(with_heads, build) for name, build in MODELS.items()}
 
 
 def engine(model: Callable[[], nn.Module] = mlp, data: Federation | None = None, **options: Any) -> Vectorised:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal, TypedDict
 
+from consilience.algorithms._fit import refuse_misfits
+from consilience.client.home import Home
 from consilience.client.local_training import LocalTraining
+from consilience.client.memory.memory import Memory
 from consilience.client.solvers import SGD, Adam, Solver
 from consilience.client.terms.term import Term
 from consilience.core.algorithm import Algorithm, Plain
@@ -15,7 +18,7 @@ from consilience.core.protocols import Channel, Selection
 from consilience.selection.everyone import Everyone
 from consilience.server.averaging import Averaging
 from consilience.server.combining.weighted_mean import WeightedMean
-from consilience.server.protocols import Combine, Step, Weighting
+from consilience.server.protocols import Combine, Ledger, Step, Weighting
 from consilience.server.steps.replace import Replace
 from consilience.server.weighting.by_examples import ByExamples
 
@@ -32,9 +35,12 @@ class Common(TypedDict, total=False):
     batch_size: Count | None
     selection: Selection
     terms: tuple[Term, ...]
+    memory: tuple[Memory, ...]
+    home: Home | None
     weighting: Weighting
     combine: Combine
     step: Step
+    ledgers: tuple[Ledger, ...]
     channel: Channel
 
 
@@ -49,9 +55,12 @@ def averaged(
     batch_size: Count | None = 32,
     selection: Selection | None = None,
     terms: tuple[Term, ...] = (),
+    memory: tuple[Memory, ...] = (),
+    home: Home | None = None,
     weighting: Weighting | None = None,
     combine: Combine | None = None,
     step: Step | None = None,
+    ledgers: tuple[Ledger, ...] = (),
     channel: Channel | None = None,
 ) -> Algorithm:
     """Local training from the global model, then a weighted average: what most recipes start from."""
@@ -65,18 +74,28 @@ def averaged(
         solver = SGD(lr=lr, momentum=momentum, weight_decay=weight_decay, decay=lr_decay)
     else:
         solver = Adam(lr=lr, weight_decay=weight_decay, decoupled=optimiser == "adamw")
-    return Algorithm(
-        selection=selection or Everyone(),
-        client=LocalTraining(solver=solver, work=Work(epochs=epochs, batch_size=batch_size), terms=terms),
-        server=Averaging(
-            weighting=weighting or ByExamples(), combine=combine or WeightedMean(), step=step or Replace()
-        ),
-        channel=channel or Plain(),
+    work = Work(epochs=epochs, batch_size=batch_size)
+    return refuse_misfits(
+        Algorithm(
+            selection=selection or Everyone(),
+            client=LocalTraining(solver=solver, work=work, terms=terms, memory=memory, home=home),
+            server=Averaging(
+                weighting=weighting or ByExamples(),
+                combine=combine or WeightedMean(),
+                step=step or Replace(),
+                ledgers=ledgers,
+            ),
+            channel=channel or Plain(),
+        )
     )
 
 
-def with_terms(algorithm: Algorithm, *terms: Term) -> Algorithm:
-    """The same algorithm with terms added to the local objective."""
-    client = algorithm.client
-    assert isinstance(client, LocalTraining)
-    return replace(algorithm, client=replace(client, terms=client.terms + terms))
+def with_terms(
+    algorithm: Algorithm, *terms: Term, memory: tuple[Memory, ...] = (), ledgers: tuple[Ledger, ...] = ()
+) -> Algorithm:
+    """The same algorithm with terms added to the local objective, and with the memories and ledgers they read."""
+    client, server = algorithm.client, algorithm.server
+    assert isinstance(client, LocalTraining) and isinstance(server, Averaging)
+    client = replace(client, terms=client.terms + terms, memory=client.memory + memory)
+    server = replace(server, ledgers=server.ledgers + ledgers) if ledgers else server
+    return refuse_misfits(replace(algorithm, client=client, server=server))

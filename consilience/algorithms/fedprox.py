@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Unpack
 
 from consilience.algorithms._common import Common, averaged, with_terms
+from consilience.client.inexactness import ReportsGamma
 from consilience.client.terms.proximal import Proximal
 from consilience.core.algorithm import Algorithm
 from consilience.core.checks import NonNegative
 
 
-def fedprox(*, mu: NonNegative = 0.1, **common: Unpack[Common]) -> Algorithm:
-    """Li et al. 2020: clients minimise F_k(w) + mu/2 |w - w_global|^2, as many steps as each can afford."""
+def fedprox(*, mu: NonNegative = 0.1, report_gamma: bool = False, **common: Unpack[Common]) -> Algorithm:
+    """Li et al. 2020: clients minimise F_k(w) + mu/2 |w - w_global|^2, as many steps as each can afford.
+
+    With `report_gamma` each reply says how inexactly: gamma = |grad h_k(w_k)| / |grad h_k(w_global)|, h_k that sum. It
+    costs each client two gradients over all its rows.
+
+    Use when: clients do many local steps, or unequal numbers of them.
+    Not when: the optimum itself matters: its limit is biased where clients differ; a large mu only slows everyone.
+    Cost: FedAvg's.
+    """
     # Paper: clients sampled with probability N_k/N, then a plain mean. Here: uniform sampling and a mean weighted by
     # N_k, because the authors' own code does so, to be comparable with FedAvg.
-    return with_terms(averaged(**common), Proximal(mu=mu))
+    algorithm = with_terms(averaged(**common), Proximal(mu=mu))
+    return replace(algorithm, client=ReportsGamma(training=algorithm.client, mu=mu)) if report_gamma else algorithm

@@ -5,20 +5,50 @@ from __future__ import annotations
 from typing import Unpack
 
 from consilience.algorithms._common import Common, averaged
+from consilience.client.memory.previous_model import PreviousModel
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Positive, Probability
+from consilience.core.checks import Count, Positive, Probability
 from consilience.selection.sliding_window import SlidingWindow
-from consilience.server.weighting.simprox import SimProxWeights
+from consilience.server.weighting.simprox import Of, Previous, Similarity, SimProxWeights
 
 
 def simprox(
-    *, lambda_0: Probability = 0.7, tau: Positive = 0.5, softmax: bool = True, **common: Unpack[Common]
+    *,
+    lambda_0: Probability = 0.7,
+    tau: Positive = 0.5,
+    softmax: bool = True,
+    temperature: Positive | None = None,
+    prev: Previous = "global",
+    scaled_norms: bool = False,
+    similarity: Similarity = "both",
+    of: Of = "weights",
+    sketch: Count | None = None,
+    **common: Unpack[Common],
 ) -> Algorithm:
     """El-Niss et al. 2024: alpha_i ~ exp(-|w_i - w|) (1 + mean_j S_ij), S = lambda cosine + (1 - lambda) Gaussian.
 
     30 % of the clients a round, by a sliding window over a shuffled list. Local training is plain SGD: "proximal" is
-    only the factor exp(-g) in the weights.
+    only the factor exp(-g) in the weights. The options are those of `SimProxWeights`; with `prev="own"` each client
+    remembers its last model and reports how far it has moved from it.
+
+    Use when: some clients may go astray, and the server may see every model.
+    Not when: the server must see sums alone, or moves are small (weights are then within a few per cent of uniform).
+    Cost: the server compares all pairs, O(m^2 P), or O(m P + m^2 k) with a sketch of k numbers.
     """
+    weights = SimProxWeights(
+        lambda_0=lambda_0,
+        tau=tau,
+        softmax=softmax,
+        temperature=temperature,
+        prev=prev,
+        scaled_norms=scaled_norms,
+        similarity=similarity,
+        of=of,
+        sketch=sketch,
+    )
     common.setdefault("selection", SlidingWindow(fraction=0.3))
-    common.setdefault("weighting", SimProxWeights(lambda_0=lambda_0, tau=tau, softmax=softmax))
+    weighting = common.setdefault("weighting", weights)
+    if isinstance(weighting, SimProxWeights) and weighting.prev == "own":
+        others = [part for part in common.get("memory", ()) if not isinstance(part, PreviousModel)]
+        common["memory"] = (*others, PreviousModel(report=True))
     return averaged(**common)

@@ -1,5 +1,11 @@
 """What happens to a reply in transit."""
 
+from consilience.channel.chain import Chain
+from consilience.channel.clip import Clip
+from consilience.channel.noise import Noise
+from consilience.channel.quantise import Quantise
+from consilience.channel.radio import OverTheAir, Radio
+from consilience.channel.sparsify import RandomK, TopK
 from consilience.core.algorithm import Plain
 
-__all__ = ["Plain"]
+__all__ = ["Chain", "Clip", "Noise", "OverTheAir", "Plain", "Quantise", "Radio", "RandomK", "TopK"]

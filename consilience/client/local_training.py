@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
-from consilience.client.memory.memory import Done, Memory
+from consilience.client.home import Home, joined, split
+from consilience.client.memory.memory import Done, Memory, OwnModel
 from consilience.client.solvers import SGD, Solver
 from consilience.client.terms.term import Context, Term
-from consilience.core.checks import check
+from consilience.core import tree
+from consilience.core.checks import Invalid, Whole, check
+from consilience.core.gradients import gradient
 from consilience.core.losses import average
 from consilience.core.plans import Batch, Work
 from consilience.core.task import Task
@@ -20,29 +22,56 @@ from consilience.core.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining:
-    """Start from the received model, follow the gradient of loss + terms, send the model back."""
+    """Start from the received model, follow the gradient of loss + terms, send the model back.
+
+    Leaves that `home` names are the client's own: remembered, put in place of the received ones, never sent. With
+    `home_epochs` they are trained alone in so many first epochs, and all other leaves alone in the rest.
+    """
 
     solver: Solver = field(default_factory=SGD)
     work: Work = field(default_factory=Work)
     terms: tuple[Term, ...] = ()
     memory: tuple[Memory, ...] = ()
+    home: Home | None = None
+    home_epochs: Whole = 0
 
     def __post_init__(self) -> None:
         check(self)
+        _refuse_missing_memory(self.terms, self.memory)
+        for part in self.memory:
+            if hasattr(part, "check_solver"):
+                part.check_solver(self.solver)
+        names = [part.name for part in self.memory]
+        if len(set(names)) < len(names) or "home" in names:
+            raise Invalid(f"memory holds {', '.join(names)}: no two parts may have one name, nor the name 'home'")
+        whole = [type(term).__name__ for term in self.terms if getattr(term, "whole_model", False)]
+        if self.home is not None and whole:
+            raise Invalid(
+                f"home = {self.home!r} cannot meet the term {whole[0]}: it follows how every leaf differs between "
+                "clients and server, and the server never sees the leaves at home"
+            )
+        if self.home_epochs and self.home is None:
+            raise Invalid(f"home_epochs = {self.home_epochs} needs home: say which leaves are trained first")
 
     def init(self, start: Tree) -> Tree:
         """What the memories start from, by their names."""
-        return {part.name: part.init(start) for part in self.memory}
+        kept = {part.name: part.init(start) for part in self.memory}
+        return kept if self.home is None else {**kept, "home": split(start, self.home.at_home(start))[0]}
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
-        """The received model, a fresh solver state, no loss yet."""
-        model = message["model"]
+        """The received model (with the client's own leaves), a fresh solver state, no loss yet."""
+        if self.home is not None:
+            self.home.check_against(task, message["model"])
+        model = self._received(message, memory)["model"]
         zero = torch.zeros((), dtype=torch.float64, device=message["round"].device)
-        carry = {"model": model, "solver": self.solver.init(model["params"]), "loss": zero, "rows": zero}
+        carry = {"model": model, "solver": self._solver_state(model), "loss": zero, "rows": zero}
+        if self.home_epochs:
+            carry["epoch"] = zero
         return {**carry, "steps": zero} if self.memory else carry
 
     def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
         """One gradient step on one batch."""
+        message = self._received(message, memory)
         params, buffers = carry["model"]["params"], carry["model"]["buffers"]
 
         def objective(params: Tree) -> tuple[Tensor, tuple[Tensor, Tree]]:
@@ -52,8 +81,8 @@ class LocalTraining:
             context = Context(task, message, memory, buffers, output)
             return sum((term(params, context, batch) for term in self.terms), loss), (loss.detach(), moved)
 
-        grads, (loss, buffers) = grad(objective, has_aux=True)(params)
-        params, solver = self.solver.step(params, grads, carry["solver"], message["round"])
+        grads, (loss, buffers) = gradient(objective, params)
+        params, solver = self._solve(carry, grads, batch, message["round"])
         rows: Tensor | int = len(batch.y) if batch.mask is None else batch.mask.sum()
         after = {
             "model": {"params": params, "buffers": buffers},
@@ -61,14 +90,67 @@ class LocalTraining:
             "loss": carry["loss"] + loss * rows,
             "rows": carry["rows"] + rows,
         }
+        if self.home_epochs:
+            after["epoch"] = carry["epoch"] + batch.first
         return {**after, "steps": carry["steps"] + 1} if self.memory else after
 
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """The model, and the mean loss met along the way (0 if no step was done)."""
-        reply = {"model": carry["model"], "loss": carry["loss"] / carry["rows"].clamp(min=1)}
-        kept: Tree = {}
+        model, kept = carry["model"], {}
+        if self.home is not None:
+            kept["home"], model = split(model, self.home.at_home(model))
+        reply = {"model": model, "loss": carry["loss"] / carry["rows"].clamp(min=1)}
         for part in self.memory:
-            done = Done(carry["model"], message, memory, carry["steps"], self.solver)
+            done = Done(carry["model"], self._received(message, memory), memory, carry["steps"], self.solver)
             kept[part.name], said = part.update(memory[part.name], done)
             reply = {**reply, **said}
         return reply, kept
+
+    @property
+    def is_personal(self) -> bool:
+        """Whether its clients end up with models of their own."""
+        return self.home is not None or any(isinstance(part, OwnModel) for part in self.memory)
+
+    def personal(self, task: Task, message: Tree, memory: Tree) -> Tree:
+        """The model that this client would use."""
+        own = [memory[part.name] for part in self.memory if isinstance(part, OwnModel) and part.name in memory]
+        return own[0] if own else self._received(message, memory)["model"]
+
+    def _received(self, message: Tree, memory: Tree) -> Tree:
+        """The message as the client reads it: its own leaves stand in the model."""
+        if self.home is None:
+            return message
+        return {**message, "model": joined(message["model"], memory.get("home", {}))}
+
+    def _solver_state(self, model: Tree) -> Tree:
+        if not self.home_epochs:
+            return self.solver.init(model["params"])
+        assert self.home is not None
+        mine, others = split(model, self.home.at_home(model))
+        return {"home": self.solver.init(mine["params"]), "shared": self.solver.init(others["params"])}
+
+    def _solve(self, carry: Tree, grads: Tree, batch: Batch, round: Tensor) -> tuple[Tree, Tree]:
+        """(parameters, solver state): all leaves move, or those whose turn it is, while the others stand still."""
+        params = carry["model"]["params"]
+        if self.home is None or not self.home_epochs:
+            return self.solver.step(params, grads, carry["solver"], round)
+        names, states = self.home.at_home(carry["model"]), {}
+        at_home = carry["epoch"] + batch.first <= self.home_epochs
+        for part, turn, mine in (("home", at_home, True), ("shared", ~at_home, False)):
+            old = {name: value for name, value in params.items() if (name in names) == mine}
+            new, state = self.solver.step(old, {n: grads[n] for n in old}, carry["solver"][part], round)
+            params = {**params, **tree.where(turn, new, old)}
+            states[part] = tree.where(turn, state, carry["solver"][part])
+        return params, states
+
+
+def _refuse_missing_memory(terms: tuple[Term, ...], memory: tuple[Memory, ...]) -> None:
+    """A term that reads what nobody remembers is refused with the fix."""
+    kept = [part.name for part in memory]
+    for term in terms:
+        for name in getattr(term, "needs", ()):
+            if name not in kept:
+                raise Invalid(
+                    f"the term {type(term).__name__} reads the client's memory {name!r}, but the client keeps "
+                    f"{', '.join(kept) or 'none'}: add the memory, or use a recipe that brings it along"
+                )

@@ -7,6 +7,7 @@ draws hash a counter instead (SplitMix64, Steele et al. 2014, in int64 tensor ar
 
 from __future__ import annotations
 
+import math
 import zlib
 from typing import Any
 
@@ -63,6 +64,20 @@ def keep_mask(keys: Tensor, count: int, drop: float) -> Tensor:
     hashes = _hashes(keys, -(-count // 4)).unsqueeze(-1)
     lanes = (hashes >> (16 * torch.arange(4, device=keys.device))) & 0xFFFF
     return lanes.flatten(-2)[..., :count] >= round(drop * 2**16)
+
+
+def uniforms(keys: Tensor, count: int) -> Tensor:
+    """[..., count] float64 numbers in [0, 1), multiples of 2^-53."""
+    return (bits(keys, count) >> 10).to(torch.float64) * 2.0**-53
+
+
+def normals(keys: Tensor, count: int) -> Tensor:
+    """[..., count] float64 standard normal numbers (Box and Muller: two from each pair of uniform ones)."""
+    half = -(-count // 2)
+    pairs = uniforms(keys, 2 * half)
+    radius = (-2 * torch.log1p(-pairs[..., :half])).sqrt()  # 1 - u is in (0, 1]
+    angle = 2 * math.pi * pairs[..., half:]
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], -1)[..., :count]
 
 
 def _code(part: int | str) -> int:

@@ -7,15 +7,20 @@ from dataclasses import dataclass, field
 import torch
 
 from consilience.core.plans import Batch, Work
+from consilience.core.protocols import PersonalRule
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """One pass in order, no training: sums of loss and of correct decisions (0 in a regression), and the rows."""
+    """One pass in order, no training: sums of loss and of correct decisions (0 in a regression), and the rows.
+
+    The model is the received one, or with `rule` the client's own.
+    """
 
     work: Work = field(default_factory=lambda: Work(epochs=1, batch_size=256, shuffle=False, rows="test", trains=False))
+    rule: PersonalRule | None = None
 
     def init(self, start: Tree) -> Tree:
         """Nothing is remembered."""
@@ -28,7 +33,8 @@ class Evaluate:
 
     def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
         """Add one batch."""
-        output, _ = task.apply(message["model"], batch.x, train=False)
+        model = message["model"] if self.rule is None else self.rule.personal(task, message, memory)
+        output, _ = task.apply(model, batch.x, train=False)
         losses = task.losses(output, batch.y)
         mask = torch.ones_like(losses) if batch.mask is None else batch.mask
         correct = torch.zeros_like(losses)

@@ -71,6 +71,7 @@ class KeyedDropout(nn.Module):
     """Dropout whose pattern is a function of (key, layer, position): equal in every lane and on every device."""
 
     key: Tensor | None
+    keyed = True  # see `key_inputs`
 
     def __init__(self, p: float, layer: int, whole_channels: bool) -> None:
         super().__init__()
@@ -132,3 +133,11 @@ def _refuse_inexact(name: str, layer: nn.Module) -> None:
 def extra_inputs(module: nn.Module, kind: type[nn.Module], field: str) -> tuple[str, ...]:
     """The full names of the buffers to fill, such as 'layer1.0.bn1.mask'."""
     return tuple(f"{name}.{field}" if name else field for name, m in module.named_modules() if type(m) is kind)
+
+
+def key_inputs(module: nn.Module) -> tuple[str, ...]:
+    """The buffers `key` of dropout, and of any layer that says `keyed = True` because it draws from a key in training.
+
+    Such a layer registers a buffer `key` of None, and reads there the int64 scalar that seeds its draws.
+    """
+    return tuple(f"{n}.key" if n else "key" for n, part in module.named_modules() if getattr(part, "keyed", False))

@@ -43,8 +43,11 @@ class Cohort:
     examples: Tensor  # [m] float64: rows each client holds
     steps: np.ndarray  # [m] local steps done
     round: int
+    seed: int = 0  # of the run: with the round, it seeds the server's own draws
     heard: np.ndarray | None = None  # [m] False where the broadcast model stands in for a silent client; None: all True
-    counts: dict[str, int] = field(default_factory=dict)  # silent, empty_client, nonfinite: what is missing
+    counts: dict[str, int] = field(default_factory=dict)  # silent, empty_client, nonfinite, late: what is missing
+    staleness: np.ndarray | None = None  # [m] rounds since each client was sent its model; None: all 0
+    received: Broadcast | None = None  # what each was sent, in this order, where any is stale
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -63,8 +66,11 @@ class Cohort:
             examples=self.examples[index.to(self.examples.device)],
             steps=self.steps[keep],
             round=self.round,
+            seed=self.seed,
             heard=None if self.heard is None else self.heard[keep],
             counts={**self.counts, **counts},
+            staleness=None if self.staleness is None else self.staleness[keep],
+            received=None if self.received is None else self.received.among(self.ids, self.ids[keep]),
         )
 
 
@@ -75,6 +81,8 @@ class Pool:
     sizes: np.ndarray  # [K] int64
     losses: np.ndarray  # [K] float64, NaN where never reported
     available: np.ndarray  # [K] bool
+    presence: np.ndarray | None = None  # [K] share of the choices so far, this one included, at which it was available
+    seconds: np.ndarray | None = None  # [K] simulated seconds its last reply took, NaN where it has sent none
 
     def __len__(self) -> int:
         return len(self.sizes)

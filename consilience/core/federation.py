@@ -78,6 +78,12 @@ class Federation:
     def __len__(self) -> int:
         return len(self.train.sizes)
 
+    def pooled(self) -> Federation:
+        """All data in one place: one client with every owned training row; the test rows stay as they are."""
+        owned = [torch.arange(int(a), int(a + n)) for a, n in zip(self.train.starts, self.train.sizes)]
+        train = Rows.gather(self.train.x, self.train.y, [torch.cat(owned)])
+        return Federation(train=train, test=self.test, names=("all",), classes=self.classes)
+
     @staticmethod
     def from_clients(
         clients: Sequence[tuple[Any, Tensor]],

@@ -12,7 +12,7 @@ from torch import Tensor
 from consilience.core import chance
 from consilience.core.checks import Count, Positive, check
 from consilience.core.federation import Rows
-from consilience.core.tree import rows as take_rows
+from consilience.core.tree import map_leaves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class Plan:
         """The stacked batch of the first `clients` clients."""
         index = self.rows[step, :clients]
         mask = None if self.full(step, clients) else self.mask(step, clients, dtype)
-        x, y = take_rows(store.x, index), store.y[index]
+        x, y = gather(store.x, index), gather(store.y, index)
         return Batch(x=x, y=y, mask=mask, key=self.keys[step, :clients], first=self.first[step, :clients])
 
     def padded(self, step: int, client: int, store: Rows, dtype: torch.dtype) -> Batch:
@@ -108,14 +108,23 @@ class Plan:
         mask = None
         if live < self.width:
             mask = (torch.arange(self.width, device=index.device) < live).to(dtype)
-        x, y = take_rows(store.x, index), store.y[index]
+        x, y = gather(store.x, index), gather(store.y, index)
         return Batch(x=x, y=y, mask=mask, key=self.keys[step, client], first=self.first[step, client])
 
     def single(self, step: int, client: int, store: Rows) -> Batch:
         """One client's batch, cut to its live rows."""
         index = self.rows[step, client, : int(self.live[step, client])]
-        x, y = take_rows(store.x, index), store.y[index]
+        x, y = gather(store.x, index), gather(store.y, index)
         return Batch(x=x, y=y, mask=None, key=self.keys[step, client], first=self.first[step, client])
+
+
+def gather(rows: Any, index: Tensor) -> Any:
+    """Rows of a tensor, or of every tensor in a tree, by an index of any shape."""
+
+    def pick(leaf: Tensor) -> Tensor:  # index_select copies whole rows, several times faster than leaf[index] on a CPU
+        return leaf.index_select(0, index.reshape(-1)).reshape(*index.shape, *leaf.shape[1:])
+
+    return map_leaves(pick, rows)
 
 
 def draw(work: Work, store: Rows, ids: np.ndarray, steps: np.ndarray, *, seed: int, round: int) -> Plan:
@@ -127,7 +136,7 @@ def draw(work: Work, store: Rows, ids: np.ndarray, steps: np.ndarray, *, seed: i
     width = min(longest, work.batch_size or longest)
     epochs = max(1, int((-(-steps // per_epoch)).max(initial=1)))
     starts = store.starts[torch.from_numpy(ids)].numpy()
-    table = torch.from_numpy(np.stack([ids, sizes, per_epoch, starts])).to(device)  # [4, k], one transfer
+    table = torch.from_numpy(np.stack([ids, sizes, per_epoch, starts])).to(device, non_blocking=True)  # [4, k]
     client, size, passes, start = table
 
     keys = chance.fold(chance.key(seed, "plan", round), client)

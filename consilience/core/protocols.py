@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from consilience.core.exchange import Broadcast, Cohort, Notes, Pool
+from consilience.core.flight import Patience
 from consilience.core.plans import Batch, Work
 from consilience.core.task import Task
 from consilience.core.tree import Tree
@@ -61,6 +62,30 @@ class ClientRule(Protocol):
 
 
 @runtime_checkable
+class LooksFirst(Protocol):
+    """A client rule that looks at its rows before it begins: what it finds is in `message["seen"]`, and stays home."""
+
+    @property
+    def look_first(self) -> ClientRule:
+        """A rule whose work does not train, given the same message."""
+        ...
+
+
+@runtime_checkable
+class PersonalRule(Protocol):
+    """A client rule whose clients may have models of their own: federated evaluation tests these, too."""
+
+    @property
+    def is_personal(self) -> bool:
+        """Whether they have."""
+        ...
+
+    def personal(self, task: Task, message: Tree, memory: Tree) -> Tree:
+        """The model that this client would use."""
+        ...
+
+
+@runtime_checkable
 class Channel(Protocol):
     """What happens to a reply in transit."""
 
@@ -103,6 +128,59 @@ class ServerRule(Protocol):
         ...
 
 
+@runtime_checkable
+class Buffers(Protocol):
+    """A server rule that moves as soon as `buffer` replies are in, while other clients go on working."""
+
+    @property
+    def buffer(self) -> int:
+        """Replies to a round."""
+        ...
+
+    @property
+    def concurrency(self) -> int | None:
+        """Clients at work at any time; None: all that the selection names."""
+        ...
+
+
+@runtime_checkable
+class TrainsModel(Protocol):
+    """A server rule that trains the model itself, on what the replies hold, after `update` has filed them."""
+
+    def train(self, task: Task, state: Tree, cohort: Cohort) -> Tree:
+        """The state with the trained model."""
+        ...
+
+
+@runtime_checkable
+class LearnsSizes(Protocol):
+    """A server rule that is told, before round 0, how many rows every client has."""
+
+    def told(self, state: Tree, sizes: np.ndarray) -> Tree:
+        """The state, of the same structure, with [K] sizes known."""
+        ...
+
+
+@runtime_checkable
+class KnowsWork(Protocol):
+    """A server rule that must know, when it sends the model, how many steps each chosen client will do."""
+
+    def broadcast_for(self, state: Tree, ids: np.ndarray, examples: Tensor, steps: np.ndarray) -> Broadcast:
+        """What the chosen clients, with [m] rows and [m] steps ahead (0: will not be heard), are sent."""
+        ...
+
+
+@runtime_checkable
+class LooksBack(Protocol):
+    """A client rule that adds to its reply what a look at its rows with its own trained model shows."""
+
+    @property
+    def look_back(self) -> ClientRule:
+        """A rule whose work does not train; it finds the trained model in `message["model"]`, and what had been sent to
+        all in `message["received"]`."""
+        ...
+
+
 class Engine(Protocol):
     """Where clients run. It owns their memories and draws their batches; it knows no algorithm."""
 
@@ -138,4 +216,37 @@ class Engine(Protocol):
 
     def restore(self, memory: Tree) -> None:
         """Put saved memories back."""
+        ...
+
+
+@runtime_checkable
+class HasTask(Protocol):
+    """An engine beside a server that can run the model itself."""
+
+    @property
+    def task(self) -> Task:
+        """What is learned."""
+        ...
+
+
+@runtime_checkable
+class KeepsTime(Protocol):
+    """An engine with a simulated clock; in others, replies take no time."""
+
+    @property
+    def patience(self) -> Patience:
+        """How long the server waits for replies."""
+        ...
+
+    def seconds(
+        self,
+        client: ClientRule,
+        channel: Channel,
+        broadcast: Broadcast,
+        ids: np.ndarray,
+        *,
+        round: int,
+        seed: int,
+    ) -> np.ndarray:
+        """[m] simulated seconds from sending the broadcast to having each reply."""
         ...

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -13,13 +12,19 @@ from torch import Tensor
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.chance import key
-from consilience.core.evaluate import Evaluate
-from consilience.core.exchange import Broadcast, Cohort, Notes, Pool
-from consilience.core.plans import Work
-from consilience.core.protocols import AsksFirst, Engine
+from consilience.core.checks import Invalid
+from consilience.core.dispatch import Asked, gather, pace_of
+from consilience.core.exchange import Broadcast, Cohort, Notes
+from consilience.core.flight import labelled
+from consilience.core.protocols import (
+    Engine,
+    HasTask,
+    LearnsSizes,
+    LooksBack,
+    LooksFirst,
+    TrainsModel,
+)
 from consilience.core.tree import Tree
-
-LOOK = Work(epochs=1, batch_size=256, shuffle=False, trains=False)
 
 
 class Diverged(RuntimeError):
@@ -35,6 +40,7 @@ class Snapshot:
     memory: Tree
     losses: np.ndarray  # [K] last loss each client reported
     bad_rounds: int = 0
+    in_flight: Tree = field(default_factory=dict)  # the simulated time, and who is at work with what
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -48,6 +54,7 @@ class Round:
     notes: Notes
     bytes_down: int
     bytes_up: int
+    clock: float  # simulated seconds since the run began
     snapshot: Snapshot
 
 
@@ -61,61 +68,83 @@ def run(
     resume: Snapshot | None = None,
     max_bad_rounds: int = 3,
 ) -> Iterator[Round]:
-    """Train, yielding each finished round; whatever observes (reports, checkpoints, early stopping) consumes this."""
+    """Train, yielding each finished round; whatever observes (reports, checkpoints, early stopping) consumes this.
+
+    A round ends when enough replies are in: all that were asked for, or, where the server rule has a buffer, as many
+    as that holds, while the other clients go on working from the model they were sent.
+    """
     here = resume or _first(algorithm, engine, start)
     engine.restore(here.memory)
-    server = algorithm.server
+    server, pace = algorithm.server, pace_of(algorithm, engine)
     for number in range(here.round, rounds):
-        pool = Pool(sizes=engine.sizes, losses=here.losses, available=engine.available(number, seed))
-        pool, asked = _ask(algorithm, engine, pool, server.model(here.server), number, seed)
-        chosen = np.unique(algorithm.selection.choose(number, pool, seed))  # ascending, nobody twice
-        broadcast = server.broadcast(here.server, chosen)
-        sent = engine.exchange(algorithm.client, algorithm.channel, broadcast, chosen, round=number, seed=seed)
-        received = broadcast.among(chosen, sent.ids)
-        cohort = screen(algorithm.channel.decode(sent, received, key(seed, "decode", number)))
+        done = gather(algorithm, engine, here, pace, seed)
+        ids, received = done.landed.ids, done.flight.received(done.landed)
+        seen = _look(algorithm, engine, received, ids, number, seed)
+        sent = engine.exchange(algorithm.client, algorithm.channel, seen, ids, round=number, seed=seed)
+        decoded = algorithm.channel.decode(sent, received.among(ids, sent.ids), key(seed, "decode", number))
+        cohort = screen(labelled(replace(decoded, seed=seed), done.landed, received, number, done.late))
+        cohort, looked = _look_back(algorithm, engine, cohort, received.among(ids, cohort.ids), seed)
         # a round without a usable reply changes nothing
         state, notes = server.update(here.server, cohort) if len(cohort) else (here.server, {})
+        if len(cohort) and isinstance(server, TrainsModel):
+            if not isinstance(engine, HasTask):
+                raise Invalid(f"{type(server).__name__} trains a model itself, but {type(engine).__name__} runs none")
+            state = server.train(engine.task, state, cohort)
         _refuse_unusable(number + 1, notes.get("weights"), server.model(state))
         here = Snapshot(
             round=number + 1,
             server=state,
             memory=engine.recall(),
-            losses=_losses(pool.losses, cohort),
+            losses=_losses(done.losses, cohort),
             bad_rounds=0 if len(cohort) else here.bad_rounds + 1,
+            in_flight=done.flight.tidy().tree(),
         )
         yield Round(
             number=number + 1,
             model=server.model(state),
             cohort=cohort,
-            chosen=chosen,
+            chosen=done.chosen,
             notes=notes,
-            bytes_down=broadcast.nbytes(len(chosen)) + asked.down,
-            bytes_up=sent.nbytes() + asked.up,
+            bytes_down=done.down,
+            bytes_up=sent.nbytes() + done.up + looked.up,
+            clock=done.flight.clock,
             snapshot=here,
         )
         if here.bad_rounds >= max_bad_rounds:
             raise Diverged(_explain(cohort, number + 1, max_bad_rounds))
 
 
-class Asked(NamedTuple):
-    """Traffic of the question before the choice."""
+def _look(
+    algorithm: Algorithm, engine: Engine, received: Broadcast, ids: np.ndarray, round: int, seed: int
+) -> Broadcast:
+    """The broadcast with what each client sees in its own data, where its rule looks first."""
+    if not isinstance(algorithm.client, LooksFirst) or not len(ids):
+        return received
+    found = engine.exchange(algorithm.client.look_first, Plain(), received, ids, round=round, seed=seed)
+    if not len(found):
+        return received
 
-    down: int = 0
-    up: int = 0
+    def spread(leaf: Tensor) -> Tensor:  # [found, ...] -> [m, ...]: who has no rows sees nothing
+        where = torch.from_numpy(np.searchsorted(ids, found.ids)).to(leaf.device)
+        return leaf.new_zeros(len(ids), *leaf.shape[1:]).index_copy(0, where, leaf)
+
+    seen = tree.map_leaves(spread, found.reply)
+    return Broadcast(shared=received.shared, personal={**received.personal, "seen": seen})
 
 
-def _ask(algorithm: Algorithm, engine: Engine, pool: Pool, model: Tree, round: int, seed: int) -> tuple[Pool, Asked]:
-    """The pool with the losses at the current model of those that the selection asks."""
-    if not isinstance(algorithm.selection, AsksFirst):
-        return pool, Asked()
-    ids = np.unique(algorithm.selection.asks(round, pool, seed))
-    if not len(ids):
-        return pool, Asked()
-    question = Broadcast(shared={"model": model})
-    answer = engine.exchange(Evaluate(work=LOOK), Plain(), question, ids, round=round, seed=seed)
-    losses = pool.losses.copy()
-    losses[answer.ids] = (answer.reply["loss"] / answer.reply["rows"]).cpu().numpy()
-    return replace(pool, losses=losses), Asked(question.nbytes(len(ids)), answer.nbytes())
+def _look_back(
+    algorithm: Algorithm, engine: Engine, cohort: Cohort, received: Broadcast, seed: int
+) -> tuple[Cohort, Asked]:
+    """The cohort with what each client's trained model shows on its rows; the client has these models already."""
+    if not isinstance(algorithm.client, LooksBack) or not len(cohort):
+        return cohort, Asked()
+    shared, personal = {"received": received.shared}, {"model": cohort.reply["model"]}
+    if received.personal:  # some of what they were sent was for each alone
+        common = tree.map_leaves(lambda leaf: leaf.expand(len(cohort), *leaf.shape), received.shared)
+        shared, personal = {}, {**personal, "received": {**common, **received.personal}}
+    own = Broadcast(shared=shared, personal=personal)
+    seen = engine.exchange(algorithm.client.look_back, Plain(), own, cohort.ids, round=cohort.round, seed=seed)
+    return replace(cohort, reply={**cohort.reply, **seen.reply}), Asked(up=seen.nbytes())
 
 
 def screen(cohort: Cohort) -> Cohort:
@@ -132,11 +161,11 @@ def _refuse_unusable(round: int, weights: Tensor | None, model: Tree) -> None:
         found = ", ".join(f"{weight:g}" for weight in weights.tolist()[:8])
         raise Diverged(f"round {round}: the aggregation weights are {found} ..., all zero or not finite")
     flat = {path: leaf for path, leaf in tree.flatten(model).items() if leaf.is_floating_point()}
-    finite = torch.stack([leaf.sum(dtype=torch.float64).isfinite() for leaf in flat.values()]).tolist()
-    if not all(finite):
+    if not tree.is_finite(list(flat.values())):
+        where = next(path for path, leaf in flat.items() if not bool(leaf.isfinite().all()))
         raise Diverged(
-            f"round {round}: the new global model holds NaN or infinite values in "
-            f"{list(flat)[finite.index(False)]}, though every reply was finite: lower the learning rate"
+            f"round {round}: the new global model holds NaN or infinite values in {where}, "
+            "though every reply was finite: lower the learning rate"
         )
 
 
@@ -144,7 +173,10 @@ def _first(algorithm: Algorithm, engine: Engine, start: Tree | None) -> Snapshot
     start = engine.start() if start is None else start
     clients = len(engine.sizes)
     nothing = np.full(clients, np.nan)
-    return Snapshot(round=0, server=algorithm.server.init(start, clients), memory={}, losses=nothing)
+    server = algorithm.server.init(start, clients)
+    if isinstance(algorithm.server, LearnsSizes):
+        server = algorithm.server.told(server, engine.sizes)
+    return Snapshot(round=0, server=server, memory={}, losses=nothing)
 
 
 def _losses(known: np.ndarray, cohort: Cohort) -> np.ndarray:
@@ -159,5 +191,5 @@ def _explain(cohort: Cohort, round: int, limit: int) -> str:
     why = ", ".join(f"{count} {reason}" for reason, count in cohort.counts.items()) or "nobody was available"
     return (
         f"{limit} rounds in a row, up to round {round}, brought no usable reply ({why}). The model is unchanged since. "
-        "If clients diverge, lower the learning rate; if they are silent, check the environment."
+        "If clients diverge, lower the learning rate; if they are silent or late, check the environment."
     )

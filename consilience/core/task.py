@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.func import functional_call
 
 from consilience.core import tree
 from consilience.core.checks import Invalid, nearest
-from consilience.core.exact_layers import ExactBatchNorm, KeyedDropout, extra_inputs, make_exact
+from consilience.core.exact_layers import ExactBatchNorm, extra_inputs, key_inputs, make_exact
 from consilience.core.losses import LOSSES, Loss
 from consilience.core.matmul_convolution import use_matmul
 from consilience.core.tree import Tree
@@ -44,7 +45,7 @@ class Task:
         if not self._parameters:
             raise Invalid("the model has no trainable parameters: nothing can be learned")
         self._masks = extra_inputs(exact, ExactBatchNorm, "mask")
-        self._keys = extra_inputs(exact, KeyedDropout, "key")
+        self._keys = key_inputs(exact)
         self._replicas = threading.local()  # functional_call swaps values into the module: one per thread
         self._place: tuple[torch.device, torch.dtype | None] = (torch.device("cpu"), None)
         self.ready()
@@ -82,27 +83,34 @@ class Task:
         return self
 
     def apply(
-        self, model: Tree, x: Any, *, train: bool, mask: Tensor | None = None, key: Tensor | None = None
-    ) -> tuple[Tensor, Tree]:
-        """(output, buffers after the pass); `mask` and `key` serve batch norm and dropout in training."""
+        self,
+        model: Tree,
+        x: Any,
+        *,
+        train: bool,
+        mask: Tensor | None = None,
+        key: Tensor | None = None,
+        through: Callable[[nn.Module, Any], Any] | None = None,
+    ) -> tuple[Any, Tree]:
+        """(output, buffers after the pass); `mask` and `key` serve batch norm and dropout in training.
+
+        `through(module, x)` may use the module's other methods: what it returns is the output instead of forward's.
+        """
         buffers = {name: value.clone() for name, value in model["buffers"].items()} if train else model["buffers"]
         values = {**model["params"], **buffers, **self._extra(train, mask, key)}
         module = self._replica(train)
         for name in self._keys:
             module.get_submodule(name.rpartition(".")[0]).calls = 0  # type: ignore[assignment]
-        return functional_call(module, values, (x,)), buffers
+        with _forwarding_to(through, module):
+            return functional_call(module, values, (x,)), buffers
 
-    def features(self, model: Tree, x: Any, *, train: bool = False) -> Tensor:
+    def features(
+        self, model: Tree, x: Any, *, train: bool = False, mask: Tensor | None = None, key: Tensor | None = None
+    ) -> Tensor:
         """The representation in front of the last layer: the module's own `features(x)`."""
         if not hasattr(self.module, "features"):
             raise Invalid(f"{type(self.module).__name__} has no features(x) method: add one that returns [B, d]")
-        values = {
-            **model["params"],
-            **tree.map_leaves(torch.clone, model["buffers"]),
-            **self._extra(train, None, None),
-        }
-        with _forwarding_to_features(self._replica(train)) as module:
-            return functional_call(module, values, (x,))
+        return self.apply(model, x, train=train, mask=mask, key=key, through=_features)[0]
 
     def decide(self, output: Tensor) -> Tensor:
         """Class numbers from the model's output: the largest logit, or the sign of a single one."""
@@ -152,10 +160,17 @@ def _frozen_modules(module: nn.Module) -> tuple[str, ...]:
     )
 
 
+def _features(module: Any, x: Any) -> Tensor:
+    return module.features(x)
+
+
 @contextlib.contextmanager
-def _forwarding_to_features(module: nn.Module) -> Iterator[nn.Module]:
-    module.forward = module.features  # type: ignore[assignment]
+def _forwarding_to(through: Callable[[nn.Module, Any], Any] | None, module: nn.Module) -> Iterator[None]:
+    if through is None:
+        yield
+        return
+    module.forward = functools.partial(through, module)
     try:
-        yield module
+        yield
     finally:
         del module.forward

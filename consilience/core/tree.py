@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -113,7 +114,16 @@ def all_finite(tree: Any) -> Tensor:
     if not floating:
         some = next(leaves(tree))
         return torch.ones(len(some), dtype=torch.bool, device=some.device)
-    sums = torch.stack([leaf.sum(1, dtype=torch.float64) for leaf in floating])
-    if bool(sums.isfinite().all()):  # a sum is finite only if every term is: one pass is enough
-        return torch.ones(sums.shape[1], dtype=torch.bool, device=sums.device)
+    if is_finite(floating):
+        return torch.ones(len(floating[0]), dtype=torch.bool, device=floating[0].device)
     return torch.stack([leaf.isfinite().all(1) for leaf in floating]).all(0)
+
+
+def is_finite(values: list[Tensor]) -> bool:
+    """Whether all values of some tensors are finite: a few fused kernels, whatever their number."""
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for leaf in values:
+        if leaf.is_floating_point() and leaf.numel():
+            by_dtype.setdefault(leaf.dtype, []).append(leaf)
+    # the largest magnitude is NaN if any value is
+    return all(bool(torch.stack(torch._foreach_norm(some, math.inf)).isfinite().all()) for some in by_dtype.values())

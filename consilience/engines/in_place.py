@@ -2,47 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx
+from torch import fx
+
+from consilience.engines.tracing import Flat, Trace
 
 aten = torch.ops.aten
-Flat = list[Tensor]
-Moves = list[float | None]
-"""For each leaf of the carry: alpha if its result is `leaf + alpha * output`, else None."""
+
+
+class Moves(NamedTuple):
+    """How leaves of the carry, by their positions, come by their new values."""
+
+    added: dict[float, list[int]]  # by alpha: leaf + alpha x output
+    counted: dict[Any, list[int]]  # by number: leaf + number
+    copied: list[int]  # whatever the step returns
 
 
 class InPlace:
     """A traced step that overwrites its carry; `compile` runs its operations through PyTorch's compiler."""
 
-    def __init__(self, traced: Any, leaves: int, *, keeps_old: bool = False, compile: bool = False) -> None:
+    def __init__(self, traced: Trace, leaves: int, *, keeps_old: bool = False, compile: bool = False) -> None:
         # a step that may have to keep the old carry (a masked one, on a GPU) cannot overwrite it on the way
-        self.moves: Moves = [None] * leaves if keeps_old else work_in_place(traced, leaves)
+        self.moves = Moves({}, {}, list(range(leaves))) if keeps_old else work_in_place(traced, leaves)
         self._traced = traced
-        self.run: Any = torch.compile(traced, dynamic=False) if compile else traced
+        self.run: Any = torch.compile(traced.module, dynamic=False) if compile else traced.run
 
     def give_up_compiling(self) -> None:
         """Run the operations one by one from now on."""
-        self.run = self._traced
+        self.run = self._traced.run
 
     def __call__(self, carry: Flat, *rest: Flat) -> None:
         """One step: results that are additions are added by one fused operation, the others copied."""
-        after = self.run(carry, *rest)
-        added: dict[float, tuple[Flat, Flat]] = {}
-        kept: Flat = []
-        new: Flat = []
-        for leaf, result, alpha in zip(carry, after, self.moves):
-            if alpha is not None:
-                to, what = added.setdefault(alpha, ([], []))
-                to.append(leaf)
-                what.append(result)
-            elif result is not leaf:
-                kept.append(leaf)
-                new.append(result)
-        for alpha, (to, what) in added.items():
-            torch._foreach_add_(to, what, alpha=alpha)
-        copy_all(kept, new)
+        after = self.run(*carry, *(leaf for flat in rest for leaf in flat))
+        for alpha, places in self.moves.added.items():
+            add_all([carry[at] for at in places], [after[at] for at in places], alpha)
+        for by, places in self.moves.counted.items():
+            torch._foreach_add_([carry[at] for at in places], by)
+        kept = [at for at in self.moves.copied if after[at] is not carry[at]]
+        if kept:
+            copy_all([carry[at] for at in kept], [after[at] for at in kept])
+
+
+def add_all(targets: Flat, sources: Flat, alpha: float) -> None:
+    """target += alpha source, in one kernel for all whose layouts agree (a single odd one would slow all down)."""
+    alike = [(target, source) for target, source in zip(targets, sources) if target.stride() == source.stride()]
+    if alike:
+        torch._foreach_add_([target for target, _ in alike], [source for _, source in alike], alpha=alpha)
+    if len(alike) < len(targets):
+        for target, source in zip(targets, sources):
+            if target.stride() != source.stride():
+                target.add_(source, alpha=alpha)
 
 
 def copy_all(targets: Flat, sources: Flat) -> None:
@@ -59,7 +70,7 @@ def copy_all(targets: Flat, sources: Flat) -> None:
         torch._foreach_copy_(to, of)
 
 
-def work_in_place(traced: Any, leaves: int) -> Moves:
+def work_in_place(traced: Trace, leaves: int) -> Moves:
     """Rewrite the graph, whose first `leaves` inputs are the carry and whose outputs are the next one.
 
     A leaf that the step copies, changes and returns (batch norm's statistics) is changed directly. A leaf that ends as
@@ -69,22 +80,30 @@ def work_in_place(traced: Any, leaves: int) -> Moves:
     carry = [node for node in graph.nodes if node.op == "placeholder"][:leaves]
     (output,) = (node for node in graph.nodes if node.op == "output")
     results = list(output.args[0])
-    moves: Moves = [None] * leaves
+    moves = Moves({}, {}, [])
     for index, (leaf, result) in enumerate(zip(carry, results)):
         copy = result.args[0] if _changes_in_place(result) else result
+        if _counts(result, leaf, output):
+            moves.counted.setdefault(result.args[1], []).append(index)
+            results[index] = leaf
+            continue
+        if _is_move(result, leaf, output):
+            moves.added.setdefault(float(result.kwargs.get("alpha", 1.0)), []).append(index)
+            results[index] = result.args[1]
+            continue
+        moves.copied.append(index)
         if copy.target == aten.clone.default and copy.args[0] is leaf and len(leaf.users) == 1:
             copy.replace_all_uses_with(leaf)
             graph.erase_node(copy)
             results[index] = leaf
-        elif _is_move(result, leaf, output):
-            moves[index] = float(result.kwargs.get("alpha", 1.0))
-            results[index] = result.args[1]
         elif result is not leaf and _source(result).op == "placeholder":  # an old value, kept beside a new one
             with graph.inserting_before(output):
                 results[index] = graph.call_function(aten.clone.default, (result,))
     output.args = (results,)
-    graph.eliminate_dead_code()
-    traced.recompile()
+    for node in reversed(graph.nodes):  # counters of the copies that nobody returns any more
+        if _changes_in_place(node) and not node.users and node.args[0].target == aten.clone.default:
+            graph.erase_node(node)
+    traced.rewritten()
     return moves
 
 
@@ -99,6 +118,17 @@ def _source(node: fx.Node) -> fx.Node:
     return node
 
 
+def _counts(result: fx.Node, leaf: fx.Node, output: fx.Node) -> bool:
+    """Whether a leaf only has a number added to it, in a copy or not (batches seen, rows seen)."""
+    if result.target not in (aten.add.Tensor, aten.add_.Tensor) or not isinstance(result.args[1], (int, float)):
+        return False
+    before = result.args[0]
+    alone = before is leaf
+    if isinstance(before, fx.Node) and before.target == aten.clone.default:
+        alone = before.args[0] is leaf and list(before.users) == [result]
+    return alone and list(leaf.users) == [result if before is leaf else before] and list(result.users) == [output]
+
+
 def _is_move(result: fx.Node, leaf: fx.Node, output: fx.Node) -> bool:
     return (
         result.target == aten.add.Tensor
@@ -106,6 +136,6 @@ def _is_move(result: fx.Node, leaf: fx.Node, output: fx.Node) -> bool:
         and isinstance(result.args[1], fx.Node)
         and list(result.users) == [output]
         and _source(result.args[1]).op != "placeholder"  # which may be overwritten before it is added
-        and result.meta["val"].dtype == leaf.meta["val"].dtype == result.args[1].meta["val"].dtype
-        and result.meta["val"].shape == result.args[1].meta["val"].shape
+        and result.meta["dtype"] == leaf.meta["dtype"] == result.args[1].meta["dtype"]
+        and result.meta["shape"] == result.args[1].meta["shape"]
     )

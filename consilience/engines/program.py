@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from consilience.core.plans import Batch
 from consilience.core.protocols import Channel, ClientRule
 from consilience.core.task import Task
 from consilience.core.tree import Tree, map_leaves, rows
-from consilience.engines.in_place import Flat, InPlace, copy_all
+from consilience.engines.in_place import InPlace, copy_all
+from consilience.engines.tracing import Flat, trace
 
 HOT = 48  # a step shape met this often is worth tracing: a trace costs as much as some fifty untraced steps
 
@@ -93,7 +93,8 @@ class Program:
 
     def _vmapped_begin(self, keys: Tensor, context: Context) -> Tree:
         run = vmap(lambda _, c: self.rule.begin(self.task, c.message, c.kept), in_dims=(0, CONTEXT_DIMS))
-        return map_leaves(torch.Tensor.contiguous, run(keys, context))  # vmap returns shared leaves as expanded views
+        # vmap returns shared leaves as expanded views: lanes overwrite the carry, so it must own its memory
+        return map_leaves(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), run(keys, context))
 
     def step(self, carry: Tree, batch: Batch, context: Context) -> Tree:
         """One client's carry after one batch."""
@@ -155,7 +156,7 @@ class Steps:
         self.traced: dict[Any, InPlace] = {}
 
     def bind(self, carry: Tree, context: Context, *, channels_last: bool = False) -> BoundSteps:
-        """The step for a copy of this carry, in this context; pictures may be laid out channels last."""
+        """The step for this carry, which it overwrites, in this context; pictures may be laid out channels last."""
         return BoundSteps(self, carry, context, channels_last)
 
     def function(self, carry_spec: Any, context_spec: Any, batch_spec: Any, masked: bool) -> Callable[..., Flat]:
@@ -180,13 +181,16 @@ class Steps:
 
 
 class BoundSteps:
-    """`Steps` for one group or client: the context is fixed, the carry is updated in place from batch to batch."""
+    """`Steps` for one group or client: the context is fixed, the carry is updated in place from batch to batch.
+
+    It takes the carry over: leaves that need no other layout are overwritten where they are.
+    """
 
     def __init__(self, steps: Steps, carry: Tree, context: Context, channels_last: bool) -> None:
         self._steps, self._channels_last = steps, channels_last
-        leaves, self._carry_spec = pytree.tree_flatten(carry)
-        # clones: the caller's carry stays as it was, and no two leaves share memory
-        self._carry: Flat = [leaf.clone(memory_format=self._layout(leaf)) for leaf in leaves]
+        self._given, self._carry_spec = pytree.tree_flatten(carry)
+        # .data: rows of one tensor share a count of changes, and other threads change other rows meanwhile
+        self._carry: Flat = [self._lay_out(leaf.data) for leaf in self._given]
         self._context, self._context_spec = pytree.tree_flatten(context)
         self._signature = (_shapes(self._carry), _shapes(self._context), str(self._carry_spec), str(self._context_spec))
         self._known: dict[Any, InPlace] = {}  # by batch shape, so that a step need not hash the whole signature
@@ -196,56 +200,54 @@ class BoundSteps:
         """The carry as it is now."""
         return pytree.tree_unflatten(self._carry, self._carry_spec)
 
-    def _layout(self, leaf: Tensor) -> torch.memory_format:
-        pictures = self._channels_last and leaf.dim() == 4 and leaf.is_floating_point()
-        return torch.channels_last if pictures else torch.contiguous_format
+    def put_back(self) -> None:
+        """Write the carry to where it was taken from."""
+        for given, leaf in zip(self._given, self._carry):
+            if given.data_ptr() != leaf.data_ptr():
+                given.copy_(leaf)
 
-    def _flatten(self, batch: Batch) -> tuple[list[Any], Any]:
-        if self._channels_last:
-            batch = batch._replace(x=map_leaves(lambda x: x.contiguous(memory_format=self._layout(x)), batch.x))
-        return pytree.tree_flatten(batch)
+    def _lay_out(self, leaf: Tensor) -> Tensor:
+        pictures = self._channels_last and leaf.dim() == 4 and leaf.is_floating_point()
+        return leaf.contiguous(memory_format=torch.channels_last) if pictures else leaf
+
+    def _flatten(self, batch: Batch) -> Flat:
+        if isinstance(batch.x, Tensor):
+            return [self._lay_out(batch.x), *batch[1:]]
+        return [*(self._lay_out(x) for x in pytree.tree_leaves(batch.x)), *batch[1:]]
 
     def __call__(self, batch: Batch, *, may_trace: bool = True) -> None:
         """One step."""
-        leaves, spec = self._flatten(batch)
-        shape = tuple(leaf.shape if isinstance(leaf, Tensor) else None for leaf in leaves)
+        leaves = self._flatten(batch)
+        shape = tuple(None if leaf is None else leaf.shape for leaf in leaves)
         step = self._known.get(shape)
         if step is None:
             signature = (self._signature, _shapes(leaves))
             step = self._steps.traced.get(signature)
             if step is None:
                 self._steps.met[signature] += may_trace
-                function = self._steps.function(self._carry_spec, self._context_spec, spec, batch.mask is not None)
                 if not may_trace or self._steps.met[signature] <= self._steps.hot:
-                    copy_all(self._carry, function(self._carry, leaves, self._context))
+                    copy_all(self._carry, self._function(batch)(self._carry, leaves, self._context))
                     return
-                step = self._trace(signature, function, leaves)
+                step = self._trace(signature, batch, leaves)
             self._known[shape] = step
         step(self._carry, leaves, self._context)
 
     def trace(self, batch: Batch, worth: int) -> None:
         """Trace this batch's shape for threads, which cannot, if it has been met often with `worth` more to come."""
-        leaves, spec = self._flatten(batch)
+        leaves = self._flatten(batch)
         signature = (self._signature, _shapes(leaves))
         self._steps.met[signature] += worth
         if signature not in self._steps.traced and self._steps.met[signature] > self._steps.hot:
-            function = self._steps.function(self._carry_spec, self._context_spec, spec, batch.mask is not None)
-            self._trace(signature, function, leaves)
+            self._trace(signature, batch, leaves)
 
-    def _trace(self, signature: Any, function: Callable[..., Flat], batch: Flat) -> InPlace:
-        step = InPlace(trace(function, self._carry, batch, self._context), len(self._carry))
+    def _function(self, batch: Batch) -> Callable[..., Flat]:
+        _, spec = pytree.tree_flatten(batch)
+        return self._steps.function(self._carry_spec, self._context_spec, spec, batch.mask is not None)
+
+    def _trace(self, signature: Any, batch: Batch, leaves: Flat) -> InPlace:
+        step = InPlace(trace(self._function(batch), self._carry, leaves, self._context), len(self._carry))
         self._steps.traced[signature] = step
         return step
-
-
-def trace(function: Callable[..., Flat], *arguments: Flat) -> Callable[..., Flat]:
-    """The function as a flat graph of tensor operations for these shapes."""
-    # tracing tells inputs apart by identity: an object passed twice would be taken for one input
-    distinct = [[leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in flat] for flat in arguments]
-    graph = make_fx(function)(*distinct)
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
-    return graph
 
 
 def _shapes(leaves: list[Any]) -> tuple[Any, ...]:

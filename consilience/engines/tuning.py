@@ -22,8 +22,8 @@ from consilience.engines.lanes.cuda import GraphBatched, GraphStreams
 from consilience.engines.lanes.serial import Serial, Threads
 from consilience.engines.program import Context, Program
 
-TRIAL_SECONDS = 0.15  # per lane and repetition
-SLOW_STEP = 0.2  # seconds: above this, tracing saves nothing worth having
+TRIAL_SECONDS = 0.06  # per lane and repetition
+SLOW_STEP = 0.005  # seconds of one client's step on a processor: above this, overhead is a small part of it
 LaneName = Literal["auto", "batched", "batched-matmul", "streams", "serial"]
 Prepare = Callable[[np.ndarray, int | None], tuple[Tree, Context, Plan]]
 """(positions in the cohort, most steps) -> carry, context, plan of a sample group."""
@@ -84,11 +84,27 @@ class Tuner:
             fits = clients_that_fit(program.task, carry, plan, store, self._device)
             self.choice = replace(self.choice, clients_at_once=fits)
         if self.choice.lane == "auto":
-            names = self._candidates(program, order)
-            rates = {name: self._rate(name, False, program, store, order, prepare) for name in names}
-            self.choice = replace(self.choice, lane=max(names, key=lambda name: rates[name]))
+            self.choice = replace(self.choice, lane=self._fastest(program, store, order, prepare))
         if self.choice.compile is None:
             self.choice = replace(self.choice, compile=self._worth_compiling(program, store, order, prepare))
+
+    def _fastest(self, program: Program, store: Rows, order: np.ndarray, prepare: Prepare) -> LaneName:
+        names = self._candidates(program, order)
+        if len(names) == 1:
+            return names[0]
+        rates: dict[LaneName, float] = {}
+        for name in names:
+            if name == "batched" and self._device.type == "cpu" and self._slow_step(program, store, order, prepare):
+                continue  # all that batching can save is overhead
+            rates[name] = self._rate(name, False, program, store, order, prepare)
+        return max(rates, key=lambda name: rates[name])
+
+    def _slow_step(self, program: Program, store: Rows, order: np.ndarray, prepare: Prepare) -> bool:
+        """Whether one client's step, untraced, takes so long that the overhead around it does not matter."""
+        try:
+            return min(self._time("serial", False, program, store, order[:1], prepare, 1)[0] for _ in "ab") > SLOW_STEP
+        except (RuntimeError, NotImplementedError, ValueError):
+            return False
 
     def _lane(self, name: str, compile: bool) -> Lane:
         key = ("batched" if name.startswith("batched") else name, compile)
@@ -108,7 +124,7 @@ class Tuner:
             return ["serial"] if self._device.type == "cpu" else ["streams"]
         if self._device.type == "cuda":  # serial is the same work as streams, launched kernel by kernel
             return ["batched", "streams", *(["batched-matmul"] if program.task.convolves else [])]  # type: ignore[list-item]
-        return ["batched", "serial"] if torch.get_num_threads() == 1 else ["batched", "streams", "serial"]
+        return ["serial", "batched"] if torch.get_num_threads() == 1 else ["streams", "serial", "batched"]
 
     def _worth_compiling(self, program: Program, store: Rows, order: np.ndarray, prepare: Prepare) -> bool:
         if self._device.type != "cuda" or not self.choice.lane.startswith("batched") or not self._rounds_ahead:
@@ -123,33 +139,40 @@ class Tuner:
         self, name: str, compile: bool, program: Program, store: Rows, order: np.ndarray, prepare: Prepare
     ) -> float:
         """Rows trained per second, or 0 if the lane cannot run this program."""
-        lane, group = self._lane(name, compile), next(self.groups(order))
-        if self._device.type == "cpu":  # enough clients to keep the lane busy
-            group = {"serial": group[:1], "streams": group[: 2 * torch.get_num_threads()]}.get(name, group[:8])
-        program = program.by_matmul() if name == "batched-matmul" else program
+        group, on_cpu = next(self.groups(order)), self._device.type == "cpu"
+        if on_cpu:  # enough clients to keep the lane busy
+            group = {"serial": group[:1], "streams": group[: torch.get_num_threads()]}.get(name, group[:8])
 
         def run(steps: int) -> tuple[float, int]:
-            carry, context, plan = prepare(group, steps)
-            self._wait()
-            began = time.perf_counter()
-            lane.fold(program, carry, context, plan, store)
-            self._wait()
-            return time.perf_counter() - began, int(plan.live.sum())
+            return self._time(name, compile, program, store, group, prepare, steps)
 
         try:
             run(1)  # imports and first allocations
             took, seen = run(1)
-            if took > SLOW_STEP and self._device.type == "cpu":
-                return seen / took
-            hot = program.one.hot
-            program.one.hot = program.group.hot = 0  # small steps: trace what the sample needs
+            if on_cpu and took > SLOW_STEP * (8 if name == "batched" else 1):
+                return max(seen / took, *(rows / time for time, rows in (run(1) for _ in range(2))))
+            which = program.by_matmul() if name == "batched-matmul" else program
+            hot = which.one.hot
+            which.one.hot = which.group.hot = 0  # small steps: trace what the sample needs
             run(2)
-            program.one.hot = program.group.hot = hot
+            which.one.hot = which.group.hot = hot
             took, seen = run(2)
             steps = int(np.clip(2 * TRIAL_SECONDS / took, 2, 200))
             return max(seen / took for took, seen in (run(steps) for _ in range(3)))  # the first ones warm caches up
         except (RuntimeError, NotImplementedError, ValueError):
             return 0.0
+
+    def _time(
+        self, name: str, compile: bool, program: Program, store: Rows, group: np.ndarray, prepare: Prepare, steps: int
+    ) -> tuple[float, int]:
+        """(seconds, rows) that some clients take for so many steps."""
+        carry, context, plan = prepare(group, steps)
+        self._wait()
+        began = time.perf_counter()
+        program = program.by_matmul() if name == "batched-matmul" else program
+        self._lane(name, compile).fold(program, carry, context, plan, store)
+        self._wait()
+        return time.perf_counter() - began, int(plan.live.sum())
 
     def _wait(self) -> None:
         if self._device.type == "cuda":

@@ -6,17 +6,21 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from consilience.core import chance, plans, tree
 from consilience.core.checks import Count, Invalid, nearest
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.federation import Federation, Rows
+from consilience.core.flight import Patience
 from consilience.core.protocols import Channel, ClientRule
 from consilience.core.task import Task
 from consilience.core.tree import Tree
+from consilience.engines import timing
 from consilience.engines.arithmetic import Arithmetic
 from consilience.engines.program import Context, Program, memories
 from consilience.engines.tuning import Choice, LaneName, Tuner
+from consilience.environments import clock
 from consilience.environments.environment import Environment
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -94,6 +98,27 @@ class Vectorised:
         """[K] who could take part."""
         return self.environment.available(round, len(self.federation), seed)
 
+    def planned(self, client: ClientRule, ids: np.ndarray, *, round: int, seed: int) -> np.ndarray:
+        """[m] steps that clients will do in a round's exchange; 0 for those who will not be heard."""
+        steps = self._steps(client, ids, self.sizes[ids], round, seed)
+        return np.where(self.environment.reachable(round, ids, seed), steps, 0)
+
+    @property
+    def patience(self) -> Patience:
+        """How long the server waits for replies, in simulated time."""
+        return clock.patience(self.environment)
+
+    @torch.no_grad()
+    def seconds(
+        self, client: ClientRule, channel: Channel, broadcast: Broadcast, ids: np.ndarray, *, round: int, seed: int
+    ) -> np.ndarray:
+        """[m] simulated seconds until each reply is there."""
+        sizes = self.store(client.work.rows).sizes.numpy()[ids]
+        training = client.work.trains
+        steps = self._steps(client, ids, sizes, round, seed) if training else client.work.steps_per_epoch(sizes)
+        program, memory = self._program(client, channel), self._memory_of(client, channel)
+        return timing.seconds(self.environment, program, broadcast, memory, ids, sizes, steps, round=round, seed=seed)
+
     def recall(self) -> Tree:
         """Every client's memory, stacked [K, ...]; later rounds do not change what is returned."""
         return self._memory or {}
@@ -130,7 +155,7 @@ class Vectorised:
         return Cohort(
             reply=reply,
             ids=ids,
-            examples=torch.from_numpy(sizes[keep]).to(self.device, torch.float64),
+            examples=self._sent(sizes[keep].astype(np.float64)),
             steps=steps,
             round=round,
             heard=heard,
@@ -157,17 +182,17 @@ class Vectorised:
             return {}
         program, store = self._program(client, channel), self.store(client.work.rows)
         memory = self._memory_of(client, channel)
-        shared = {**broadcast.shared, "round": torch.tensor(round, device=self.device)}
+        shared = {**broadcast.shared, "round": torch.full((), round, device=self.device)}
 
         def prepare(group: np.ndarray, most: int | None = None) -> tuple[Tree, Context, plans.Plan]:
             """The carry, context and plan of some of the cohort, for at most so many steps."""
-            who, rows = (torch.from_numpy(a[group]).to(self.device) for a in (ids, place))
+            who, rows = (self._sent(a[group]) for a in (ids, place))
             todo = steps[group] if most is None else np.minimum(steps[group], most)
             context = Context(shared, tree.rows(broadcast.personal, rows), tree.rows(memory, who))
             plan = plans.draw(client.work, store, ids[group], todo, seed=seed, round=round)
-            return program.begin(keys[torch.from_numpy(group).to(self.device)], context), context, plan
+            return program.begin(keys[self._sent(group)], context), context, plan
 
-        keys = chance.fold(chance.key(seed, "channel", round), torch.from_numpy(ids).to(self.device))
+        keys = chance.fold(chance.key(seed, "channel", round), self._sent(ids))
         order = np.lexsort((ids, -steps))  # longest first, then by id
         if client.work.trains:
             self._tuner.settle(program, store, order, prepare)
@@ -175,7 +200,7 @@ class Vectorised:
         def train(group: np.ndarray) -> tuple[Tree, Tree]:
             carry, context, plan = prepare(group)
             carry = self._tuner.fold(program, carry, context, plan, store)
-            return program.end(carry, keys[torch.from_numpy(group).to(self.device)], context)
+            return program.end(carry, keys[self._sent(group)], context)
 
         done: list[tuple[Tree, Tree]] = []
         while not done:
@@ -186,11 +211,15 @@ class Vectorised:
                     raise
         reply, kept = tree.concatenate([reply for reply, _ in done]), tree.concatenate([kept for _, kept in done])
         if (np.diff(order) < 0).any():  # back into ascending client order
-            back = torch.from_numpy(np.argsort(order)).to(self.device)
+            back = self._sent(np.argsort(order))
             reply, kept = tree.rows(reply, back), tree.rows(kept, back)
         if client.work.trains:
             self._remember(memory, ids, kept, reply, heard)
         return reply
+
+    def _sent(self, values: np.ndarray) -> Tensor:
+        """On the device, without waiting for the work that is queued there."""
+        return torch.from_numpy(values).to(self.device, non_blocking=True)
 
     def _program(self, client: ClientRule, channel: Channel) -> Program:
         known = self._programs.get((client, channel))
@@ -209,9 +238,9 @@ class Vectorised:
     def _remember(self, memory: Tree, ids: np.ndarray, new: Tree, reply: Tree, heard: np.ndarray) -> None:
         if not any(True for _ in tree.leaves(memory)):
             return
-        where = torch.from_numpy(ids).to(self.device)
+        where = self._sent(ids)
         # a client that was not heard, or broke down, keeps what it had
-        sound = torch.from_numpy(heard).to(self.device) & tree.all_finite(reply) & tree.all_finite(new)
+        sound = self._sent(heard) & tree.all_finite(reply) & tree.all_finite(new)
         new = tree.where(sound, new, tree.rows(memory, where))
         self._memory = tree.map_leaves(lambda old, fresh: old.index_copy(0, where, fresh), memory, new)
 

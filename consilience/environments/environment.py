@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from consilience.core.checks import Invalid, NonNegative, Probability, Whole, check
+from consilience.core.checks import Count, Invalid, NonNegative, Positive, Probability, Whole, check
 
 
 class Draw(IntEnum):
@@ -20,6 +20,8 @@ class Draw(IntEnum):
     DROPOUT = 3
     STRAGGLER = 4
     PARTIAL_WORK = 5
+    SPEED = 6
+    JITTER = 7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,11 @@ class Environment:
     availability: probability that a client can be chosen in a round; communication: that its reply arrives;
     dropout: that it fails in mid-round. silent: what the server puts in the place of a missing reply:
     "stand_in" counts the broadcast model at full weight, "renormalise" averages over those that answered.
+
+    Simulated time (nobody waits; what is left out takes none): rows_per_second in training, download and upload in
+    bytes per second, latency in seconds each way. speed_spread makes clients unlike: each one's computing takes
+    exp(speed_spread z) times as long, z a standard normal number of its own; jitter does the same to whole replies,
+    anew each time. deadline: replies that take more seconds are lost. first: so many replies end a synchronous round.
     """
 
     epochs: tuple[NonNegative, ...] | None = None
@@ -42,15 +49,32 @@ class Environment:
     availability: Probability | tuple[Probability, ...] = 1.0
     dropout: Probability = 0.0
     silent: Literal["stand_in", "renormalise"] = "renormalise"
+    rows_per_second: Positive | tuple[Positive, ...] | None = None
+    download: Positive | tuple[Positive, ...] | None = None
+    upload: Positive | tuple[Positive, ...] | None = None
+    latency: NonNegative | tuple[NonNegative, ...] = 0.0
+    speed_spread: NonNegative = 0.0
+    jitter: NonNegative = 0.0
+    deadline: Positive | None = None
+    first: Count | None = None
 
     def __post_init__(self) -> None:
         check(self)
+        for key in ("deadline", "first"):
+            if getattr(self, key) is not None and self.silent == "stand_in":
+                raise Invalid(
+                    f"Environment.{key} = {getattr(self, key)!r} drops late replies, but silent = 'stand_in' counts "
+                    "every client in every round: use silent = 'renormalise'"
+                )
+        if self.speed_spread and self.rows_per_second is None:
+            raise Invalid("Environment.speed_spread has no effect without Environment.rows_per_second: give that, too")
         if self.epochs is not None and self.steps is not None:
             raise Invalid("Environment.epochs and Environment.steps both say how much work clients do: give one")
 
     def check_against(self, clients: int) -> None:
         """Refuse per-client settings whose length is not the number of clients."""
-        for key in ("epochs", "steps", "communication", "availability"):
+        timed = ("rows_per_second", "download", "upload", "latency")
+        for key in ("epochs", "steps", "communication", "availability", *timed):
             value = getattr(self, key)
             if isinstance(value, tuple) and len(value) != clients:
                 raise Invalid(f"Environment.{key} has {len(value)} values for {clients} clients: give one each")

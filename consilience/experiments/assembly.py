@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from consilience.engines.vectorised import Vectorised
 from consilience.experiments.catalogue import KINDS
 from consilience.experiments.config import Config
 from consilience.experiments.parts import made
+from consilience.selection.together import Together
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -52,6 +54,9 @@ def assemble(config: Config) -> Experiment:
         torch.set_num_threads(config.threads)
     data = datasets.load(config.data.name, data_dir=config.data_dir, **config.data.options)
     federation, rows = spread(config, data)
+    algorithm = KINDS["algorithm"].build(config.algorithm.name, config.algorithm.options)
+    if isinstance(algorithm.selection, Together):
+        federation = federation.pooled()
     task = Task(_model(config, data), loss_name(config, data))
     try_model(task, federation, f"model.name = {config.model.name!r}", f"data.name = {config.data.name!r}")
     environment = KINDS["environment"].build(config.environment.name, config.environment.options)
@@ -59,6 +64,7 @@ def assemble(config: Config) -> Experiment:
     surroundings = {"environment": environment, "rounds_ahead": config.rounds}
     engine = made("engine", lambda: Vectorised(task, federation, **surroundings, **config.engine), {})
     algorithm = KINDS["algorithm"].build(config.algorithm.name, config.algorithm.options)
+    _try_client(algorithm, task)
     _try_selection(config, algorithm, federation)
     prints = {"data": data_fingerprint(data), "partition": fingerprint(rows)}
     return Experiment(
@@ -147,6 +153,13 @@ def try_model(task: Task, federation: Federation, model: str, data: str) -> None
         raise Invalid(f"{model} has {output.shape[1]} outputs, but {data} have class number {highest}: give it more")
 
 
+def _try_client(algorithm: Algorithm, task: Task) -> None:
+    """Refuse a model that lacks what the clients' rule or one of its terms calls."""
+    for part in (algorithm.client, *getattr(algorithm.client, "terms", ())):
+        if hasattr(part, "check_against"):
+            made("algorithm", functools.partial(part.check_against, task), {})
+
+
 def _try_selection(config: Config, algorithm: Algorithm, federation: Federation) -> None:
     """Refuse a selection that asks for more clients than there are, or that finds nobody."""
     clients, sizes = len(federation), federation.train.sizes.numpy()
@@ -155,4 +168,7 @@ def _try_selection(config: Config, algorithm: Algorithm, federation: Federation)
         raise Invalid(f"algorithm.selection.count = {count} is more than the {clients} clients there are")
     nothing = np.full(clients, np.nan)
     pool = Pool(sizes=sizes, losses=nothing, available=np.ones(clients, dtype=bool))
-    made("algorithm.selection", lambda: algorithm.selection.choose(0, pool, config.seed), {})
+    chosen = made("algorithm.selection", lambda: algorithm.selection.choose(0, pool, config.seed), {})
+    combine: Any = getattr(algorithm.server, "combine", None)
+    if hasattr(combine, "check_against"):
+        made("algorithm.combine", lambda: combine.check_against(len(chosen)), {})

@@ -16,6 +16,7 @@ from consilience.environments.environment import Environment
 from consilience.experiments.parts import parts_of, protocol_in
 
 Factory = Callable[..., Any]
+MANY = 12  # names: more are not spelled out where a near one is known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,8 @@ class Kind:
         spelled = name.lower().replace("-", "_") if isinstance(name, str) else ""
         if spelled not in known:
             hint = nearest(name, known)
+            if len(known) > MANY and hint:
+                raise Invalid(f"{self.section}.name = {name!r} is unknown{hint}; `consilience list` shows them all")
             raise Invalid(f"{self.section}.name = {name!r} is not one of {', '.join(known)}{hint}")
         return spelled, known[spelled]
 
@@ -123,6 +126,22 @@ def filled(known: Mapping[str, Option], given: Mapping[str, Any], defaults: Mapp
         for key, value in values.items()
         if (key in given or isinstance(value, plain)) and (value is not None or defaults.get(key) is not None)
     }
+
+
+def offered(section: str, name: str, known: Mapping[str, Option]) -> dict[str, Any]:
+    """The settings of the default run that suit this name: an algorithm's own defaults are left alone."""
+    default = DEFAULTS[section]
+    settings = {key: value for key, value in default.items() if key in known and key != "name"}
+    if section != "algorithm" or name == default["name"]:
+        return settings
+    _, recipe = KINDS[section].find(name)
+    return {key: value for key, value in settings.items() if not _has_own_default(recipe, key)}
+
+
+def _has_own_default(recipe: Factory, key: str) -> bool:
+    if key in inspect.signature(recipe).parameters:
+        return True
+    return not _needs_something(recipe) and _shared_default(recipe, key, {}) is None
 
 
 def _shared_default(recipe: Factory, key: str, given: Mapping[str, Any]) -> Any:

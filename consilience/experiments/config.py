@@ -20,6 +20,7 @@ from consilience.experiments.catalogue import (
     default_part,
     engine_options,
     filled,
+    offered,
     section_options,
     with_defaults,
 )
@@ -43,9 +44,13 @@ class Chosen:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """How often the global model is tested: every so many rounds, and after the last; 0 is never."""
+    """How often the global model is tested: every so many rounds, and after the last; 0 is never.
+
+    With `local`, so are the clients' models before they are merged, each on all test rows.
+    """
 
     every: Whole = 1
+    local: bool = False
 
     def __post_init__(self) -> None:
         check(self)
@@ -155,9 +160,8 @@ def _chosen(section: str, given: Table) -> Chosen:
     for key, place in kind.elsewhere.items():
         if key in given:
             raise Invalid(f"{section}.{key} = {given[key]!r} is not set here: it comes from {place}")
-    offered = {key: value for key, value in default.items() if key in known}
     own = {key: _named(section, name, key, value) for key, value in given.items() if key != "name"}
-    options = parts.read_options(section, {**offered, **own}, known, name)
+    options = parts.read_options(section, {**offered(section, name, known), **own}, known, name)
     if not kind.needs_data:
         parts.made(section, lambda: kind.build(name, options), {})  # settings that contradict each other
     return Chosen(name=name, options=with_defaults(section, name, options))
@@ -167,7 +171,8 @@ def _named(section: str, name: str, key: str, value: Any) -> Any:
     """`algorithm.selection.fraction=0.5` alone changes the selection that the algorithm would have anyway."""
     if section == "algorithm" and isinstance(value, Mapping) and "name" not in value:
         part = default_part(KINDS[section].find(name)[1], key)
-        return {**parts.write(part), **value} if part is not None else value
+        written = parts.write(part) if part is not None else None
+        return {**written, **value} if isinstance(written, Mapping) else value
     return value
 
 

@@ -65,6 +65,15 @@ def evaluate(task: Task, model: Tree, test: Rows, *, classes: int) -> Scores:
     )
 
 
+@torch.no_grad()
+def evaluate_each(task: Task, models: Tree, test: Rows, *, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """([m] loss, [m] accuracy) of stacked models [m, ...], each on all test rows; accuracy is NaN without classes."""
+    count = len(next(iter(models["params"].values())))
+    found = [evaluate(task, tree.rows(models, k), test, classes=classes) for k in range(count)]
+    accuracies = [np.nan if scores.accuracy is None else scores.accuracy for scores in found]
+    return np.array([scores.loss for scores in found]), np.array(accuracies)
+
+
 def batches(test: Rows) -> Iterator[tuple[Any, Tensor]]:
     """(x, y) pieces of the rows that are small enough to be passed through a model at once."""
     row_bytes = sum(leaf[:1].numel() * leaf.element_size() for leaf in tree.leaves(test.x))

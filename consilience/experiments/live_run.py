@@ -23,6 +23,7 @@ from consilience.experiments.export import export
 from consilience.experiments.folder import RunFolder
 from consilience.experiments.interrupts import Interrupts
 from consilience.experiments.masking import secrets_in
+from consilience.experiments.personal import personal_test
 from consilience.experiments.record import Observation, Observer
 from consilience.experiments.result import Result
 from consilience.experiments.row_log import RecordError
@@ -62,6 +63,8 @@ class Run:
             classes=experiment.federation.classes,
             every=config.evaluation.every,
             rounds=config.rounds,
+            local=config.evaluation.local,
+            personal=personal_test(experiment.algorithm, engine),
         )
         with Interrupts() as interrupts:
             rounds = run(experiment.algorithm, engine, rounds=config.rounds, seed=config.seed, resume=self._resume)
@@ -124,6 +127,7 @@ class Run:
             memory=saved.trees["memory"],
             losses=losses,
             bad_rounds=saved.facts["bad_rounds"],
+            in_flight=tree.to(saved.trees.get("in_flight", {}), device),
         )
         self._model = algorithm.server.model(server)
         self._traffic = (saved.facts["bytes_up"], saved.facts["bytes_down"])
@@ -145,7 +149,12 @@ class Run:
         checkpoint.save(
             self.folder.checkpoints,
             here.round,
-            {"server": here.server, "memory": here.memory, "losses": {"last": torch.from_numpy(here.losses)}},
+            {
+                "server": here.server,
+                "memory": here.memory,
+                "losses": {"last": torch.from_numpy(here.losses)},
+                "in_flight": here.in_flight,
+            },
             {"metrics": position, "bad_rounds": here.bad_rounds, "bytes_up": up, "bytes_down": down},
             keep=self.config.checkpoint.keep,
         )

@@ -20,7 +20,8 @@ from consilience.core.checks import Invalid, Option, check_value, nearest, optio
 
 PACKAGES = ("selection", "client", "channel", "server", "data.partition")
 NONE = "none"  # TOML has no null
-_FAMILY_WORDS = ("weights", "weighting", "selection", "channel", "step", "rule")  # optional at the end of a name
+# optional at the end of a name
+_FAMILY_WORDS = ("weights", "weighting", "selection", "channel", "step", "rule", "staleness")
 
 
 def parts_of(protocol: type) -> dict[str, type]:
@@ -176,8 +177,9 @@ def _is_plain(member: Any) -> bool:
 
 
 def _has(kind: type, member: str) -> bool:
-    # a field without a default is no attribute of the class
-    return hasattr(kind, member) or member in {field.name for field in dataclasses.fields(kind)}
+    # a field without a default is no attribute of the class; and every class, being one, can be called
+    inherited = any(member in vars(base) for base in kind.__mro__)
+    return inherited or member in {field.name for field in dataclasses.fields(kind)}
 
 
 @functools.cache

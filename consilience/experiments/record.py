@@ -15,9 +15,10 @@ from consilience.core.federation import Rows
 from consilience.core.rounds import Round
 from consilience.core.task import Task
 from consilience.core.tree import Tree
-from consilience.experiments.evaluation import Scores, evaluate, fairness
+from consilience.experiments.evaluation import Scores, evaluate, evaluate_each, fairness
+from consilience.experiments.personal import UNTESTED, PersonalTest
 
-COUNTS = ("silent", "empty_client", "nonfinite")
+COUNTS = ("silent", "empty_client", "nonfinite", "late")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -32,13 +33,19 @@ class Observation:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Observer:
-    """Tests and describes each round: `every` so many rounds and after the last one (0: never)."""
+    """Tests and describes each round: `every` so many rounds and after the last one (0: never).
+
+    With `local` the clients' models are tested as well, as they were after training and before the server's step;
+    with `personal` the models that clients have of their own, each on its own test rows.
+    """
 
     task: Task
     test: Rows | None  # on the device
     classes: int
     every: int
     rounds: int
+    local: bool = False
+    personal: PersonalTest | None = None
 
     def watch(self, rounds: Iterator[Round], before: Tree, traffic: tuple[int, int] = (0, 0)) -> Iterator[Observation]:
         """Pass rounds on with their rows; `before` is the model and `traffic` the bytes sent before the first one."""
@@ -48,17 +55,42 @@ class Observer:
             trained = time.perf_counter()
             up, down = up + round.bytes_up, down + round.bytes_down
             scores = self._scores(round)
-            row = {**_quality(round.number, scores, self.classes), **_training(round, before)}
+            row = {**_quality(round.number, scores, self.classes), **self._locally(round, before)}
+            row |= {**self._personally(round), **_training(round, before)}
             row |= {"bytes_up": round.bytes_up, "bytes_down": round.bytes_down}
             row |= {"bytes_up_total": up, "bytes_down_total": down}
             row |= {reason: round.cohort.counts.get(reason, 0) for reason in COUNTS}
+            row |= {"simulated_seconds": round.clock, **_staleness(round)}
             timing = _timing(round, trained - began, time.perf_counter() - trained)
             yield Observation(round=round, row=row, timing=timing, traffic=(up, down))
             before, began = round.model, time.perf_counter()
 
+    def _due(self, round: Round) -> bool:
+        return bool(self.every) and (round.number % self.every == 0 or round.number == self.rounds)
+
     def _scores(self, round: Round) -> Scores | None:
-        due = self.every and (round.number % self.every == 0 or round.number == self.rounds)
-        return evaluate(self.task, round.model, self.test, classes=self.classes) if due and self.test else None
+        if not self._due(round) or self.test is None:
+            return None
+        return evaluate(self.task, round.model, self.test, classes=self.classes)
+
+    def _locally(self, round: Round, before: Tree) -> dict[str, Any]:
+        """Mean loss and accuracies of the clients' own models on all test rows; nothing unless asked for."""
+        if not self.local:
+            return {}
+        losses = accuracies = np.empty(0)
+        if self._due(round) and self.test is not None and _has_models(round.cohort, before):
+            model = round.cohort.reply["model"]
+            losses, accuracies = evaluate_each(self.task, model, self.test, classes=self.classes)
+        row: dict[str, Any] = {"local_loss": float(losses.mean()) if len(losses) else None}
+        spread = fairness(accuracies) if self.classes else {}
+        return row | {f"local_accuracy_{name}": value for name, value in spread.items()}
+
+    def _personally(self, round: Round) -> dict[str, Any]:
+        """How good clients' own models are; nothing where there are none."""
+        if self.personal is None:
+            return {}
+        found = self.personal(round.snapshot.server) if self._due(round) else UNTESTED
+        return found.row(self.classes)
 
 
 def _quality(number: int, scores: Scores | None, classes: int) -> dict[str, Any]:
@@ -85,6 +117,11 @@ def _training(round: Round, before: Tree) -> dict[str, Any]:
     }
 
 
+def _staleness(round: Round) -> dict[str, Any]:
+    """How many rounds old the models are that clients started from, where the server does not wait for all."""
+    return {"staleness": round.notes["staleness"].tolist()} if "staleness" in round.notes else {}
+
+
 def _train_loss(cohort: Cohort) -> float | None:
     """The mean of the losses that clients report, weighted by their rows; those that did no step say nothing."""
     if not len(cohort) or "loss" not in cohort.reply:
@@ -94,11 +131,17 @@ def _train_loss(cohort: Cohort) -> float | None:
     return float(rows @ losses / rows.sum()) if rows.sum() > 0 else None
 
 
+def _has_models(cohort: Cohort, before: Tree) -> bool:
+    """Whether the replies are whole models."""
+    model = cohort.reply.get("model") if len(cohort) else None
+    return isinstance(model, dict) and all(set(model.get(kind, ())) == set(before[kind]) for kind in before)
+
+
 def _drift(cohort: Cohort, before: Tree) -> tuple[float | None, float | None]:
     """Mean over clients of |w_k - w|, w the model they were sent, and the same as a share of |w|."""
-    model = cohort.reply.get("model") if len(cohort) else None
-    if not isinstance(model, dict) or set(model.get("params", ())) != set(before["params"]):
+    if not _has_models(cohort, before):
         return None, None
+    model = cohort.reply["model"]
     squares: list[torch.Tensor] = []
     lengths: list[torch.Tensor] = []
     for name, anchor in before["params"].items():

@@ -18,6 +18,7 @@ from consilience.experiments.evaluation import Scores, fairness
 from consilience.experiments.folder import RunFolder, RunSummary
 from consilience.experiments.lock import is_alive
 from consilience.experiments.names import plain
+from consilience.experiments.personal import PersonalScores
 from consilience.experiments.progress import duration, rate
 from consilience.experiments.toml_text import dumps, loads
 
@@ -31,6 +32,8 @@ _COLUMNS = {
     "client_accuracy_mean": "clients: mean",
     "client_accuracy_worst_tenth": "worst tenth",
     "client_accuracy_spread": "spread",
+    "local_accuracy_mean": "local: mean",
+    "personal_accuracy_mean": "personal: mean",
     "train_loss": "train loss",
     "drift_relative": "drift",
 }
@@ -167,6 +170,18 @@ def scores(found: Scores, names: Sequence[str], *, everyone: bool = False) -> Re
         table.add_row(escape(plain(names[k], most=40)), str(found.client_rows[k]), *cells)
     left = len(order) - table.row_count
     return Group(overall, "", table, *([f"... and {left} more clients, all better: --all shows them"] if left else []))
+
+
+def personal(found: PersonalScores) -> RenderableType:
+    """Every client's own model on its own test rows, in short."""
+    table = Table(
+        "personal models", str(int(np.isfinite(found.loss).sum())), header_style="bold", box=None, pad_edge=False
+    )
+    table.add_row("loss", _number(float(np.nanmean(found.loss)) if np.isfinite(found.loss).any() else None))
+    for key, value in fairness(found.accuracy).items():
+        if value is not None:
+            table.add_row(f"accuracy: {key.replace('_', ' ')}", _number(value))
+    return table
 
 
 def size(count: float) -> str:

@@ -13,6 +13,7 @@ from consilience.experiments.assembly import assemble
 from consilience.experiments.config import from_table
 from consilience.experiments.evaluation import Scores, evaluate
 from consilience.experiments.folder import RunFolder
+from consilience.experiments.personal import PersonalScores, personal_test
 from consilience.experiments.toml_text import loads
 
 CHANGEABLE = ("data", "data_dir", "partition", "engine", "threads")
@@ -20,11 +21,12 @@ CHANGEABLE = ("data", "data_dir", "partition", "engine", "threads")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Retest:
-    """Scores of the model after `round` rounds, and the clients' names."""
+    """Scores of the model after `round` rounds, and the clients' names; `personal` where clients have own models."""
 
     round: int
     scores: Scores
     names: tuple[str, ...]
+    personal: PersonalScores | None = None
 
 
 def retest(path: Path, overrides: Iterable[str] = ()) -> Retest:
@@ -46,7 +48,12 @@ def retest(path: Path, overrides: Iterable[str] = ()) -> Retest:
     model = experiment.algorithm.server.model(tree.to(saved.trees["server"], engine.device))
     _refuse_other_shapes(model, engine.start(), config.data.name)
     scores = evaluate(engine.task, model, engine.store("test"), classes=experiment.federation.classes)
-    return Retest(round=saved.round, scores=scores, names=experiment.federation.names)
+    own = None
+    if not overrides:  # other data have other clients
+        engine.restore(saved.trees["memory"])
+        test = personal_test(experiment.algorithm, engine)
+        own = test(tree.to(saved.trees["server"], engine.device)) if test else None
+    return Retest(round=saved.round, scores=scores, names=experiment.federation.names, personal=own)
 
 
 def _refuse_other_shapes(saved: tree.Tree, fresh: tree.Tree, data: str) -> None:

@@ -78,7 +78,7 @@ def modality_sizes(model: str, inputs: Any) -> dict[str, int]:
         if len(shape) != 1:
             raise Invalid(
                 f"{model}.inputs.{name} = {size!r} is not a feature vector: encode this modality first "
-                "(consilience.models.encoders), then give its size"
+                "(consilience.models.encoders), then give its size; colour pictures may have a picture_encoder"
             )
         sizes[name] = shape[0]
     return sizes

@@ -1,7 +1,10 @@
 """Who takes part in a round."""
 
+from consilience.selection.by_availability import ByAvailability
+from consilience.selection.by_loss import ByLoss
 from consilience.selection.everyone import Everyone
+from consilience.selection.power_of_choice import PowerOfChoice
 from consilience.selection.sliding_window import SlidingWindow
 from consilience.selection.uniform import Uniform
 
-__all__ = ["Everyone", "SlidingWindow", "Uniform"]
+__all__ = ["ByAvailability", "ByLoss", "Everyone", "PowerOfChoice", "SlidingWindow", "Uniform"]

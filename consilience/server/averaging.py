@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from consilience.core.checks import Invalid
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.tree import Tree
 from consilience.server.combining.weighted_mean import WeightedMean
-from consilience.server.protocols import Combine, Ledger, Settled, Step, Weighting
+from consilience.server.protocols import Combine, CombineAround, Ledger, Settled, Step, Tolerant, Weighting
 from consilience.server.steps.replace import Replace
 from consilience.server.weighting.by_examples import ByExamples
+from consilience.server.weighting.uniform import UniformWeights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +26,14 @@ class Averaging:
     step: Step = field(default_factory=Replace)
     ledgers: tuple[Ledger, ...] = ()
 
+    def __post_init__(self) -> None:
+        plain = isinstance(self.weighting, (ByExamples, UniformWeights))  # the usual defaults are nobody's intention
+        if not plain and not getattr(self.combine, "uses_weights", True):
+            raise Invalid(
+                f"combine = {self.combine!r} counts every reply the same, so that weighting = {self.weighting!r} would "
+                "have no effect: leave one of them out"
+            )
+
     @property
     def needs_each_reply(self) -> bool:
         """Whether any of its parts looks at single replies."""
@@ -32,6 +42,8 @@ class Averaging:
 
     def init(self, start: Tree, clients: int) -> Tree:
         """The start model and whatever the parts keep."""
+        if isinstance(self.combine, Tolerant):
+            self.combine.check_against(clients)
         weighting, step = self.weighting.init(start, clients), self.step.init(start["params"])
         state: Tree = {"model": start, "weighting": weighting, "step": step}
         if self.ledgers:
@@ -47,8 +59,14 @@ class Averaging:
     def update(self, state: Tree, cohort: Cohort) -> tuple[Tree, Notes]:
         """The next global model."""
         model = state["model"]
-        weights, weighting, notes = self.weighting.weigh(cohort, model, state["weighting"])
-        merged = self.combine.merge(cohort.reply["model"], weights)
+        sent = _sent(model, cohort.reply["model"])
+        weights, weighting, notes = self.weighting.weigh(cohort, sent, state["weighting"])
+        if isinstance(self.combine, CombineAround):
+            merged = self.combine.merge_around(cohort.reply["model"], weights, sent)
+        else:
+            merged = self.combine.merge(cohort.reply["model"], weights)
+        if sent is not model:  # what clients keep at home stays as it is here
+            merged = {kind: {**leaves, **merged[kind]} for kind, leaves in model.items()}
         params, step = self.step.move(model["params"], merged["params"], state["step"])
         after: Tree = {"weighting": weighting, "step": step}
         if self.ledgers:
@@ -63,3 +81,10 @@ class Averaging:
     def model(self, state: Tree) -> Tree:
         """The global model."""
         return state["model"]
+
+
+def _sent(model: Tree, replies: Tree) -> Tree:
+    """The leaves of the model that replies hold: the model itself unless clients keep some at home."""
+    if all(len(leaves) == len(replies[kind]) for kind, leaves in model.items()):
+        return model
+    return {kind: {name: leaves[name] for name in replies[kind]} for kind, leaves in model.items()}

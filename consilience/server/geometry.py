@@ -8,10 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from consilience.core import tree
 from consilience.core.checks import Invalid
 from consilience.core.tree import Tree, rows
+from consilience.server.sketching import BLOCK, sketch
 
 SURE = 1e-3  # a squared distance below this share of the squared norms it was taken from has lost digits
+CANCELLED = 1e-14  # a mean update below the square root of this share of its summands is rounding: no direction
 
 
 class Geometry(NamedTuple):
@@ -23,16 +26,46 @@ class Geometry(NamedTuple):
     anchor_cosine: Tensor  # [m]
 
 
-def measure(stacked: Tree, anchor: Tree) -> Geometry:
-    """Geometry of stacked parameters [m, ...] around `anchor`: O(m^2 P) at the speed of a matrix product."""
-    distance, movement, sure = _around(stacked, anchor)
-    if not bool(sure.all()):
-        _refine(distance, sure.cpu().numpy(), stacked)
-    everyone = {name: torch.cat([value, anchor[name].unsqueeze(0)]) for name, value in stacked.items()}
-    gram, _ = _gram(everyone, None)
-    norms = gram.diagonal().sqrt()
-    cosine = (gram / (norms[:, None] * norms[None, :])).clamp(-1, 1)
-    return Geometry(distance=distance, movement=movement, cosine=cosine[:-1, :-1], anchor_cosine=cosine[:-1, -1])
+def measure(stacked: Tree, anchor: Tree, *, directions: int | None = None, key: int = 0) -> Geometry:
+    """Geometry of stacked parameters [m, ...] around `anchor`: O(m^2 P) at the speed of a matrix product.
+
+    With `directions`, what takes m^2 P comes from a sketch of that many numbers per client, drawn by `key`.
+    """
+    if directions is None:
+        distance, movement = _distances(stacked, anchor)
+        everyone = {name: torch.cat([value, anchor[name].unsqueeze(0)]) for name, value in stacked.items()}
+        gram, _ = _gram(everyone, None)
+        norms = gram.diagonal().sqrt()
+        cosine = (gram / (norms[:, None] * norms[None, :])).clamp(-1, 1)
+        return Geometry(distance=distance, movement=movement, cosine=cosine[:-1, :-1], anchor_cosine=cosine[:-1, -1])
+    origin = tree.map_leaves(torch.zeros_like, anchor)
+    norms, length = _lengths(stacked, origin), _lengths(rows(anchor, None), origin)  # [m], [1]
+    distance, movement = _sketched_distances(stacked, anchor, directions, key)[0], _lengths(stacked, anchor)
+    # only the distances were sketched: cosines, which are near 1, keep their digits
+    between, to_anchor = _angle(norms[:, None], norms[None, :], distance), _angle(norms, length, movement)
+    return Geometry(distance=distance, movement=movement, cosine=between, anchor_cosine=to_anchor)
+
+
+def measure_updates(stacked: Tree, anchor: Tree, *, directions: int | None = None, key: int = 0) -> Geometry:
+    """The same distances, but angles between the updates w_i - anchor, and between each and their mean.
+
+    An update of length zero has no direction: its cosines are 0, and so are all to a mean that cancels out.
+    """
+    if directions is None:
+        distance, movement = _distances(stacked, anchor)
+        gram, scale = _gram(stacked, anchor)
+    else:
+        distance, sketched = _sketched_distances(stacked, anchor, directions, key)
+        movement = _lengths(stacked, anchor)
+        gram, scale = _gram(sketched, None)
+    squares = gram.diagonal()
+    norms = squares.sqrt()
+    cosine = torch.nan_to_num(gram / (norms[:, None] * norms[None, :]), nan=0.0, posinf=0.0, neginf=0.0).clamp(-1, 1)
+    share = scale / scale.amax()  # of the largest, so that the mean cannot overflow
+    mean_square = share @ gram @ share
+    length = torch.where(mean_square > CANCELLED * (share.square() * squares).sum(), mean_square, 0.0).sqrt()
+    to_mean = torch.nan_to_num((gram @ share) / (norms * length), nan=0.0, posinf=0.0, neginf=0.0).clamp(-1, 1)
+    return Geometry(distance=distance, movement=movement, cosine=cosine, anchor_cosine=to_mean)
 
 
 def cosines(geometry: Geometry, ids: list[int]) -> tuple[Tensor, Tensor]:
@@ -43,6 +76,36 @@ def cosines(geometry: Geometry, ids: list[int]) -> tuple[Tensor, Tensor]:
         who = "the global model" if nowhere else f"the model of clients {zeros}"
         raise Invalid(f"{who} is all zeros, so its cosine similarity is undefined: start from a random initial model")
     return geometry.cosine, geometry.anchor_cosine
+
+
+def _distances(stacked: Tree, reference: Tree) -> tuple[Tensor, Tensor]:
+    """([m, m] between the rows, [m] to the reference), all digits right."""
+    distance, movement, sure = _around(stacked, reference)
+    if not bool(sure.all()):
+        _refine(distance, sure.cpu().numpy(), stacked)
+    return distance, movement
+
+
+def _sketched_distances(stacked: Tree, anchor: Tree, directions: int, key: int) -> tuple[Tensor, Tree]:
+    """([m, m] between the rows up to the sketch's error, the sketch itself)."""
+    sketched = {"sketch": sketch(stacked, anchor, directions, key)}
+    return _distances(sketched, tree.map_leaves(torch.zeros_like, rows(sketched, 0)))[0], sketched
+
+
+def _lengths(stacked: Tree, reference: Tree) -> Tensor:
+    """[m] |w_i - reference|: O(m P), some models at a time."""
+    count, lengths = len(next(iter(stacked.values()))), []
+    for start in range(0, count, BLOCK):
+        parts = _differences(rows(stacked, slice(start, start + BLOCK)), reference)
+        scale = _scale(parts)
+        squares = [(part / scale[:, None]).square().sum(1) for part in parts]
+        lengths.append(torch.stack(squares).sum(0).sqrt() * scale)
+    return torch.cat(lengths)
+
+
+def _angle(one: Tensor, other: Tensor, apart: Tensor) -> Tensor:
+    """The cosine between vectors of these lengths and this distance; NaN where one has no length."""
+    return (0.5 * (one / other + other / one - (apart / one) * (apart / other))).clamp(-1, 1)
 
 
 def _around(stacked: Tree, reference: Tree) -> tuple[Tensor, Tensor, Tensor]:
@@ -81,16 +144,26 @@ def _refine(distance: Tensor, sure: np.ndarray, stacked: Tree) -> None:
 
 def _gram(stacked: Tree, reference: Tree | None) -> tuple[Tensor, Tensor]:
     """([m, m] products of the rows (less the reference), each divided by its scale; [m] scales, powers of two)."""
-    parts = [
+    parts = _differences(stacked, reference)
+    scale = _scale(parts)
+    gram = torch.zeros(len(scale), len(scale), dtype=torch.float64, device=scale.device)
+    for part in parts:
+        scaled = part / scale[:, None]
+        gram += scaled @ scaled.T
+    return gram, scale
+
+
+def _differences(stacked: Tree, reference: Tree | None) -> list[Tensor]:
+    """Each tensor as rows [m, P] in float64, less the reference."""
+    return [
         value.reshape(len(value), -1).to(torch.float64)
         - (0 if reference is None else reference[name].reshape(1, -1).to(torch.float64))
         for name, value in stacked.items()
         if value.numel()
     ]
-    largest = torch.stack([part.abs().amax(1) for part in parts]).amax(0)  # [m]
-    scale = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent)
-    gram = torch.zeros(len(largest), len(largest), dtype=torch.float64, device=largest.device)
-    for part in parts:
-        scaled = part / scale[:, None]
-        gram += scaled @ scaled.T
-    return gram, scale
+
+
+def _scale(parts: list[Tensor]) -> Tensor:
+    """[m] powers of two above each row's entries: dividing by them is exact, and squares cannot overflow then."""
+    largest = torch.stack([part.abs().amax(1) for part in parts]).amax(0)
+    return torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent)

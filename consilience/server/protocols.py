@@ -42,6 +42,24 @@ class Combine(Protocol):
         ...
 
 
+@runtime_checkable
+class CombineAround(Protocol):
+    """A `Combine` that also looks at the model that was broadcast."""
+
+    def merge_around(self, models: Tree, weights: Tensor, centre: Tree) -> Tree:
+        """Stacked models [m, ...] that started from `centre` -> one model."""
+        ...
+
+
+@runtime_checkable
+class Tolerant(Protocol):
+    """A `Combine` that needs a least number of replies."""
+
+    def check_against(self, replies: int) -> None:
+        """Refuse, with the inequality, what can never work with so many replies."""
+        ...
+
+
 class Settled(NamedTuple):
     """A round's outcome, as a ledger sees it."""
 

@@ -1,49 +1,38 @@
 """What every algorithm must keep to, run on every recipe that the catalogue finds.
 
 A new recipe is picked up by its file name. Where it must be built with options, or departs from the contract on
-purpose, it says so in `DECLARED`, with the reason.
+purpose, it says so in `tests/declared.py`, with the reason.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 import tiny
 import torch
+from declared import CLIENTS, DECLARED, Declared, build, model_of
 
 from consilience import algorithms
 from consilience.core import plans, tree
-from consilience.core.algorithm import Algorithm
 from consilience.core.checks import options_of
 from consilience.core.exchange import Broadcast, Cohort
+from consilience.core.protocols import LooksFirst
 from consilience.core.rounds import Round, run
 from consilience.core.tree import Tree
 from consilience.engines import program
 from consilience.engines.vectorised import Vectorised
 from consilience.environments.environment import Environment
-from consilience.selection import Everyone, Uniform
+from consilience.selection import Uniform
 
 TOLERANCE = 1e-12
-CLIENTS = len(tiny.SIZES)
 TRACED_CALL = program.Traced.__call__
 # tracing a step takes longer than these runs; `test_traced_steps_give_the_same_bits` turns it on
 pytestmark = pytest.mark.usefixtures("untraced")
 
-
-@dataclass(frozen=True, kw_only=True)
-class Declared:
-    """What a recipe says of itself: options it cannot do without, and contract tests it is excused from, and why."""
-
-    options: dict[str, Any] = field(default_factory=dict)
-    excused: dict[str, str] = field(default_factory=dict)  # name of a test function -> reason
-
-
-DECLARED: dict[str, Declared] = {}
 
 each_recipe = pytest.mark.parametrize("name", algorithms.names())
 each_model = pytest.mark.parametrize("model", tiny.MODELS)
@@ -57,19 +46,11 @@ def _excused(request: pytest.FixtureRequest) -> None:
         pytest.skip(f"{name}: {reason}")
 
 
-def build(name: str, **options: Any) -> Algorithm:
-    """The recipe with small batches and everybody taking part, as far as it has these options."""
-    recipe = algorithms.recipe(name)
-    usual = {"lr": 0.05, "epochs": 1, "batch_size": 4, "selection": Everyone()}
-    wanted = {**usual, **options, **DECLARED.get(name, Declared()).options}
-    return recipe(**{key: value for key, value in wanted.items() if key in options_of(recipe)})
-
-
 @functools.cache
 def train(name: str, model: str, *, rounds: int = 3, seed: int = 1, **options: Any) -> list[Round]:
     """All rounds of a run, shared by the tests; `selection` goes to the recipe, the rest to the engine."""
     recipe_options = {key: options.pop(key) for key in ("selection",) if key in options}
-    engine = tiny.engine(tiny.MODELS[model], **options)
+    engine = tiny.engine(model_of(name, model), **options)
     return list(run(build(name, **recipe_options), engine, rounds=rounds, seed=seed, max_bad_rounds=99))
 
 
@@ -128,9 +109,9 @@ def test_traced_steps_give_the_same_bits(name: str, lane: str, monkeypatch: pyte
     plain = train(name, "convnet", lane=lane, environment=even, rounds=3)
     monkeypatch.setattr(program, "HOT", 0)
     monkeypatch.setattr(program.Traced, "__call__", TRACED_CALL)
-    engine = tiny.engine(tiny.convnet, lane=lane, environment=even)
+    engine = tiny.engine(model_of(name, "convnet"), lane=lane, environment=even)
     traced = list(run(build(name), engine, rounds=3, seed=1))
-    (made,) = engine._programs.values()
+    made = next(found for (rule, _), found in engine._programs.items() if rule.work.trains)
     assert (made.one if lane == "serial" else made.group).traced, "nothing was traced"
     assert_identical(traced, plain)
 
@@ -142,7 +123,7 @@ def test_traced_steps_give_the_same_bits(name: str, lane: str, monkeypatch: pyte
 @each_model
 def test_replies_memories_and_states_keep_their_structure(name: str, model: str) -> None:
     runs = train(name, model, selection=Uniform(count=2), rounds=4)
-    start = tiny.engine(tiny.MODELS[model]).start()
+    start = tiny.engine(model_of(name, model)).start()
     first = runs[0]
     for one in runs:
         assert tiny.structure(tree.rows(one.cohort.reply, 0)) == tiny.structure(tree.rows(first.cohort.reply, 0))
@@ -160,7 +141,7 @@ def test_replies_memories_and_states_keep_their_structure(name: str, model: str)
 def test_inputs_are_not_modified(name: str, model: str, lane: str) -> None:
     data = tiny.federation()
     rows = {"x": data.train.x, "y": data.train.y, "starts": data.train.starts, "sizes": data.train.sizes}
-    engine = tiny.engine(tiny.MODELS[model], data, lane=lane)
+    engine = tiny.engine(model_of(name, model), data, lane=lane)
     start = engine.start()
     module = dict(engine.task.module.state_dict())
     before = tree.clone({"rows": rows, "start": start, "module": module})
@@ -189,11 +170,14 @@ def test_server_update_is_pure(name: str) -> None:
 @each_model
 def test_client_step_is_pure(name: str, model: str) -> None:
     rule, server = build(name).client, build(name).server
-    engine = tiny.engine(tiny.MODELS[model])
+    engine = tiny.engine(model_of(name, model))
     ids = np.arange(CLIENTS)
     broadcast = server.broadcast(server.init(engine.start(), CLIENTS), ids)
     message = _message(broadcast, 3)
     memory = rule.init(engine.start())
+    if isinstance(rule, LooksFirst):
+        look = rule.look_first
+        message["seen"], _ = look.end(engine.task, look.begin(engine.task, message, {}), message, {})
     plan = plans.draw(rule.work, engine.store(rule.work.rows), ids[3:4], np.array([2]), seed=1, round=0)
     batch = plan.single(0, 0, engine.store(rule.work.rows))
     carry = rule.begin(engine.task, message, memory)
@@ -225,6 +209,7 @@ def test_permuting_a_cohort_gives_the_same_model(name: str, model: str, order: t
         examples=cohort.examples[torch.from_numpy(index)],
         steps=cohort.steps[index],
         round=cohort.round,
+        seed=cohort.seed,
     )
     expected, _ = server.update(state, cohort)
     got, _ = server.update(state, permuted)
@@ -266,7 +251,7 @@ def test_resume_is_exact(name: str, model: str, lane: str) -> None:
     saved = dataclasses.replace(
         held, server=tree.clone(held.server), memory=tree.clone(held.memory), losses=held.losses.copy()
     )
-    engine = tiny.engine(tiny.MODELS[model], lane=lane)
+    engine = tiny.engine(model_of(name, model), lane=lane)
     rest = list(run(build(name, selection=some), engine, rounds=4, seed=1, resume=saved))
     assert [one.number for one in rest] == [3, 4]
     assert_identical(rest, whole[2:])
@@ -282,7 +267,7 @@ def test_same_seed_same_bits_other_seed_other_model(name: str, model: str) -> No
 
 @each_recipe
 def test_one_engine_serves_several_runs(name: str) -> None:
-    engine = tiny.engine(tiny.convnet)
+    engine = tiny.engine(model_of(name, "convnet"))
     algorithm = build(name)
     first = list(run(algorithm, engine, rounds=2, seed=1))
     assert_identical(list(run(algorithm, engine, rounds=2, seed=1)), first)
@@ -312,7 +297,7 @@ def test_dropped_and_idle_clients_leave_sound_values(name: str, silent: Any, tro
 @each_model
 def test_a_round_in_which_nobody_answers_changes_nothing(name: str, model: str) -> None:
     dead = Environment(communication=0.0, silent="renormalise")
-    start = tiny.engine(tiny.MODELS[model]).start()
+    start = tiny.engine(model_of(name, model)).start()
     before = build(name).server.init(start, CLIENTS)
     for one in train(name, model, rounds=2, environment=dead):
         assert tiny.same(one.snapshot.server, before)
@@ -324,7 +309,7 @@ def test_a_round_in_which_nobody_answers_changes_nothing(name: str, model: str) 
 @each_model
 def test_stand_ins_for_everybody_keep_the_model(name: str, model: str) -> None:
     dead = Environment(communication=0.0, silent="stand_in")
-    start = tiny.engine(tiny.MODELS[model]).start()
+    start = tiny.engine(model_of(name, model)).start()
     for one in train(name, model, rounds=2, environment=dead):
         assert tiny.gap(one.model, start) <= TOLERANCE
         assert one.cohort.steps.tolist() == [0] * CLIENTS
@@ -332,7 +317,7 @@ def test_stand_ins_for_everybody_keep_the_model(name: str, model: str) -> None:
 
 @each_recipe
 def test_clients_without_steps_send_back_what_they_got(name: str) -> None:
-    start = tiny.engine(tiny.convnet).start()
+    start = tiny.engine(model_of(name, "convnet")).start()
     for one in train(name, "convnet", rounds=2, environment=Environment(steps=(0,) * CLIENTS)):
         assert tiny.gap(one.model, start) <= TOLERANCE
 
@@ -345,7 +330,7 @@ def test_clients_without_steps_send_back_what_they_got(name: str) -> None:
 def test_bytes_match_the_trees(name: str, model: str) -> None:
     algorithm = build(name)
     rounds = train(name, model, rounds=2, selection=Uniform(count=3))
-    state = algorithm.server.init(tiny.engine(tiny.MODELS[model]).start(), CLIENTS)
+    state = algorithm.server.init(tiny.engine(model_of(name, model)).start(), CLIENTS)
     for one in rounds:
         sent = algorithm.server.broadcast(state, one.chosen)
         assert one.bytes_down == len(one.chosen) * _bytes(sent.shared) + _bytes(sent.personal)

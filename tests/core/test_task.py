@@ -186,6 +186,23 @@ def test_features_are_the_modules_own() -> None:
     assert torch.equal(output, module(x)), "features() must not leave the module's forward replaced"
 
 
+def test_a_pass_through_other_methods_is_the_pass_of_forward() -> None:
+    """Same dropout pattern, same statistics of live rows, same new buffers; forward is put back."""
+    module = tiny.MODELS_WITH_HEADS["convnet"]().double()
+    task = Task(module).to(torch.device("cpu"), torch.float64)
+    x, key = tiny.federation().train.x[:6], torch.tensor(11)
+    mask = torch.tensor([1.0, 1, 1, 1, 0, 0], dtype=torch.float64)
+    live = {"train": True, "mask": mask, "key": key}
+    output, buffers = task.apply(task.start(), x, **live)
+    (z, logits), moved = task.apply(
+        task.start(), x, **live, through=lambda net, x: ((z := net.features(x)), net.head(z))
+    )
+    assert torch.equal(logits, output) and tiny.same(moved, buffers)
+    assert torch.equal(task.features(task.start(), x, **live), z)
+    assert torch.equal(task.apply(task.start(), x, **live)[0], output)
+    assert not tiny.same(buffers, task.start()["buffers"])
+
+
 def test_features_without_the_method_is_refused() -> None:
     task = Task(tiny.mlp())
     with pytest.raises(Invalid, match=r"Sequential has no features\(x\) method"):

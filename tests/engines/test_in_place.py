@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from consilience.engines.in_place import InPlace
-from consilience.engines.program import trace
+from consilience.engines.tracing import trace
 
 
 def kept_old_value(carry: list[Tensor]) -> list[Tensor]:

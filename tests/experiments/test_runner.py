@@ -45,6 +45,7 @@ ROW = {
     *("round", "loss", "accuracy", "precision", "recall", "f1", "cohort", "weights", "train_loss", "drift"),
     *("client_accuracy_mean", "client_accuracy_worst_tenth", "client_accuracy_spread", "drift_relative"),
     *("bytes_up", "bytes_down", "bytes_up_total", "bytes_down_total", "silent", "empty_client", "nonfinite"),
+    *("late", "simulated_seconds"),
 }
 
 
@@ -270,7 +271,7 @@ def stopped(tmp_path: Path) -> Path:
     ("overrides", "key"),
     [
         (("algorithm.lr=0.3",), "algorithm.lr: 0.2 -> 0.3"),
-        (("algorithm=fedavg", "algorithm.lambda_0=", "algorithm.tau=", "algorithm.softmax="), "algorithm.name"),
+        (("model.name=logistic",), "model.name"),
         (("seed=1",), "seed: 0 -> 1"),
         (("partition.alpha=5", "engine.dtype=float64"), "partition.alpha: 0.5 -> 5.0"),
         (("engine.lane=batched",), "engine.lane"),
@@ -395,7 +396,10 @@ def test_memories_and_reported_losses_survive_a_stop(
             assert (newest[0] / name).read_bytes() == (newest[1] / name).read_bytes()
         assert (whole.folder / "metrics.jsonl").read_bytes() == (stopped / "metrics.jsonl").read_bytes()
     saved = checkpoint.load(newest[0])
-    assert saved.trees["memory"]["visits"].tolist() != [0] * 6 and len({tuple(r["cohort"]) for r in whole.history}) > 1
+    assert (
+        saved.trees["memory"]["client"]["visits"].tolist() != [0] * 6
+        and len({tuple(r["cohort"]) for r in whole.history}) > 1
+    )
 
 
 def test_one_client_alone_trains(tmp_path: Path) -> None:

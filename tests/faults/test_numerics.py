@@ -11,16 +11,18 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from declared import DECLARED, Declared, build, model_of
 from torch import Tensor, nn
 
 from consilience import algorithms
 from consilience.algorithms.fedavg import fedavg
 from consilience.algorithms.simprox import simprox
 from consilience.core import tree
-from consilience.core.algorithm import Plain
+from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.checks import Invalid
 from consilience.core.exchange import Cohort, Pool
 from consilience.core.federation import Federation
+from consilience.core.protocols import KnowsWork, LooksFirst
 from consilience.core.rounds import Diverged, Round, run
 from consilience.core.task import Task
 from consilience.environments.environment import Environment
@@ -223,28 +225,39 @@ def test_row_27_number_of_workers_does_not_change_a_bit() -> None:
     assert tiny.same(models[0], models[1]) and tiny.same(models[0], models[2])
 
 
+def build_for(name: str, clients: int) -> Algorithm:
+    """The recipe as the contract tests build it, unless it is tied to their number of clients."""
+    if name.startswith("duw_"):
+        with pytest.raises(Invalid, match="schedule is for 5 clients"):
+            list(run(build(name), tiny.engine(tiny.convnet, tiny.federation((3,) * clients)), rounds=1))
+        pytest.skip("a schedule is made for its own clients: refused in words")
+    return build(name)
+
+
 @pytest.mark.parametrize("name", algorithms.names())
 @pytest.mark.parametrize("lane", ["serial", "batched", "auto"])
 def test_row_28_one_client_only(name: str, lane: str) -> None:
-    engine = tiny.engine(tiny.convnet, tiny.federation((9,)), lane=lane)
-    rounds = list(run(algorithms.recipe(name)(batch_size=4), engine, rounds=2))
+    engine = tiny.engine(model_of(name, "convnet"), tiny.federation((9,)), lane=lane)
+    rounds = list(run(build_for(name, 1), engine, rounds=2))
     start = engine.start()
     for one in rounds:
         assert one.cohort.ids.tolist() == [0] and tiny.finite(one.model)
         if "weights" in one.notes:
             assert one.notes["weights"].tolist() == [1.0]
-    assert not tiny.same(rounds[-1].model, start)
+    assert name == "local_only" or not tiny.same(rounds[-1].model, start)
 
 
 @pytest.mark.parametrize("name", algorithms.names())
 @pytest.mark.parametrize("lane", ["serial", "batched"])
 def test_row_29_a_client_without_data(name: str, lane: str) -> None:
     data = tiny.federation((5, 0, 3, 0))
-    engine = tiny.engine(tiny.convnet, data, lane=lane)
-    algorithm = algorithms.recipe(name)(batch_size=4, selection=Everyone())
+    engine = tiny.engine(model_of(name, "convnet"), data, lane=lane)
+    algorithm = build_for(name, 4)
     for one in run(algorithm, engine, rounds=2):
         assert one.cohort.ids.tolist() == [0, 2] and tiny.finite(one.model)
         assert np.isnan(one.snapshot.losses[[1, 3]]).all()
+    if isinstance(algorithm.client, LooksFirst) or isinstance(algorithm.server, KnowsWork):
+        return  # what they are sent depends on a look at the data, or on the work ahead
     broadcast = algorithm.server.broadcast(algorithm.server.init(engine.start(), 4), np.arange(4))
     asked = engine.exchange(algorithm.client, Plain(), broadcast, np.arange(4), round=0, seed=0)
     assert asked.ids.tolist() == [0, 2] and asked.counts == {"empty_client": 2}
@@ -260,28 +273,32 @@ def test_row_30_clients_with_one_class_or_one_row(name: str, lane: str) -> None:
     y = data.train.y.clone()
     y[1:6] = 2  # client 1 knows one class only; batches of 4 leave it and client 2 a last batch of one row
     data = Federation(train=dataclasses.replace(data.train, y=y), test=data.test, classes=3)
-    algorithm = algorithms.recipe(name)(batch_size=4, selection=Everyone())
-    for one in run(algorithm, tiny.engine(tiny.convnet, data, lane=lane), rounds=2):
+    algorithm, model = build_for(name, 4), model_of(name, "convnet")
+    for one in run(algorithm, tiny.engine(model, data, lane=lane), rounds=2):
         assert len(one.cohort) == 4 and one.cohort.counts == {} and tiny.finite(one.model)
         assert np.isfinite(one.snapshot.losses).all()
-    (only,) = run(algorithm, tiny.engine(tiny.convnet, tiny.federation((1, 1)), lane=lane), rounds=1)
+    (only,) = run(algorithm, tiny.engine(model, tiny.federation((1, 1)), lane=lane), rounds=1)
     assert tiny.finite(only.model)
 
 
 @pytest.mark.parametrize("name", algorithms.names())
 def test_row_31_divergence_at_every_client(name: str) -> None:
     """Two good rounds, then a rate that explodes: the model stays at the last good round, which can be resumed."""
-    build = algorithms.recipe(name)
-    good = build(batch_size=4, selection=Everyone())
-    wild = build(batch_size=4, selection=Everyone(), lr=1e300, epochs=5)
+    if DECLARED.get(name, Declared()).models:
+        pytest.skip("it needs a model with heads")
+    if name in ("fedsplit", "fedprox_fedsplit"):  # their proximal term makes it certain beforehand
+        with pytest.raises(Invalid, match="diverges whatever the data"):
+            build(name, lr=1e300, epochs=5)
+        return
+    good, wild = build(name), build(name, lr=1e300, epochs=5)
 
     class Squares(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.linear = nn.Linear(36, 3)
+            self.linear, self.head = nn.Linear(36, 4), nn.Linear(4, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.linear(x.flatten(1)).square()
+            return self.head(self.linear(x.flatten(1))).square()
 
     def engine() -> Any:
         return tiny.engine(lambda: tiny.seeded(Squares))

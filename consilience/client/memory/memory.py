@@ -22,7 +22,11 @@ class Done(NamedTuple):
 
 @runtime_checkable
 class Memory(Protocol):
-    """Terms find it in `context.memory[name]`; it never leaves the client."""
+    """Terms find it in `context.memory[name]`; it never leaves the client.
+
+    A part may declare `hears` (names that the server's ledgers must tell) and `says` (names it adds to the reply), and
+    have `check_solver(solver)`, which refuses solvers it cannot work with.
+    """
 
     @property
     def name(self) -> str:
@@ -35,4 +39,14 @@ class Memory(Protocol):
 
     def update(self, old: Tree, done: Done) -> tuple[Tree, Tree]:
         """(what to remember, what to add to the reply ({} if nothing)), the same structure every time."""
+        ...
+
+
+@runtime_checkable
+class OwnModel(Protocol):
+    """A memory that is a whole model, and the one that the client would use."""
+
+    @property
+    def is_own_model(self) -> bool:
+        """Always True."""
         ...

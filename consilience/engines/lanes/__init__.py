@@ -14,5 +14,5 @@ class Lane(Protocol):
     """Carries a group of clients through all their steps."""
 
     def fold(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Tree:
-        """Stacked carries after the last step; clients come longest first."""
+        """Stacked carries after the last step, written over those given; clients come longest first."""
         ...

@@ -14,14 +14,12 @@ class Batched:
 
     def fold(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Tree:
         """Every client's steps, all clients together."""
-        finished: list[Tree] = []
         active = len(plan.steps)
         steps = program.group.bind(carry, context)
         for step in range(int(plan.steps.max(initial=0))):
             going = plan.active(step)
-            if going < active:
-                finished.append(tree.rows(steps.carry, slice(going, active)))
-                steps = program.group.bind(tree.rows(steps.carry, slice(0, going)), context.head(going))
+            if going < active:  # the others' rows stay as they are
+                steps = program.group.bind(tree.rows(carry, slice(0, going)), context.head(going))
                 active = going
             steps(plan.group(step, active, store, program.dtype))
-        return tree.concatenate([steps.carry, *reversed(finished)])
+        return carry

@@ -19,15 +19,13 @@ from consilience.core import tree
 from consilience.core.federation import Rows
 from consilience.core.plans import Batch, Plan
 from consilience.core.tree import Tree
-from consilience.engines.in_place import Flat, InPlace, copy_all
-from consilience.engines.program import Context, Program, Steps, trace
+from consilience.engines.in_place import InPlace, copy_all
+from consilience.engines.program import Context, Program, Steps
+from consilience.engines.tracing import Flat, trace
 
 SHORTEST_TAIL = 4  # steps: below this, finished clients ride along rather than the rest moving to a narrower graph
 ALIGN = 64  # values: kernels want the start of a tensor on a boundary
 NARROWEST = 8  # clients: below this, a narrower graph saves nothing
-
-
-Traces = dict[bool, InPlace]  # by whether the step is masked
 
 
 class GraphBatched:
@@ -43,7 +41,9 @@ class GraphBatched:
         if not steps:
             return carry
         captured = self._for(program, carry, context, plan, store)
-        captured.load(carry, context, plan)
+        copy_all(captured.shared, pytree.tree_leaves(context.shared))
+        copy_all(captured.carry, pytree.tree_leaves(carry))
+        captured.load(context, plan)
         full = (plan.live == plan.width).all(1)
         going = (plan.live > 0).sum(1)
         done = 0
@@ -62,8 +62,9 @@ class GraphBatched:
     def _for(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Captured:
         key = (id(program), len(plan.steps), plan.width, _room(plan))
         if key not in self._captured:
+            layout = Layout(pytree.tree_leaves(carry))
             self._captured[key] = Captured(
-                program.group, program, carry, context, plan, store, {}, compile=self._compile
+                program.group, program, carry, layout, context, plan, store, Common(context), compile=self._compile
             )
         return self._captured[key]
 
@@ -74,51 +75,97 @@ class GraphStreams:
     def __init__(self, streams: int = 6) -> None:
         self._streams = [torch.cuda.Stream() for _ in range(streams)]
         self._captured: dict[Any, Captured] = {}
-        self._traces: dict[Any, Traces] = {}
+        self._common: dict[Any, Common] = {}
 
     def fold(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Tree:
         """Every client's steps; clients go to the stream with least work so far, longest first."""
-        slots = min(len(self._streams), len(plan.steps))
+        slots, (leaves, spec) = min(len(self._streams), len(plan.steps)), pytree.tree_flatten(carry)
         captured = [self._for(slot, program, carry, context, plan, store) for slot in range(slots)]
+        copy_all(captured[0].shared, pytree.tree_leaves(context.shared))  # all of them read it
+        layout = captured[0].layout
+        blocks = layout.blocks(leaves[0].device, len(plan.steps))
+        copy_all(layout.windows(blocks), leaves)
         main = torch.cuda.current_stream()
         for stream in self._streams[:slots]:
             stream.wait_stream(main)
-        results: dict[int, Tree] = {}
-        queues = [self._client_steps(captured[s], self._streams[s], queue, carry, context, plan, results)
+        queues = [self._client_steps(captured[s], self._streams[s], queue, blocks, context, plan)
                   for s, queue in enumerate(_balanced(plan.steps, slots))]  # fmt: skip
         while queues:  # one step of every stream in turn keeps them all fed
             queues = [queue for queue in queues if next(queue, None) is not None]
         for stream in self._streams[:slots]:
             main.wait_stream(stream)
-        return tree.stack([results[client] for client in range(len(plan.steps))])
+        return pytree.tree_unflatten(layout.windows(blocks), spec)
 
     def _client_steps(
         self,
         captured: Captured,
         stream: torch.cuda.Stream,
         queue: list[int],
-        carry: Tree,
+        blocks: Flat,
         context: Context,
         plan: Plan,
-        results: dict[int, Tree],
     ) -> Any:
         for client in queue:
             with torch.cuda.stream(stream):
-                captured.load(tree.rows(carry, client), context.of(client), plan.of(client))
+                for static, block in zip(captured.blocks, blocks):
+                    static.copy_(block[client])
+                captured.load(context.of(client), plan.of(client))
             for live in plan.live[: plan.steps[client], client]:
                 with torch.cuda.stream(stream):
                     captured.replay(masked=live != plan.width)
                 yield True
             with torch.cuda.stream(stream):
-                results[client] = captured.unload()
+                for static, block in zip(captured.blocks, blocks):
+                    block[client].copy_(static)
 
     def _for(self, slot: int, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Captured:
         key = (slot, id(program), plan.width, _room(plan))
         if key not in self._captured:
-            first = (tree.rows(carry, 0), context.of(0), plan.of(0))
-            traces = self._traces.setdefault(key[1:], {})
-            self._captured[key] = Captured(program.one, program, *first, store, traces, channels_last=True)
+            one = tree.rows(carry, 0)
+            common = self._common.setdefault(key[1:], Common(context))
+            layout = Layout(pytree.tree_leaves(one), channels_last=True)
+            first = (one, layout, context.of(0), plan.of(0))
+            self._captured[key] = Captured(program.one, program, *first, store, common, channels_last=True)
         return self._captured[key]
+
+
+class Common:
+    """What captures of equal shape share: traced steps, and storage for the part of the context that is the same."""
+
+    def __init__(self, context: Context) -> None:
+        self.traces: dict[bool, InPlace] = {}  # by whether the step is masked
+        self.shared: Flat = [leaf.clone() for leaf in pytree.tree_leaves(context.shared)]
+
+
+class Layout:
+    """Where a carry's leaves lie in one block of memory per dtype, so that all of them are copied at once."""
+
+    def __init__(self, leaves: Flat, *, channels_last: bool = False) -> None:
+        self._dtypes = list(dict.fromkeys(leaf.dtype for leaf in leaves))
+        self._ends = [0] * len(self._dtypes)
+        self._places: list[tuple[int, int, tuple[int, ...], tuple[int, ...]]] = []  # block, start, shape, strides
+        for leaf in leaves:
+            at = self._dtypes.index(leaf.dtype)
+            self._places.append((at, self._ends[at], tuple(leaf.shape), formatted(leaf, channels_last).stride()))
+            self._ends[at] += -(-leaf.numel() // ALIGN) * ALIGN
+
+    def blocks(self, device: torch.device, *several: int) -> Flat:
+        """Memory for one carry, or for several."""
+        return [torch.zeros(*several, end, dtype=dtype, device=device) for dtype, end in zip(self._dtypes, self._ends)]
+
+    def windows(self, blocks: Flat) -> Flat:
+        """The leaves in their places; of several carries, stacked."""
+        several = blocks[0].shape[:-1]
+        return [
+            torch.as_strided(blocks[at], (*several, *shape), (*blocks[at].stride()[:-1], *strides), start)
+            for at, start, shape, strides in self._places
+        ]
+
+
+def formatted(leaf: Tensor, channels_last: bool) -> Tensor:
+    """The leaf in one piece, pictures with their channels last if so wanted."""
+    pictures = channels_last and leaf.dim() == 4 and leaf.is_floating_point()
+    return leaf.contiguous(memory_format=torch.channels_last if pictures else torch.contiguous_format)
 
 
 class Captured:
@@ -129,21 +176,24 @@ class Captured:
         steps: Steps,
         program: Program,
         carry: Tree,
+        layout: Layout,
         context: Context,
         plan: Plan,
         store: Rows,
-        traces: Traces,  # shared by captures of equal shape
+        common: Common,
         *,
         compile: bool = False,
         channels_last: bool = False,
     ) -> None:
-        self._steps, self._program, self._traces = steps, program, traces
+        self._steps, self._program, self._traces = steps, program, common.traces
         self._compile, self._channels_last = compile, channels_last
         leaves, self._carry_spec = pytree.tree_flatten(carry)
-        self._blocks: list[Tensor] = []
-        self._carry: Flat = self._lay_out(leaves)
-        leaves, self._context_spec = pytree.tree_flatten(context)
-        self._context: Flat = [leaf.clone() for leaf in leaves]
+        self.layout, self.blocks = layout, layout.blocks(leaves[0].device)
+        self.carry: Flat = layout.windows(self.blocks)
+        copy_all(self.carry, leaves)
+        self.shared = common.shared
+        _, self._context_spec = pytree.tree_flatten(context)
+        self._own: Flat = [leaf.clone() for leaf in pytree.tree_leaves((context.personal, context.memory))]
         room, shape, device = _room(plan), plan.rows.shape, plan.rows.device
         self._plan: Flat = [
             torch.zeros((), dtype=torch.int64, device=device),  # the counter
@@ -158,10 +208,9 @@ class Captured:
         # cuBLAS keeps one workspace per stream: graphs that may run side by side are captured on streams of their own
         self._stream = torch.cuda.Stream()
 
-    def load(self, carry: Tree, context: Context, plan: Plan) -> None:
-        """Copy a group's start into the static storage."""
-        copy_all(self._carry, pytree.tree_leaves(carry))
-        copy_all(self._context, pytree.tree_leaves(context))
+    def load(self, context: Context, plan: Plan) -> None:
+        """Copy what is this group's own, and its plan, into the static storage."""
+        copy_all(self._own, pytree.tree_leaves((context.personal, context.memory)))
         self._plan[0].zero_()
         live = torch.from_numpy(np.ascontiguousarray(plan.live)).to(self._plan[0].device, non_blocking=True)
         for static, fresh in zip(self._plan[1:], (plan.rows, live, plan.keys, plan.first)):
@@ -175,24 +224,22 @@ class Captured:
 
     def unload(self) -> Tree:
         """A copy of the carry, out of the static storage."""
-        blocks = [block.clone() for block in self._blocks]
-        leaves = [self._window(blocks[at], start, leaf) for (at, start), leaf in zip(self._places, self._carry)]
-        return pytree.tree_unflatten(leaves, self._carry_spec)
+        return pytree.tree_unflatten(self.layout.windows([block.clone() for block in self.blocks]), self._carry_spec)
 
     def _capture(self, masked: bool) -> torch.cuda.CUDAGraph:
-        arguments = (self._carry, self._context, self._plan, self._data)
+        arguments = (self.carry, [*self.shared, *self._own], self._plan, self._data)
         if masked not in self._traces:
             traced = trace(self._advance(masked), *arguments)
-            leaves = len(self._carry)
+            leaves = len(self.carry)
             self._traces[masked] = InPlace(traced, leaves, keeps_old=masked, compile=self._compile)
         step = self._traces[masked]
-        before = [leaf.clone() for leaf in self._carry]
+        before = [block.clone() for block in self.blocks]
         torch.cuda.synchronize()
         with torch.cuda.stream(self._stream):
             self._try(step, arguments)
             for _ in range(2):  # libraries pick kernels and workspaces before the capture
                 step(*arguments)
-            copy_all(self._carry, before)
+            copy_all(self.blocks, before)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
@@ -215,7 +262,7 @@ class Captured:
             at = plan[0].reshape(1)
             rows, live, keys, first = (part.index_select(0, at).squeeze(0) for part in plan[1:])
             x, y = pytree.tree_unflatten(data, self._data_spec)
-            x = tree.map_leaves(lambda leaf: self._format(leaf[rows]), x)
+            x = tree.map_leaves(lambda leaf: formatted(leaf[rows], self._channels_last), x)
             mask = None
             if masked:
                 slots = torch.arange(rows.shape[-1], device=rows.device)
@@ -226,28 +273,6 @@ class Captured:
             return [_where(live > 0, new, old) for new, old in zip(after, carry)] if masked else after
 
         return advance
-
-    def _lay_out(self, leaves: Flat) -> Flat:
-        """Static leaves as windows of one block per dtype, so that all of them can be copied out at once."""
-        self._places: list[tuple[int, int]] = []
-        dtypes = list(dict.fromkeys(leaf.dtype for leaf in leaves))
-        ends = dict.fromkeys(dtypes, 0)
-        for leaf in leaves:
-            self._places.append((dtypes.index(leaf.dtype), ends[leaf.dtype]))
-            ends[leaf.dtype] += -(-leaf.numel() // ALIGN) * ALIGN
-        device = leaves[0].device
-        self._blocks = [torch.zeros(ends[dtype], dtype=dtype, device=device) for dtype in dtypes]
-        return [
-            self._window(self._blocks[at], start, self._format(leaf)) for (at, start), leaf in zip(self._places, leaves)
-        ]
-
-    @staticmethod
-    def _window(block: Tensor, start: int, like: Tensor) -> Tensor:
-        return torch.as_strided(block, like.shape, like.stride(), start)
-
-    def _format(self, leaf: Tensor) -> Tensor:
-        channels = self._channels_last and leaf.dim() == 4 and leaf.is_floating_point()
-        return leaf.contiguous(memory_format=torch.channels_last) if channels else leaf.contiguous()
 
 
 def _where(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:

@@ -19,7 +19,9 @@ class Serial:
 
     def fold(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Tree:
         """Every client's steps, client by client."""
-        return tree.stack([_one(program, carry, context, plan, store, k) for k in range(len(plan.steps))])
+        for client in range(len(plan.steps)):
+            _one(program, carry, context, plan, store, client)
+        return carry
 
 
 class Threads:
@@ -36,27 +38,29 @@ class Threads:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="clients")
 
-        def work(client: int) -> Tree:
+        def work(client: int) -> None:
             if not hasattr(self._ready, "done"):
                 torch.set_num_threads(1)  # per thread: the cores are taken by other clients
                 self._ready.done = True
             program.task.ready()
             with torch.no_grad():
-                return _one(program, carry, context, plan, store, client, threaded=True)
+                _one(program, carry, context, plan, store, client, threaded=True)
 
-        return tree.stack(list(self._pool.map(work, range(len(plan.steps)))))
+        for _ in self._pool.map(work, range(len(plan.steps))):
+            pass  # raises what a client raised
+        return carry
 
 
 def _one(
     program: Program, carry: Tree, context: Context, plan: Plan, store: Rows, client: int, *, threaded: bool = False
-) -> Tree:
+) -> None:
     steps = program.one.bind(tree.rows(carry, client), context.of(client), channels_last=threaded)
     for step in range(int(plan.steps[client])):
         if threaded:
             steps(plan.padded(step, client, store, program.dtype), may_trace=False)
         else:
             steps(plan.single(step, client, store))
-    return steps.carry
+    steps.put_back()
 
 
 def _trace_common_shapes(program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> None:

@@ -1,0 +1,16 @@
+"""What the asynchronous recipes have in common."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from consilience.core.algorithm import Algorithm
+from consilience.server.averaging import Averaging
+from consilience.server.buffered import Buffered
+
+
+def buffered(algorithm: Algorithm, **options: Any) -> Algorithm:
+    """The same algorithm without rounds to wait for: its server moves whenever its buffer is full."""
+    assert isinstance(algorithm.server, Averaging)
+    return replace(algorithm, server=Buffered(averaging=algorithm.server, **options))

@@ -1,0 +1,66 @@
+"""What FedSplit's recipes share: their options, and how they are put together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal, TypedDict, Unpack
+
+from consilience.algorithms._common import averaged
+from consilience.client.local_training import LocalTraining
+from consilience.client.prox_centering import Centring, ReflectedProximal
+from consilience.client.terms.term import Term
+from consilience.core.algorithm import Algorithm
+from consilience.core.checks import Count, Decay, Fraction, Invalid, NonNegative, Positive, check_value
+from consilience.core.protocols import Channel, Selection
+from consilience.server.splitting import Splitting
+
+
+class Local(TypedDict, total=False):
+    """Of the options that recipes share, those of the client: this server has no other weighting, combine or step."""
+
+    lr: Positive
+    momentum: Decay
+    weight_decay: NonNegative
+    lr_decay: Fraction
+    optimiser: Literal["sgd", "adam", "adamw"]
+    epochs: Positive
+    batch_size: Count | None
+    selection: Selection
+    terms: tuple[Term, ...]
+    channel: Channel
+
+
+def splitting(
+    *,
+    step: float,
+    weights: Literal["uniform", "examples"],
+    keeps_z: bool,
+    relaxation: float,
+    **local: Unpack[Local],
+) -> Algorithm:
+    """Local training towards prox at 2x - z, started at x; z moves with it, and x is the mean of every z."""
+    step = check_value("step", step, Positive)
+    lr, momentum = local.get("lr", 0.01), local.get("momentum", 0.0)
+    if local.get("optimiser", "sgd") == "sgd" and lr >= 2 * (1 + momentum) * step:
+        raise Invalid(
+            f"lr = {lr:g} with step = {step:g} diverges whatever the data, since the proximal term alone has curvature "
+            f"1/step: lr must be < {2 * (1 + momentum) * step:g}, and is best well below step"
+        )
+    algorithm = averaged(**local)
+    if keeps_z and _feeds_back(algorithm.channel):
+        raise Invalid(
+            "keeps_z = True cannot meet a channel with feedback: z at the server lacks what the channel holds back, so "
+            "that the client makes up for it, and then the channel sends it as well. Set keeps_z or feedback to False"
+        )
+    client = algorithm.client
+    assert isinstance(client, LocalTraining)
+    terms = (*client.terms, ReflectedProximal(step=step, sent=keeps_z))
+    client = replace(client, terms=terms, memory=() if keeps_z else (Centring(relaxation=relaxation),))
+    server = Splitting(weights=weights, keeps_z=keeps_z, relaxation=relaxation)
+    return replace(algorithm, client=client, server=server)
+
+
+def _feeds_back(channel: Any) -> bool:
+    """Whether a channel, or one inside it, sends later what it holds back now."""
+    inside = getattr(channel, "channels", ())
+    return bool(getattr(channel, "feedback", False)) or any(_feeds_back(part) for part in inside)

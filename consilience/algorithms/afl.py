@@ -1,0 +1,24 @@
+"""AFL: as good as possible on the worst mixture of clients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Unpack
+
+from consilience.algorithms._common import Common, averaged
+from consilience.client.reporting import LossAtStart
+from consilience.core.algorithm import Algorithm
+from consilience.core.checks import Positive
+from consilience.server.weighting.agnostic import AgnosticWeights
+
+
+def afl(*, lambda_lr: Positive = 0.1, **common: Unpack[Common]) -> Algorithm:
+    """Mohri et al. 2019: min_w max_lambda sum_k lambda_k F_k(w), lambda on the simplex, by w <- sum_k lambda_k w_k and
+    lambda <- projection of lambda + lambda_lr F(w).
+
+    lambda starts uniform; F_k is client k's loss at the model it was sent.
+    """
+    # Paper: one stochastic gradient step of w a round. Here: local training, which is that step with one full batch.
+    common.setdefault("weighting", AgnosticWeights(step_size=lambda_lr))
+    plain = averaged(**common)
+    return replace(plain, client=LossAtStart(training=plain.client))

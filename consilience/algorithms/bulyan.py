@@ -1,0 +1,24 @@
+"""Bulyan: Krum over and over, then the values nearest to the median."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from consilience.algorithms._common import Common
+from consilience.algorithms._robust import robust
+from consilience.core.algorithm import Algorithm
+from consilience.server.combining.bulyan import Bulyan
+from consilience.server.combining.krum import Neighbours
+from consilience.server.combining.tolerance import Faulty
+
+
+def bulyan(
+    *, f: Faulty = 0.1, neighbours: Neighbours = "n-f-1", mix: bool = False, **common: Unpack[Common]
+) -> Algorithm:
+    """El Mhamdi et al. 2018: Krum picks n - 2f of the w_k; w = per coordinate, the mean of the n - 4f nearest to their
+    median.
+
+    f: faulty replies expected, a number or a share of the replies; n >= 4f + 3. With `mix`, nearest-neighbour mixing
+    (Allouah et al. 2023) comes first.
+    """
+    return robust("bulyan", Bulyan(f=f, neighbours=neighbours), f if mix else None, common)

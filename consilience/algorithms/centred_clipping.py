@@ -1,0 +1,23 @@
+"""Centred clipping: nobody moves the model far."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from consilience.algorithms._common import Common
+from consilience.algorithms._robust import robust
+from consilience.core.algorithm import Algorithm
+from consilience.core.checks import Count, Positive
+from consilience.server.combining.centred_clipping import CentredClipping
+from consilience.server.combining.tolerance import Faulty
+
+
+def centred_clipping(
+    *, tau: Positive | None = None, iterations: Count = 1, mix: Faulty | None = None, **common: Unpack[Common]
+) -> Algorithm:
+    """Karimireddy et al. 2021: v <- v + mean_k (w_k - v) min(1, tau / |w_k - v|), from the broadcast model.
+
+    Without `tau` it is the median of the |w_k - v|. With `mix`, nearest-neighbour mixing (Allouah et al. 2023) with
+    that f comes first.
+    """
+    return robust("centred_clipping", CentredClipping(tau=tau, iterations=iterations), mix, common)

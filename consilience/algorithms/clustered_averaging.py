@@ -1,0 +1,30 @@
+"""Clustered averaging: each cluster of clients trains a model of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Unpack
+
+from consilience.algorithms._common import Common, averaged
+from consilience.core.algorithm import Algorithm
+from consilience.core.checks import Count, Invalid
+from consilience.server.clustered import ClusteredAveraging
+from consilience.server.clusters import By, Groups
+
+
+def clustered_averaging(
+    *, clusters: Count = 2, by: By = "distance", groups: Groups | None = None, **common: Unpack[Common]
+) -> Algorithm:
+    """Eq 5 in El-Niss et al. 2024: w^cluster_k = 1/|C_k| sum_{i in C_k} w_i, sent back to the members of C_k alone.
+
+    Clusters are formed once, from the updates of the first cohort (average linkage), or given as `groups`; the global
+    model is the plain mean of the clusters' models.
+
+    Use when: clients fall into a few kinds whose tasks conflict, and each kind may have a model of its own.
+    Not when: one model must serve all, or the first cohort does not hold every kind of client.
+    Cost: the server keeps a model for each cluster and compares the pairs of the first cohort.
+    """
+    for name in ("weighting", "combine", "step", "ledgers"):
+        if common.get(name):
+            raise Invalid(f"{name} cannot be set for clustered_averaging: each cluster takes a plain mean")
+    return replace(averaged(**common), server=ClusteredAveraging(clusters=clusters, by=by, groups=groups))

@@ -1,0 +1,19 @@
+"""The coordinate-wise median."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from consilience.algorithms._common import Common
+from consilience.algorithms._robust import robust
+from consilience.core.algorithm import Algorithm
+from consilience.server.combining.median import Median
+from consilience.server.combining.tolerance import Faulty
+
+
+def coordinate_median(*, mix: Faulty | None = None, **common: Unpack[Common]) -> Algorithm:
+    """Yin et al. 2018: w = the median of the w_k, coordinate by coordinate.
+
+    Needs no f. With `mix`, nearest-neighbour mixing (Allouah et al. 2023) with that f comes first.
+    """
+    return robust("coordinate_median", Median(), mix, common)

@@ -1,0 +1,25 @@
+"""DR-FedAvg: clients that find the current model hard count more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Unpack
+
+from consilience.algorithms._common import Common, averaged
+from consilience.client.reporting import LossAtStart
+from consilience.core.algorithm import Algorithm
+from consilience.core.checks import NonNegative
+from consilience.server.weighting.dr import DrWeights
+
+
+def dr_fedavg(*, q: NonNegative = 1.0, **common: Unpack[Common]) -> Algorithm:
+    """Zhao and Joshi 2022: weights ~ N_k loss_k^(q+1), where loss_k is client k's mean loss at the broadcast model.
+
+    Use when: clients that do badly should be helped, at the others' expense.
+    Not when: losses differ because some data are noise.
+    Cost: one more pass forward over the client's rows, one number up.
+    """
+    # Authors' code of DUW: the sum of minibatch losses during training. Here: eq (12) as printed, at the model w^(t).
+    common.setdefault("weighting", DrWeights(q=q))
+    plain = averaged(**common)
+    return replace(plain, client=LossAtStart(training=plain.client))

@@ -1,0 +1,21 @@
+"""FedAdagrad: Adagrad at the server."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from consilience.algorithms._common import Common, averaged
+from consilience.core.algorithm import Algorithm
+from consilience.core.checks import Decay, Positive
+from consilience.server.steps.adaptive import AdagradStep
+
+
+def fedadagrad(
+    *, server_lr: Positive = 0.01, beta1: Decay = 0.0, tau: Positive = 1e-3, **common: Unpack[Common]
+) -> Algorithm:
+    """Reddi et al. 2021: m <- beta1 m + (1 - beta1) d, v <- v + d^2, w <- w + server_lr m / (sqrt(v) + tau).
+
+    d = sum_k (N_k / N) (w_k - w). No bias correction; v starts at 0.
+    """
+    common.setdefault("step", AdagradStep(lr=server_lr, beta1=beta1, tau=tau))
+    return averaged(**common)

@@ -1,0 +1,23 @@
+"""FedAdp: clients whose update points where the average points count more."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from consilience.algorithms._common import Common, averaged
+from consilience.core.algorithm import Algorithm
+from consilience.core.checks import Positive
+from consilience.server.weighting.fedadp import FedAdpWeights
+
+
+def fedadp(*, beta: Positive = 7.0, **common: Unpack[Common]) -> Algorithm:
+    """Wu and Wang 2021: weights ~ N_k exp(h(a_k)), a_k the smoothed angle between client k's gradient and the mean's.
+
+    h(a) = beta (1 - exp(-exp(-beta (a - 1)))).
+
+    Use when: most clients agree and a few pull elsewhere.
+    Not when: the odd ones out hold what the others lack.
+    Cost: FedAvg's; one angle per client at the server.
+    """
+    common.setdefault("weighting", FedAdpWeights(beta=beta))
+    return averaged(**common)

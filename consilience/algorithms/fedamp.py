@@ -1,0 +1,38 @@
+"""FedAMP: clients that are alike help each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, Unpack
+
+from consilience.algorithms._common import Common, averaged, with_terms
+from consilience.client.memory.trained_model import TrainedModel
+from consilience.client.terms.proximal import Proximal
+from consilience.core.algorithm import Algorithm
+from consilience.core.checks import Invalid, NonNegative, Positive, Probability
+from consilience.server.message_passing import MessagePassing
+
+
+def fedamp(
+    *,
+    lam: NonNegative = 0.1,
+    alpha: Positive = 1.0,
+    sigma: Positive = 1.0,
+    attention: Literal["distance", "cosine"] = "distance",
+    own_share: Probability = 0.5,
+    **common: Unpack[Common],
+) -> Algorithm:
+    """Huang et al. 2021: client k minimises F_k(w) + lam/(2 alpha) |w - u_k|^2 around a cloud model of its own.
+
+    u_k = (1 - sum_{j != k} xi_kj) w_k + sum_{j != k} xi_kj w_j, xi_kj = alpha A'(|w_k - w_j|^2), A = 1 - exp(-x/sigma).
+    attention = "cosine" is the paper's HeurFedAMP. FedAvg's traffic; the server keeps all K models.
+    """
+    # Paper: does not say where the local solver starts. Here: at u_k, so that clients need no state to train from.
+    for name in ("weighting", "combine", "step", "ledgers", "home"):
+        if common.get(name):
+            raise Invalid(
+                f"fedamp.{name} = {common.get(name)!r} cannot be used: its server mixes a model for each client"
+            )
+    algorithm = with_terms(averaged(**common), Proximal(mu=lam / alpha), memory=(TrainedModel(),))
+    server = MessagePassing(attention=attention, alpha=alpha, sigma=sigma, own_share=own_share)
+    return replace(algorithm, server=server)

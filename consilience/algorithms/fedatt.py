@@ -1,0 +1,34 @@
+"""FedAtt: layer-wise attention decides how much each client counts."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from consilience.algorithms._common import Common, averaged
+from consilience.core.algorithm import Algorithm
+from consilience.core.checks import NonNegative, Positive, Whole
+from consilience.server.combining.attention import Attention, Norm
+from consilience.server.steps.noisy import Noisy
+from consilience.server.steps.replace import Replace
+
+
+def fedatt(
+    *,
+    epsilon: Positive = 1.0,
+    p: Norm = 2.0,
+    noise: NonNegative = 0.0,
+    noise_seed: Whole = 0,
+    **common: Unpack[Common],
+) -> Algorithm:
+    """Ji et al. 2019: w^l <- w^l - epsilon sum_k softmax_k(|w^l - w_k^l|_p) (w^l - w_k^l) for every layer l.
+
+    As printed, far clients count more. `noise` is the deviation of Gaussian noise added to the new parameters.
+
+    Use when: the clients that learned most should count most, layer by layer.
+    Not when: clients may diverge or attack (who goes furthest wins), or the server must see sums alone.
+    Cost: O(m P) at the server.
+    """
+    common.setdefault("combine", Attention(epsilon=epsilon, p=p))
+    if noise:
+        common["step"] = Noisy(deviation=noise, seed=noise_seed, step=common.get("step") or Replace())
+    return averaged(**common)

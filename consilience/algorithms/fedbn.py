@@ -1,0 +1,19 @@
+"""FedBN: normalisation stays at home."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from consilience.algorithms._common import Common, averaged
+from consilience.client.home import Normalisation
+from consilience.core.algorithm import Algorithm
+
+
+def fedbn(**common: Unpack[Common]) -> Algorithm:
+    """Li et al. 2021: FedAvg of all leaves but those of normalisation layers, which each client keeps for itself.
+
+    The server's own copy of these leaves stays at its initial values: judge the clients' personal models.
+    """
+    # Paper: batch norm. Here: group, layer and instance norm, too, since they have the same leaves.
+    common.setdefault("home", Normalisation())
+    return averaged(**common)

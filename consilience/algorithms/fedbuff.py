@@ -1,0 +1,33 @@
+"""FedBuff: the server moves by the mean of a few updates, whoever sent them and however old they are."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from consilience.algorithms._buffered import buffered
+from consilience.algorithms._common import Common, averaged
+from consilience.core.algorithm import Algorithm
+from consilience.core.checks import Count
+from consilience.server.staleness import PolynomialStaleness, Staleness
+from consilience.server.weighting.uniform import UniformWeights
+
+
+def fedbuff(
+    *,
+    buffer: Count = 10,
+    concurrency: Count | None = None,
+    staleness: Staleness | None = None,
+    **common: Unpack[Common],
+) -> Algorithm:
+    """Nguyen et al. 2022: w <- w + 1/K sum_k s(tau_k) (w_k - w_sent,k) over a buffer of K replies, s = (1 + tau)^-1/2.
+
+    `concurrency` clients are at work at any time, all that the selection names unless it is given. The paper's server
+    rate and momentum are the `step` (`momentum`, `adam`).
+
+    Use when: clients differ much in speed; a secure sum of the buffer is to stay possible.
+    Not when: clients are equally fast: then a synchronous round costs no more time and has no stale updates.
+    """
+    # Paper: a client may be in a buffer twice. Here: once, because its second turn would start from the same model.
+    common.setdefault("weighting", UniformWeights())
+    old = staleness or PolynomialStaleness(power=0.5)
+    return buffered(averaged(**common), buffer=buffer, concurrency=concurrency, staleness=old)

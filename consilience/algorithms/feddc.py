@@ -1,0 +1,35 @@
+"""FedDC: local drift, decoupled and corrected."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from consilience.algorithms._common import Common, averaged, with_terms
+from consilience.client.memory.control_variate import ControlVariate
+from consilience.client.memory.drift import Drift
+from consilience.client.terms.drift_corrected import DriftCorrected
+from consilience.client.terms.linear import Linear
+from consilience.core.algorithm import Algorithm
+from consilience.core.checks import NonNegative
+from consilience.server.ledgers.control_variates import ControlVariates
+from consilience.server.ledgers.mean_drift import MeanDrift
+from consilience.server.weighting.uniform import UniformWeights
+
+
+def feddc(*, alpha: NonNegative = 0.1, **common: Unpack[Common]) -> Algorithm:
+    """Gao et al. 2022: clients minimise F_i(w) + alpha/2 |h_i + w - w^t|^2 + <g - g_i, w>, then h_i <- h_i + w_i - w^t.
+
+    g_i is the client's last mean gradient (its move over K eta) and g their mean, as in SCAFFOLD; the server sets
+    w = mean_S w_i + mean h_i. Twice FedAvg's traffic each way; clients remember two models. Plain SGD only.
+    """
+    # Paper: the mean of w_i + h_i, weighted by examples. Here: the drifts of all clients, not of this round's alone,
+    # and plain means, because the authors' code does so; with full participation and equal sizes it is the same.
+    common.setdefault("weighting", UniformWeights())
+    gradient = Linear(received="control_variate", remembered="control_variate")
+    return with_terms(
+        averaged(**common),
+        DriftCorrected(alpha=alpha),
+        gradient,
+        memory=(Drift(), ControlVariate()),
+        ledgers=(ControlVariates(), MeanDrift()),
+    )

@@ -1,0 +1,40 @@
+"""FedNova: updates are divided by the steps they took before they are averaged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Unpack
+
+from consilience.algorithms._common import Common, averaged
+from consilience.client.local_training import LocalTraining
+from consilience.client.solvers import SGD
+from consilience.client.terms.proximal import Proximal
+from consilience.core.algorithm import Algorithm
+from consilience.core.checks import Invalid
+from consilience.server.averaging import Averaging
+from consilience.server.combining.weighted_mean import WeightedMean
+from consilience.server.normalised_averaging import NormalisedAveraging
+from consilience.server.steps.replace import Replace
+
+
+def fednova(**common: Unpack[Common]) -> Algorithm:
+    """Wang et al. 2020: w <- w - tau_eff sum_k (N_k / N) (w - w_k) / tau_k, tau_eff = sum_k (N_k / N) tau_k.
+
+    Local training is ordinary; with momentum or FedProx's term, tau_k is what the client's steps really add up to.
+
+    Use when: clients do unequal numbers of steps, which would bend FedAvg's objective.
+    Not when: all do the same work: it is FedAvg then.
+    Cost: FedAvg's.
+    """
+    plain = averaged(**common)
+    client, server = plain.client, plain.server
+    assert isinstance(client, LocalTraining) and isinstance(server, Averaging)
+    solver, proximal = client.solver, [term for term in client.terms if isinstance(term, Proximal)]
+    if not isinstance(solver, SGD) or solver.nesterov or len(proximal) < len(client.terms):
+        raise Invalid("fednova knows how the steps of SGD add up, with momentum or FedProx's term: leave out the rest")
+    if server.combine != WeightedMean() or server.step != Replace() or server.ledgers or client.home:
+        raise Invalid("fednova merges by its own rule: leave out combine, step, ledgers and home")
+    shrink = solver.lr * sum(term.mu for term in proximal)
+    return replace(
+        plain, server=NormalisedAveraging(weighting=server.weighting, momentum=solver.momentum, shrink=shrink)
+    )

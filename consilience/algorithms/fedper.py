@@ -1,0 +1,19 @@
+"""FedPer: personal layers on a common body."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from consilience.algorithms._common import Common, averaged
+from consilience.client.home import Head
+from consilience.core.algorithm import Algorithm
+from consilience.core.checks import Count
+
+
+def fedper(*, layers: Count = 1, **common: Unpack[Common]) -> Algorithm:
+    """Arivazhagan et al. 2019: FedAvg of the body; each client keeps and trains its own last `layers` layers.
+
+    The server's own head stays at its initial values: judge the clients' personal models.
+    """
+    common.setdefault("home", Head(layers=layers))
+    return averaged(**common)

@@ -1,0 +1,25 @@
+"""FedRep: first the head, then the representation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Unpack
+
+from consilience.algorithms._common import Common, averaged
+from consilience.client.home import Head
+from consilience.client.local_training import LocalTraining
+from consilience.core.algorithm import Algorithm
+from consilience.core.checks import Count
+
+
+def fedrep(*, head_epochs: Count = 1, layers: Count = 1, **common: Unpack[Common]) -> Algorithm:
+    """Collins et al. 2021: `head_epochs` epochs on the client's own head alone, then `epochs` on the body alone.
+
+    Only the body is averaged. The server's own head stays at its initial values: judge the clients' personal models.
+    """
+    common.setdefault("home", Head(layers=layers))
+    algorithm = averaged(**common)
+    client = algorithm.client
+    assert isinstance(client, LocalTraining)
+    work = replace(client.work, epochs=client.work.epochs + head_epochs)
+    return replace(algorithm, client=replace(client, work=work, home_epochs=head_epochs))

@@ -1,0 +1,70 @@
+"""FedSiam-DA: siamese local training, dual aggregation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, Unpack
+
+from consilience.algorithms._common import Common, averaged
+from consilience.client.local_training import LocalTraining
+from consilience.client.memory.previous_model import PreviousModel
+from consilience.client.siamese_training import SiameseTraining
+from consilience.core.algorithm import Algorithm
+from consilience.core.checks import Invalid, NonNegative
+from consilience.server.averaging import Averaging
+from consilience.server.dual_averaging import LayerwiseDual
+from consilience.server.weighting.dual import DualWeights
+
+
+def fedsiam_da(
+    *,
+    mu: NonNegative = 0.1,
+    freeze_global: bool = False,
+    history: Literal["epoch", "round"] = "epoch",
+    sequential: bool = False,
+    of: Literal["weights", "updates"] = "weights",
+    first: Literal["uniform", "examples"] = "uniform",
+    per_layer: bool = False,
+    **common: Unpack[Common],
+) -> Algorithm:
+    """Yang et al. 2022: F_k(w) + mu (cos(z_past, z) - cos(p', sg z)/2 - cos(p, sg z')/2), then xi_k ~ cos(w_k, mean).
+
+    The server averages twice: the plain mean f, then sum_k xi_k w_k with xi_k = cos(w_k, f) / sum_j cos(w_j, f). These
+    weights are nearly the plain mean's: of = "updates" compares the updates, which do differ. Needs a model
+    with projection and prediction heads, such as model.name = "siamese"; `weighting` replaces the dual aggregation.
+    """
+    dual = DualWeights(of=of, first=first)
+    _refuse_idle(per_layer, dual, common)
+    weighting, memory = common.setdefault("weighting", dual), common.get("memory", ())
+    if "previous" not in [part.name for part in memory]:
+        wanted = "moved" in getattr(weighting, "reads", ())
+        common["memory"] = (*memory, PreviousModel(report=wanted))
+    algorithm = averaged(**common)
+    client, server = algorithm.client, algorithm.server
+    assert isinstance(client, LocalTraining) and isinstance(server, Averaging)
+    siamese = SiameseTraining(
+        solver=client.solver,
+        # Paper: does not say which optimiser the copy has. Here: the client's rate and momentum, with a velocity of
+        # its own, and no weight decay, because the stop-gradient term is all that reaches it.
+        copy_solver=None if freeze_global else replace(client.solver, weight_decay=0.0),  # type: ignore[type-var]
+        work=client.work,
+        mu=mu,
+        freeze_global=freeze_global,
+        history=history,
+        sequential=sequential,
+        terms=client.terms,
+        memory=client.memory,
+    )
+    layered = LayerwiseDual(of=of, first=first, step=server.step)
+    return replace(algorithm, client=siamese, server=layered if per_layer else server)
+
+
+def _refuse_idle(per_layer: bool, dual: DualWeights, common: Common) -> None:
+    """Refuse parts that have no place here, and settings of the dual aggregation beside another weighting."""
+    if common.get("home") is not None:
+        raise Invalid(f"home = {common['home']!r} cannot meet siamese training: its copy and its past are whole models")
+    given = [part for part in ("weighting", "combine", "ledgers") if common.get(part)]
+    if per_layer and given:
+        raise Invalid(f"per_layer = True weighs and merges every layer itself: leave out {given[0]}")
+    if "weighting" in given and dual not in (DualWeights(), common["weighting"]):
+        raise Invalid(f"of and first are settings of the dual aggregation, which {common['weighting']!r} replaces")

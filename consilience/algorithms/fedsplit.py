@@ -1,0 +1,35 @@
+"""FedSplit: clients and server split one problem, and the fixed point is its true solution."""
+
+from __future__ import annotations
+
+from typing import Literal, Unpack
+
+from consilience.algorithms._splitting import Local, splitting
+from consilience.core.algorithm import Algorithm
+from consilience.core.checks import Fraction, Positive
+
+
+def fedsplit(
+    *,
+    step: Positive,
+    weights: Literal["uniform", "examples"] = "uniform",
+    keeps_z: bool = False,
+    relaxation: Fraction = 1.0,
+    **local: Unpack[Local],
+) -> Algorithm:
+    """Pathak & Wainwright 2020: z_j <- z_j + 2 (prox_{step F_j}(2x - z_j) - x), then x = mean of every client's z_j.
+
+    The prox is approached by full-batch gradient steps from x, ten unless `epochs` says otherwise: enough of them make
+    it exact. `weights="examples"` minimises sum N_j F_j instead of sum F_j. `keeps_z`: the server keeps every z_j and
+    sends each client its own; otherwise clients remember them. `relaxation` below 1 shortens the move of z_j, which
+    keeps the fixed point and helps where losses are not convex.
+
+    Use when: losses are convex, clients differ much, and most of them take part: the limit is the true minimiser.
+    Not when: few of many clients take part (x is a mean over all of them, and crawls), or networks are deep.
+    Cost: FedAvg's traffic; each client remembers a model (with `keeps_z` the server does, and sends it).
+    """
+    local.setdefault("batch_size", None)
+    local.setdefault("epochs", 10)
+    # Paper: the server loops over all z_j. Here: those that do not take part keep theirs, and count in the mean,
+    # because the mean over the participants alone does not converge.
+    return splitting(step=step, weights=weights, keeps_z=keeps_z, relaxation=relaxation, **local)

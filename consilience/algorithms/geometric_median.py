@@ -1,0 +1,22 @@
+"""RFA: the geometric median of the clients' models."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from consilience.algorithms._common import Common
+from consilience.algorithms._robust import robust
+from consilience.core.algorithm import Algorithm
+from consilience.core.checks import Positive
+from consilience.server.combining.geometric_median import GeometricMedian
+from consilience.server.combining.tolerance import Faulty
+
+
+def geometric_median(*, nu: Positive = 1e-6, mix: Faulty | None = None, **common: Unpack[Common]) -> Algorithm:
+    """Pillutla et al. 2022 (RFA): w = argmin_v sum_k |w_k - v|, by the smoothed Weiszfeld iteration.
+
+    `weighting="by_examples"` gives the paper's sum_k (N_k / N) |w_k - v|. With `mix`, nearest-neighbour mixing
+    (Allouah et al. 2023) with that f comes first.
+    """
+    # Paper: weights N_k / N. Here: equal ones by default, because a client could claim any N_k.
+    return robust("geometric_median", GeometricMedian(nu=nu), mix, common)

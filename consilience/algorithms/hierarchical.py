@@ -1,0 +1,34 @@
+"""Hierarchical federated averaging: clients, edge servers, cloud."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Unpack
+
+from consilience.algorithms._common import Common, averaged
+from consilience.core.algorithm import Algorithm
+from consilience.core.checks import Count, Whole
+from consilience.server.averaging import Averaging
+from consilience.server.edge_cloud import EdgeCloud
+
+
+def hierarchical(
+    *,
+    edges: Count = 2,
+    cloud_every: Count = 2,
+    edge_of: tuple[Whole, ...] | None = None,
+    **common: Unpack[Common],
+) -> Algorithm:
+    """Liu et al. 2020: w_e = mean of edge e's clients in every round, w = mean of the edges every `cloud_every` rounds.
+
+    The paper's kappa_1 is the local work of a round (`epochs`), its kappa_2 is `cloud_every`. Bytes count what passes
+    between clients and edges; the edges' own traffic is 2 x `edges` models every `cloud_every` rounds.
+
+    Use when: clients have a cheap link to something near and the link to the cloud is dear.
+    Not when: clients of an edge are alike and edges differ: then edges drift apart between two averages in the cloud.
+    Cost: the server keeps a model for every edge.
+    """
+    usual = averaged(**common)
+    assert isinstance(usual.server, Averaging)
+    server = EdgeCloud(averaging=usual.server, edges=edges, cloud_every=cloud_every, edge_of=edge_of)
+    return replace(usual, server=server)

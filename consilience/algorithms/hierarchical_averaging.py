@@ -1,0 +1,26 @@
+"""Hierarchical averaging: clients into cluster means, cluster means into the global model."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from consilience.algorithms._common import Common, averaged
+from consilience.core.algorithm import Algorithm
+from consilience.core.checks import Count
+from consilience.server.clusters import By, Groups
+from consilience.server.weighting.hierarchical import HierarchicalWeights
+
+
+def hierarchical_averaging(
+    *, clusters: Count = 2, by: By = "distance", groups: Groups | None = None, **common: Unpack[Common]
+) -> Algorithm:
+    """Eqs 5 and 6 in El-Niss et al. 2024, after Briggs et al. 2020: w = 1/M sum_k (1/|C_k| sum_{i in C_k} w_i).
+
+    The clusters are found anew in every round from the updates (average linkage), or given as `groups`.
+
+    Use when: a large group of like clients should not outvote a small one.
+    Not when: small clusters are noise or attackers, who then count as much as everybody else together.
+    Cost: the server compares all pairs, O(m^2 P); nothing with `groups`.
+    """
+    common.setdefault("weighting", HierarchicalWeights(clusters=clusters, by=by, groups=groups))
+    return averaged(**common)

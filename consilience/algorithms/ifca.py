@@ -1,0 +1,34 @@
+"""IFCA: several models; every client trains the one that fits its data best."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from consilience.algorithms._common import Common, averaged
+from consilience.client.choosing_training import ChoosingTraining
+from consilience.client.local_training import LocalTraining
+from consilience.core.algorithm import Algorithm
+from consilience.core.checks import Count, Whole
+from consilience.server.averaging import Averaging
+from consilience.server.chosen_clusters import ChosenClusters
+
+
+def ifca(*, clusters: Count = 2, cluster_seed: Whole = 0, **common: Unpack[Common]) -> Algorithm:
+    """Ghosh et al. 2020: client k trains w_j with j = argmin_j F_k(w_j); each w_j is averaged over those who chose it.
+
+    F_k is taken over all of the client's rows, in a pass before training. The clusters' models start from the initial
+    one with its values shuffled (`cluster_seed`). The model that is tested is that of the largest cluster: judge the
+    clients' own ones, too.
+
+    Use when: clients fall into a few kinds that need different answers to the same input, and you know how many.
+    Not when: clients differ by degrees, or every kind has few rows; bandwidth is scarce (all models go to all).
+    Cost: one more pass over the rows for every model.
+    """
+    usual = averaged(**common)
+    assert isinstance(usual.client, LocalTraining) and isinstance(usual.server, Averaging)
+    return Algorithm(
+        selection=usual.selection,
+        client=ChoosingTraining(training=usual.client),
+        server=ChosenClusters(averaging=usual.server, clusters=clusters, seed=cluster_seed),
+        channel=usual.channel,
+    )

@@ -1,0 +1,22 @@
+"""Krum: the model with the nearest neighbours."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from consilience.algorithms._common import Common
+from consilience.algorithms._robust import robust
+from consilience.core.algorithm import Algorithm
+from consilience.server.combining.krum import Krum, Neighbours
+from consilience.server.combining.tolerance import Faulty
+
+
+def krum(
+    *, f: Faulty = 0.2, neighbours: Neighbours = "n-f-1", mix: bool = False, **common: Unpack[Common]
+) -> Algorithm:
+    """Blanchard et al. 2017: w = the w_k with the least sum of squared distances to its nearest others.
+
+    f: faulty replies expected, a number or a share of the replies; n >= 2f + 3. `neighbours="n-f-2"` counts as the
+    paper does. With `mix`, nearest-neighbour mixing (Allouah et al. 2023) comes first.
+    """
+    return robust("krum", Krum(f=f, neighbours=neighbours), f if mix else None, common)

@@ -1,0 +1,29 @@
+"""Each client alone: the floor that federated learning has to beat."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from consilience.algorithms._common import Common, averaged
+from consilience.client.alone import Alone
+from consilience.client.local_training import LocalTraining
+from consilience.core.algorithm import Algorithm
+from consilience.core.checks import Invalid
+from consilience.server.bystander import Bystander
+
+
+def local_only(**common: Unpack[Common]) -> Algorithm:
+    """No paper: w_k <- local training from w_k, and nothing is shared.
+
+    The server's model stays the initial one: judge the clients' personal models. A round is as much work as in any
+    other algorithm, so that curves can be compared; only the losses are sent.
+
+    Use when: you want to know whether taking part is worth it for each client.
+    Not when: one model for all is wanted.
+    """
+    for key in ("weighting", "combine", "step", "ledgers", "channel", "home"):
+        if common.get(key):
+            raise Invalid(f"{key} = {common[key]!r} has no effect in local_only, where nothing is sent: leave it out")
+    usual = averaged(**common)
+    assert isinstance(usual.client, LocalTraining)
+    return Algorithm(selection=usual.selection, client=Alone(training=usual.client), server=Bystander())

@@ -1,0 +1,23 @@
+"""SCAFFOLD: control variates against client drift."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from consilience.algorithms._common import Common, averaged, with_terms
+from consilience.client.memory.control_variate import ControlVariate
+from consilience.client.terms.linear import Linear
+from consilience.core.algorithm import Algorithm
+from consilience.server.ledgers.control_variates import ControlVariates
+from consilience.server.weighting.uniform import UniformWeights
+
+
+def scaffold(**common: Unpack[Common]) -> Algorithm:
+    """Karimireddy et al. 2020, option II: y_i <- y_i - eta (g_i(y_i) - c_i + c), that is F_i(w) + <c - c_i, w>.
+
+    After K steps c_i <- c_i - c + (x - y_i) / (K eta); the server takes the plain mean of the y_i and moves c by
+    |S|/N times the mean change of the c_i. Twice FedAvg's traffic each way; clients remember one model. Plain SGD only.
+    """
+    common.setdefault("weighting", UniformWeights())
+    term = Linear(received="control_variate", remembered="control_variate")
+    return with_terms(averaged(**common), term, memory=(ControlVariate(),), ledgers=(ControlVariates(),))

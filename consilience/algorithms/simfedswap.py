@@ -1,0 +1,37 @@
+"""SimFedSwap: clients whose models are least alike swap them between averages."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from consilience.algorithms._common import Common
+from consilience.algorithms._swapped import swapped
+from consilience.core.algorithm import Algorithm
+from consilience.core.checks import Count, Invalid, Probability
+from consilience.server.model_similarity import Layerwise, ModelSimilarity
+from consilience.server.pairing import MinimumSimilarity, Pairing
+from consilience.server.similarity import Metric
+
+
+def simfedswap(
+    *,
+    metric: Metric | None = None,
+    similarity: ModelSimilarity | None = None,
+    pairing: Pairing | None = None,
+    swap_percentage: Probability = 1.0,
+    h1: Count = 1,
+    h2: Count = 3,
+    **common: Unpack[Common],
+) -> Algorithm:
+    """Bozorgzad and Khorsandi: floor((m // 2) SP) pairs of unlike models swap, every h2-th time all are averaged.
+
+    Similarity is the mean over layers of `metric` (cka_linear unless told) between weight matrices, or a `similarity`
+    of your own; `pairing` is minimum_similarity (MSS), greedy (GS), exact_matching or random. A step is `epochs` local
+    epochs; a round is h1 steps and the swap or the average that ends them: w = sum_k (N_k / N) w_k, N_k the rows of
+    the client that holds w_k.
+    """
+    # Paper: a new Adam at every step. Here: at every round, which is h1 steps.
+    if metric is not None and similarity is not None:
+        raise Invalid(f"metric = {metric!r} and similarity both say how models are compared: give one of them")
+    chosen = similarity or Layerwise(metric=metric or "cka_linear")
+    return swapped(pairing or MinimumSimilarity(), chosen, swap_percentage, h1, h2, **common)

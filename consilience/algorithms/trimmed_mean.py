@@ -1,0 +1,20 @@
+"""The coordinate-wise trimmed mean."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from consilience.algorithms._common import Common
+from consilience.algorithms._robust import robust
+from consilience.core.algorithm import Algorithm
+from consilience.server.combining.tolerance import Faulty
+from consilience.server.combining.trimmed_mean import TrimmedMean
+
+
+def trimmed_mean(*, f: Faulty = 0.2, mix: bool = False, **common: Unpack[Common]) -> Algorithm:
+    """Yin et al. 2018: of every coordinate, the mean of the w_k without the f smallest and the f largest.
+
+    f: faulty replies expected, a number or a share of the replies; n >= 2f + 1. With `mix`, nearest-neighbour mixing
+    (Allouah et al. 2023) comes first.
+    """
+    return robust("trimmed_mean", TrimmedMean(f=f), f if mix else None, common)

@@ -1,0 +1,55 @@
+"""The strength with which an attack does most harm to a known combining rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from consilience.core import tree
+from consilience.core.exchange import Broadcast, Cohort
+from consilience.core.tree import Tree
+
+
+@runtime_checkable
+class Target(Protocol):
+    """What an attacker knows of the server: how it merges models."""
+
+    @property
+    def needs_each_reply(self) -> bool:
+        """False for a weighted mean."""
+        ...
+
+    def merge(self, models: Tree, weights: Tensor) -> Tree:
+        """Stacked models [m, ...] -> one model."""
+        ...
+
+
+def strongest(
+    attack: Callable[[float], Cohort], target: Target, honest: Tensor, received: Broadcast, tries: int
+) -> float:
+    """Of `tries` strengths from 0.01 to 100, evenly spaced in logarithms, that which moves the merged model furthest
+    from the honest mean."""
+    strengths = np.logspace(-2, 2, tries).tolist()
+    return max(strengths, key=lambda strength: _harm(attack(strength), target, honest, received))
+
+
+def _harm(cohort: Cohort, target: Target, honest: Tensor, received: Broadcast) -> float:
+    """Squared distance of the merged parameters from the mean of the honest ones."""
+    models = cohort.reply["model"]
+    weights = torch.full_like(cohort.examples, 1 / len(cohort))
+    around = getattr(target, "merge_around", None)
+    if around is not None and "model" in received.shared:
+        sent = received.shared["model"]  # clients may keep some of its leaves at home
+        merged = around(models, weights, {kind: {n: sent[kind][n] for n in models[kind]} for kind in models})
+    else:
+        merged = target.merge(models, weights)
+    apart = tree.map_leaves(
+        lambda stacked, got: (stacked[honest].to(torch.float64).mean(0) - got).square().sum(),
+        models["params"],
+        merged["params"],
+    )
+    return float(sum(tree.leaves(apart)))

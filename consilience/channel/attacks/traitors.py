@@ -1,0 +1,91 @@
+"""Who is hostile, and how their replies are replaced.
+
+An attack is a channel whose server half forges replies: an attacker who knows the whole cohort is the strongest, and
+only the server's half sees the cohort. In a chain it acts on replies as they are at its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from consilience.core import tree
+from consilience.core.checks import Invalid
+from consilience.core.exchange import Broadcast, Cohort
+from consilience.core.tree import Tree
+
+Forge = Callable[[Tree, Tree], Tree]
+"""(the traitors' own updates [b, ...], the honest updates [h, ...]) in float64 -> the traitors' updates [b, ...]."""
+
+
+def require_some(part: str, clients: tuple[int, ...], fraction: float | None) -> None:
+    """Refuse an attack that nobody makes, or that is declared twice."""
+    if bool(clients) == (fraction is not None):
+        raise Invalid(f"{part} takes either clients or fraction: give exactly one of them")
+
+
+def are_traitors(ids: np.ndarray, clients: tuple[int, ...], fraction: float | None) -> np.ndarray:
+    """[m] flags: the named clients, or every (1 / fraction)-th: floor(fraction K) of any K clients, always the same."""
+    if fraction is None:
+        return np.isin(ids, clients)
+    count = np.floor((ids + 1) * fraction + 1e-9) - np.floor(ids * fraction + 1e-9)
+    return count > 0
+
+
+def split(cohort: Cohort, clients: tuple[int, ...], fraction: float | None) -> tuple[Tensor, Tensor]:
+    """Places of (the traitors, the honest) among those that really replied, with finite values."""
+    traitors = are_traitors(cohort.ids, clients, fraction)
+    there = np.ones(len(cohort), dtype=bool) if cohort.heard is None else cohort.heard
+    finite = tree.all_finite(cohort.reply).cpu().numpy() if len(cohort) else there
+    honest = np.flatnonzero(~traitors & there & finite)
+    device = cohort.examples.device
+    return torch.from_numpy(np.flatnonzero(traitors & there)).to(device), torch.from_numpy(honest).to(device)
+
+
+def forged(cohort: Cohort, received: Broadcast, traitors: Tensor, honest: Tensor, forge: Forge) -> Cohort:
+    """The cohort with the traitors' parameters replaced; their buffers, losses and all else stay their own."""
+    if not len(traitors) or not len(honest):
+        return cohort
+    start = starts(cohort, received)
+    params = cohort.reply["model"]["params"]
+    updates = tree.map_leaves(lambda p, s: p.to(torch.float64) - s.to(torch.float64), params, start)
+    fake = forge(tree.rows(updates, traitors), tree.rows(updates, honest))
+
+    def put(stacked: Tensor, begin: Tensor, update: Tensor) -> Tensor:
+        own = begin[traitors] if len(begin) == len(stacked) else begin
+        return stacked.index_copy(0, traitors, (own.to(torch.float64) + update).to(stacked.dtype))
+
+    model = {**cohort.reply["model"], "params": tree.map_leaves(put, params, start, fake)}
+    return with_model(cohort, model)
+
+
+def starts(cohort: Cohort, received: Broadcast) -> Tree:
+    """[m, ...] the parameters each client started from, or [1, ...] where all started from the same."""
+    if not isinstance(cohort.reply.get("model"), dict) or "params" not in cohort.reply["model"]:
+        raise Invalid(f"attacks forge replies that hold a model, but these hold {', '.join(cohort.reply)}")
+    if "model" in received.personal:
+        return received.personal["model"]["params"]
+    if "model" not in received.shared:
+        raise Invalid("attacks need to know the model that clients started from, but the server sent none")
+    return tree.map_leaves(lambda leaf: leaf.unsqueeze(0), received.shared["model"]["params"])
+
+
+def with_model(cohort: Cohort, model: Tree) -> Cohort:
+    """The same cohort with other models."""
+    return Cohort(
+        reply={**cohort.reply, "model": model},
+        ids=cohort.ids,
+        examples=cohort.examples,
+        steps=cohort.steps,
+        round=cohort.round,
+        heard=cohort.heard,
+        counts=cohort.counts,
+    )
+
+
+def alike(update: Tree, count: int) -> Tree:
+    """One update for all traitors, [count, ...]."""
+    return tree.map_leaves(lambda leaf: leaf.expand(count, *leaf.shape), update)

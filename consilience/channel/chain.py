@@ -1,0 +1,104 @@
+"""Channels one behind the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from consilience.core import chance, tree
+from consilience.core.checks import Invalid, check
+from consilience.core.exchange import Broadcast, Cohort
+from consilience.core.protocols import Channel
+from consilience.core.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """A reply passes through the channels in their order, and back through their other halves in reverse."""
+
+    channels: tuple[Channel, ...]
+
+    def __post_init__(self) -> None:
+        check(self)
+        self._refuse()
+
+    @property
+    def sums_only(self) -> bool:
+        """Whether one of them delivers only a sum."""
+        return any(getattr(channel, "sums_only", False) for channel in self.channels)
+
+    def init(self, start: Tree) -> Tree:
+        """What each of them remembers."""
+        kept = {_name(i): channel.init(start) for i, channel in enumerate(self.channels)}
+        return {name: memory for name, memory in kept.items() if memory}
+
+    def encode(self, reply: Tree, message: Tree, memory: Tree, key: Tensor) -> tuple[Tree, Tree]:
+        """All client halves."""
+        kept: Tree = {}
+        for i, channel in enumerate(self.channels):
+            seen = self._seen(i, message)
+            reply, after = channel.encode(reply, seen, memory.get(_name(i), {}), chance.fold(key, i))
+            if after:
+                kept[_name(i)] = after
+        return reply, kept
+
+    def decode(self, cohort: Cohort, received: Broadcast, key: int) -> Cohort:
+        """All server halves, the last channel's first."""
+        for i in reversed(range(len(self.channels))):
+            cohort = self.channels[i].decode(cohort, self._received(i, received), chance.key(key, "chain", i))
+        return cohort
+
+    def _received(self, place: int, received: Broadcast) -> Broadcast:
+        shared, personal = self._seen(place, received.shared), self._seen(place, received.personal)
+        return replace(received, shared=shared, personal=personal)
+
+    def _seen(self, place: int, message: Tree) -> Tree:
+        """The message as the channel at this place is to see it."""
+        if "model" not in message:
+            return message
+        return {**message, "model": {**message["model"], "params": self._anchor(place, message["model"]["params"])}}
+
+    def _anchor(self, place: int, params: Tree) -> Tree:
+        """What the channel at this place subtracts and adds: the parameters, zeros once that is done, or nothing."""
+        before = [_form(channel) for channel in self.channels[:place]]
+        if not any(before):
+            return params
+        return tree.map_leaves(torch.zeros_like, params) if set(before) <= {"", "dense"} else {}
+
+    def _refuse(self) -> None:
+        """Refuse an order in which one channel could not read what another one sends."""
+        if not self.channels:
+            raise Invalid("Chain.channels is empty: name at least one channel, or use channel = 'plain'")
+        for place, channel in enumerate(self.channels[1:], 1):
+            for earlier in self.channels[:place]:
+                reason = _conflict(earlier, channel)
+                if reason:
+                    raise Invalid(f"{type(channel).__name__} cannot come behind {type(earlier).__name__}: {reason}")
+
+
+def _conflict(first: Any, second: Any) -> str:
+    """Why the second channel cannot work on what the first one sends ("" if it can)."""
+    if _form(first) == "codes":
+        return "what it sends are codes, not numbers; let it be the last"
+    if getattr(first, "sums_only", False):
+        return "the air adds up what is sent last; let it be the last"
+    if _form(first) == "sparse":
+        if getattr(second, "sums_only", False):
+            return "clients send different places, which the air cannot add up"
+        if _form(second) == "sparse":
+            return "an update can be made sparse only once"
+        if not _form(second):
+            return "it needs whole models; put it in front"
+    return ""
+
+
+def _name(place: int) -> str:
+    return f"channel_{place}"
+
+
+def _form(channel: Any) -> str:
+    """What a channel sends: "" a model, "dense" an update, "sparse" values and places, "codes" whole numbers."""
+    return getattr(channel, "form", "")

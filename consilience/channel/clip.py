@@ -1,0 +1,41 @@
+"""A bound on how far one client can move the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from consilience.channel.update import carrying, closed, each_floating, floating, norm, opened
+from consilience.core.checks import Positive, check
+from consilience.core.exchange import Broadcast, Cohort
+from consilience.core.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clip:
+    """An update longer than `bound` (Euclidean norm over all parameters) is shortened to it."""
+
+    bound: Positive = 1.0
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def form(self) -> str:
+        """The update keeps its shapes."""
+        return "dense"
+
+    def init(self, start: Tree) -> Tree:
+        """Nothing is remembered."""
+        return {}
+
+    def encode(self, reply: Tree, message: Tree, memory: Tree, key: Tensor) -> tuple[Tree, Tree]:
+        """The update times min(1, bound / its norm)."""
+        update = opened(reply, message, self)
+        scale = (self.bound / norm(floating(update)).clamp(min=1e-300)).clamp(max=1)
+        return carrying(reply, each_floating(lambda leaf, _: leaf * scale.to(leaf.dtype), update)), memory
+
+    def decode(self, cohort: Cohort, received: Broadcast, key: int) -> Cohort:
+        """Models again."""
+        return closed(cohort, received, cohort.reply["model"]["params"]) if len(cohort) else cohort

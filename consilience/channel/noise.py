@@ -1,0 +1,45 @@
+"""Gaussian noise that each client adds before it sends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from consilience.channel.draws import normals
+from consilience.channel.update import carrying, closed, each_floating, leaf_key, opened
+from consilience.core.checks import NonNegative, check
+from consilience.core.exchange import Broadcast, Cohort
+from consilience.core.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """N(0, deviation^2) is added to every value of the update; behind a `Clip`, the Gaussian mechanism."""
+
+    deviation: NonNegative = 0.01
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def form(self) -> str:
+        """The update keeps its shapes."""
+        return "dense"
+
+    def init(self, start: Tree) -> Tree:
+        """Nothing is remembered."""
+        return {}
+
+    def encode(self, reply: Tree, message: Tree, memory: Tree, key: Tensor) -> tuple[Tree, Tree]:
+        """The update with noise."""
+
+        def blur(leaf: Tensor, number: int) -> Tensor:
+            noise = normals(leaf_key(key, number), leaf.numel()).reshape(leaf.shape)
+            return leaf + (self.deviation * noise).to(leaf.dtype)
+
+        return carrying(reply, each_floating(blur, opened(reply, message, self))), memory
+
+    def decode(self, cohort: Cohort, received: Broadcast, key: int) -> Cohort:
+        """Models again."""
+        return closed(cohort, received, cohort.reply["model"]["params"]) if len(cohort) else cohort

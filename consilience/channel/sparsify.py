@@ -1,0 +1,134 @@
+"""Only some of an update's values are sent; the rest is remembered and sent later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from consilience.channel.update import anchors, carrying, closed, is_personal, opened
+from consilience.core import chance
+from consilience.core.checks import Fraction, check
+from consilience.core.exchange import Broadcast, Cohort
+from consilience.core.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopK:
+    """The share `fraction` of values that are largest in size, over all parameters together, and their places.
+
+    With `feedback` (Seide et al. 2014; Stich et al. 2018) what is not sent is remembered and added to the client's
+    next update; all that was sent plus what is remembered is then the sum of its updates.
+    """
+
+    fraction: Fraction = 0.01
+    feedback: bool = True
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def form(self) -> str:
+        """Values and places."""
+        return "sparse"
+
+    def init(self, start: Tree) -> Tree:
+        """Nothing is left over yet."""
+        return {"rest": _nothing(start)} if self.feedback else {}
+
+    def encode(self, reply: Tree, message: Tree, memory: Tree, key: Tensor) -> tuple[Tree, Tree]:
+        """The k largest values and their places."""
+        whole = _whole(opened(reply, message, self), message)
+        whole = whole + memory["rest"] if self.feedback else whole
+        places = whole.abs().topk(_count(self.fraction, len(whole))).indices
+        sent = {"values": whole.gather(0, places), "places": places.to(torch.int32)}
+        return carrying(reply, sent), {"rest": whole.scatter(0, places, 0)} if self.feedback else memory
+
+    def decode(self, cohort: Cohort, received: Broadcast, key: int) -> Cohort:
+        """Zeros elsewhere."""
+        if not len(cohort):
+            return cohort
+        sent = cohort.reply["model"]["params"]
+        return _spread(cohort, received, sent["values"], sent["places"].to(torch.int64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomK:
+    """The share `fraction` of values at random places; a seed is sent, from which the server finds the places.
+
+    With `feedback` the rest is remembered, as in `TopK`. Without it the values are multiplied by n/k, so that the
+    update is right on average.
+    """
+
+    fraction: Fraction = 0.01
+    feedback: bool = True
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def form(self) -> str:
+        """Values and a seed."""
+        return "sparse"
+
+    def init(self, start: Tree) -> Tree:
+        """Nothing is left over yet."""
+        return {"rest": _nothing(start)} if self.feedback else {}
+
+    def encode(self, reply: Tree, message: Tree, memory: Tree, key: Tensor) -> tuple[Tree, Tree]:
+        """k values and the seed of their places."""
+        whole = _whole(opened(reply, message, self), message)
+        whole = whole + memory["rest"] if self.feedback else whole
+        count = _count(self.fraction, len(whole))
+        places = _random_places(key, len(whole), count)
+        values = whole.gather(0, places)
+        if self.feedback:
+            return carrying(reply, {"values": values, "seed": key}), {"rest": whole.scatter(0, places, 0)}
+        return carrying(reply, {"values": values * (len(whole) / count), "seed": key}), memory
+
+    def decode(self, cohort: Cohort, received: Broadcast, key: int) -> Cohort:
+        """Zeros elsewhere."""
+        if not len(cohort):
+            return cohort
+        sent, size = cohort.reply["model"]["params"], sum(_sizes(received))
+        count = _count(self.fraction, size)
+        places = torch.stack([_random_places(seed, size, count) for seed in sent["seed"]])  # one client at a time: [k]
+        return _spread(cohort, received, sent["values"], places)
+
+
+def _count(fraction: float, size: int) -> int:
+    return max(1, int(fraction * size + 1e-9))
+
+
+def _random_places(key: Tensor, size: int, count: int) -> Tensor:
+    """[count] distinct places, each set equally likely: those of the largest of as many hashes."""
+    return chance.bits(key, size).topk(count).indices
+
+
+def _nothing(start: Tree) -> Tensor:
+    return torch.zeros_like(_flat(start["params"]))
+
+
+def _flat(params: Tree) -> Tensor:
+    """[P] all parameters in one vector."""
+    return torch.cat([leaf.flatten() for leaf in params.values()])
+
+
+def _whole(update: Tree, message: Tree) -> Tensor:
+    """[P] the update in one vector; parameters that the client keeps at home do not move."""
+    params = message["model"]["params"]
+    return _flat({name: update.get(name, torch.zeros_like(value)) for name, value in params.items()})
+
+
+def _sizes(received: Broadcast) -> list[int]:
+    leaves = anchors(received).values()
+    return [leaf[0].numel() if is_personal(received) else leaf.numel() for leaf in leaves]
+
+
+def _spread(cohort: Cohort, received: Broadcast, values: Tensor, places: Tensor) -> Cohort:
+    """Models again, from [m, k] values (perhaps with filling at the end) at [m, k] places."""
+    sizes, names = _sizes(received), list(anchors(received))
+    values = values[:, : places.shape[1]]
+    whole = values.new_zeros(len(cohort), sum(sizes)).scatter(1, places, values)
+    return closed(cohort, received, dict(zip(names, whole.split(sizes, 1))))

@@ -1,0 +1,54 @@
+"""A client that nobody helps: it goes on training its own model, and sends nobody anything but its loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from consilience.client.local_training import LocalTraining
+from consilience.core.plans import Batch, Work
+from consilience.core.task import Task
+from consilience.core.tree import Tree
+
+OWN = "own_model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alone:
+    """Training that starts from the client's own last model, whatever the server sends."""
+
+    training: LocalTraining = field(default_factory=LocalTraining)
+
+    @property
+    def work(self) -> Work:
+        """As in training."""
+        return self.training.work
+
+    def init(self, start: Tree) -> Tree:
+        """The initial model, and what training remembers."""
+        return {**self.training.init(start), OWN: start}
+
+    def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
+        """From its own model."""
+        return self.training.begin(task, _told(message, memory), memory)
+
+    def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
+        """As in training."""
+        return self.training.step(task, carry, batch, _told(message, memory), memory)
+
+    def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        """The loss; the model stays."""
+        reply, kept = self.training.end(task, carry, _told(message, memory), memory)
+        return {"loss": reply["loss"]}, {**kept, OWN: reply["model"]}
+
+    @property
+    def is_personal(self) -> bool:
+        """Every client has its own model, and nothing else."""
+        return True
+
+    def personal(self, task: Task, message: Tree, memory: Tree) -> Tree:
+        """Its own."""
+        return memory[OWN]
+
+
+def _told(message: Tree, memory: Tree) -> Tree:
+    return {**message, "model": memory[OWN]}

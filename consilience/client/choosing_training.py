@@ -1,0 +1,101 @@
+"""IFCA's client: take the model that fits one's own rows best, and train it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from consilience.client.local_training import LocalTraining
+from consilience.core.plans import Batch, Work
+from consilience.core.protocols import ClientRule
+from consilience.core.task import Task
+from consilience.core.tree import Tree, map_leaves, rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareModels:
+    """One pass without training: the sum of the losses of each of `message["models"]`."""
+
+    work: Work = field(default_factory=lambda: Work(epochs=1, batch_size=256, shuffle=False, trains=False))
+
+    def init(self, start: Tree) -> Tree:
+        """Nothing is remembered."""
+        return {}
+
+    def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
+        """All sums at zero."""
+        return {"losses": torch.zeros(_count(message), dtype=torch.float64, device=message["round"].device)}
+
+    def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
+        """Add one batch."""
+        sums = []
+        for place in range(_count(message)):
+            output, _ = task.apply(rows(message["models"], place), batch.x, train=False)
+            losses = task.losses(output, batch.y)
+            sums.append((losses if batch.mask is None else losses * batch.mask).sum())
+        return {"losses": carry["losses"] + torch.stack(sums)}
+
+    def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        """The sums."""
+        return carry, memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoosingTraining:
+    """Training of the model with the least loss on all of the client's rows; it remembers and says which that was."""
+
+    training: LocalTraining = field(default_factory=LocalTraining)
+
+    @property
+    def work(self) -> Work:
+        """As in training."""
+        return self.training.work
+
+    @property
+    def look_first(self) -> ClientRule:
+        """A pass over the rows with every model."""
+        return CompareModels()
+
+    def init(self, start: Tree) -> Tree:
+        """The first model, and what training remembers."""
+        device = next(iter(start["params"].values())).device
+        return {**self.training.init(start), "cluster": torch.zeros((), dtype=torch.int64, device=device)}
+
+    def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
+        """The best model; the one chosen last where nothing was seen."""
+        cluster = memory["cluster"]
+        if "seen" in message:
+            cluster = message["seen"]["losses"].argmin()
+        return {"training": self.training.begin(task, _taken(message, cluster), memory), "cluster": cluster}
+
+    def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
+        """One step of training."""
+        chosen = _taken(message, carry["cluster"])
+        return {**carry, "training": self.training.step(task, carry["training"], batch, chosen, memory)}
+
+    def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        """The trained model, and which one it is."""
+        cluster = carry["cluster"]
+        reply, kept = self.training.end(task, carry["training"], _taken(message, cluster), memory)
+        return {**reply, "cluster": cluster}, {**kept, "cluster": cluster}
+
+    @property
+    def is_personal(self) -> bool:
+        """Clients use different models."""
+        return True
+
+    def personal(self, task: Task, message: Tree, memory: Tree) -> Tree:
+        """The model that the client chose last."""
+        return self.training.personal(task, _taken(message, memory["cluster"]), memory)
+
+
+def _count(message: Tree) -> int:
+    return len(next(iter(message["models"]["params"].values())))
+
+
+def _taken(message: Tree, cluster: Tensor) -> Tree:
+    """The message as if only the chosen model had been sent."""
+    model = map_leaves(lambda leaf: leaf.index_select(0, cluster.reshape(1)).squeeze(0), message["models"])
+    return {**message, "model": model}

@@ -1,0 +1,90 @@
+"""Clients that report gradients of their minibatch losses: along training, or at a model that stays as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from consilience.client.local_training import LocalTraining
+from consilience.core.losses import average
+from consilience.core.plans import Batch, Work
+from consilience.core.protocols import ClientRule
+from consilience.core.task import Task
+from consilience.core.tree import Tree, map_leaves
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientReport:
+    """A pass at the received model, which is not changed: the sums of the minibatch losses and of their gradients."""
+
+    work: Work = field(default_factory=Work)
+
+    def init(self, start: Tree) -> Tree:
+        """Nothing is remembered."""
+        return {}
+
+    def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
+        """Both sums at zero; buffers of its own, since batch norm writes to them."""
+        return {**_zeros(message), "buffers": message["model"]["buffers"]}
+
+    def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
+        """Add one minibatch."""
+        model = {"params": message["model"]["params"], "buffers": carry["buffers"]}
+        return {**_add(carry, task, model, batch), "buffers": carry["buffers"]}
+
+    def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        """The sums; whatever the client remembers of its training stays."""
+        return {"gradient": carry["gradient"], "loss_sum": carry["loss_sum"]}, memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithGradientSum:
+    """Training whose reply also holds the sums of the minibatch losses met, and of their gradients at that moment."""
+
+    training: ClientRule = field(default_factory=LocalTraining)
+
+    @property
+    def work(self) -> Work:
+        """As in training."""
+        return self.training.work
+
+    def init(self, start: Tree) -> Tree:
+        """As in training."""
+        return self.training.init(start)
+
+    def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
+        """As in training, both sums at zero."""
+        return {"training": self.training.begin(task, message, memory), "sums": _zeros(message)}
+
+    def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
+        """Add the minibatch, then take the step."""
+        sums = _add(carry["sums"], task, carry["training"]["model"], batch)
+        return {"training": self.training.step(task, carry["training"], batch, message, memory), "sums": sums}
+
+    def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        """The reply of training, and the sums."""
+        reply, kept = self.training.end(task, carry["training"], message, memory)
+        return {**reply, **carry["sums"]}, kept
+
+
+def minibatch_loss(task: Task, model: Tree, batch: Batch) -> Tensor:
+    """The mean loss of the live rows, in training mode."""
+    output, _ = task.apply(model, batch.x, train=True, mask=batch.mask, key=batch.key)
+    return average(task.losses(output, batch.y), batch.mask)
+
+
+def _zeros(message: Tree) -> Tree:
+    zero = torch.zeros((), dtype=torch.float64, device=message["round"].device)
+    return {"gradient": map_leaves(torch.zeros_like, message["model"]["params"]), "loss_sum": zero}
+
+
+def _add(sums: Tree, task: Task, model: Tree, batch: Batch) -> Tree:
+    def loss(params: Tree) -> tuple[Tensor, Tensor]:
+        found = minibatch_loss(task, {"params": params, "buffers": model["buffers"]}, batch)
+        return found, found.detach()
+
+    grads, found = grad(loss, has_aux=True)(model["params"])
+    return {"gradient": map_leaves(torch.add, sums["gradient"], grads), "loss_sum": sums["loss_sum"] + found}

@@ -1,0 +1,136 @@
+"""Leaves that never leave the client: which parts of the model are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from consilience.core.checks import Count, Invalid, check
+from consilience.core.task import Task
+from consilience.core.tree import Tree
+
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.RMSNorm)
+
+
+@runtime_checkable
+class Home(Protocol):
+    """Names the parameters and buffers that stay at home."""
+
+    def at_home(self, model: Tree) -> frozenset[str]:
+        """Their names: a function of names and shapes alone, so that memories can be made before a model is known."""
+        ...
+
+    def check_against(self, task: Task, model: Tree) -> None:
+        """Refuse a model in which these names mean something else."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normalisation:
+    """Every leaf of the normalisation layers: scale, shift, running statistics and their counters."""
+
+    def at_home(self, model: Tree) -> frozenset[str]:
+        """Layers with running statistics, with scale and shift of one shape, or with a lone vector of scales."""
+        found: list[str] = []
+        for _, leaves in _by_layer(_names(model)):
+            params = {name.rpartition(".")[2]: model["params"][name] for name in leaves if name in model["params"]}
+            if any(name.endswith("running_mean") for name in leaves) or _scales(params):
+                found += leaves
+        return frozenset(found)
+
+    def check_against(self, task: Task, model: Tree) -> None:
+        """Compare with the layers' types."""
+        layers = {name for name, part in task.module.named_modules() if _normalises(part)}
+        meant = {name for layer, leaves in _by_layer(_names(model)) if layer in layers for name in leaves}
+        wrong = sorted(meant ^ self.at_home(model))
+        if wrong:
+            raise Invalid(
+                f"home = normalisation cannot tell from shapes whether {', '.join(wrong[:4])} belong to a "
+                f"normalisation layer of {type(task.module).__name__}: give home = {{name = 'named', patterns = [...]}}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """The last `layers` layers, in the order in which the module defines them."""
+
+    layers: Count = 1
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def at_home(self, model: Tree) -> frozenset[str]:
+        """All leaves of the last layers that have parameters."""
+        trained = [layer for layer, leaves in _by_layer(_names(model)) if any(n in model["params"] for n in leaves)]
+        last = set(trained[-self.layers :])
+        return frozenset(name for layer, leaves in _by_layer(_names(model)) if layer in last for name in leaves)
+
+    def check_against(self, task: Task, model: Tree) -> None:
+        """Something must be left to share."""
+        _refuse_everything(self, model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """Leaves whose names match one of the patterns, such as "head.*"."""
+
+    patterns: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def at_home(self, model: Tree) -> frozenset[str]:
+        """What the patterns match."""
+        return frozenset(n for n in _names(model) if any(fnmatchcase(n, pattern) for pattern in self.patterns))
+
+    def check_against(self, task: Task, model: Tree) -> None:
+        """Every pattern must match something, and something must be left to share."""
+        for pattern in self.patterns:
+            if not any(fnmatchcase(name, pattern) for name in _names(model)):
+                known = ", ".join(list(_names(model))[:6])
+                raise Invalid(f"home.patterns: {pattern!r} matches no leaf of the model, which has {known} ...")
+        _refuse_everything(self, model)
+
+
+def split(model: Tree, names: frozenset[str]) -> tuple[Tree, Tree]:
+    """(the leaves of these names, the others)."""
+    mine = {kind: {n: leaf for n, leaf in leaves.items() if n in names} for kind, leaves in model.items()}
+    others = {kind: {n: leaf for n, leaf in leaves.items() if n not in names} for kind, leaves in model.items()}
+    return mine, others
+
+
+def joined(model: Tree, mine: Tree) -> Tree:
+    """The model with some of its leaves replaced, in the model's own order."""
+    return {kind: {**leaves, **mine.get(kind, {})} for kind, leaves in model.items()}
+
+
+def _names(model: Tree) -> Iterable[str]:
+    return (*model["params"], *model["buffers"])
+
+
+def _by_layer(names: Iterable[str]) -> list[tuple[str, list[str]]]:
+    """(layer, its leaves), in order of first appearance."""
+    layers: dict[str, list[str]] = {}
+    for name in names:
+        layers.setdefault(name.rpartition(".")[0], []).append(name)
+    return list(layers.items())
+
+
+def _scales(params: dict[str, Tensor]) -> bool:
+    if set(params) == {"weight", "bias"}:
+        return params["weight"].shape == params["bias"].shape
+    return set(params) == {"weight"} and params["weight"].dim() == 1 and params["weight"].numel() > 1
+
+
+def _normalises(part: nn.Module) -> bool:
+    return isinstance(part, _NORMS) or "norm" in type(part).__name__.lower()
+
+
+def _refuse_everything(home: Home, model: Tree) -> None:
+    if home.at_home(model) >= set(model["params"]):
+        raise Invalid(f"home = {home!r} keeps every parameter at home, so that nothing is learned together")

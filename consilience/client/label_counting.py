@@ -1,0 +1,58 @@
+"""Local training that also says which labels it met."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from consilience.client.local_training import LocalTraining
+from consilience.core.latent import classifier
+from consilience.core.plans import Batch, Work
+from consilience.core.task import Task
+from consilience.core.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelCounting:
+    """Local training whose reply holds `labels`: the share of every class among the rows it met (0 without steps)."""
+
+    training: LocalTraining = field(default_factory=LocalTraining)
+
+    @property
+    def work(self) -> Work:
+        """Passes and batch size."""
+        return self.training.work
+
+    def init(self, start: Tree) -> Tree:
+        """What training remembers."""
+        return self.training.init(start)
+
+    def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
+        """No label met yet."""
+        params = message["model"]["params"]
+        classes = len(params[classifier(params).weight])
+        none = torch.zeros(classes, dtype=torch.float64, device=message["round"].device)
+        return {"training": self.training.begin(task, message, memory), "labels": none}
+
+    def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
+        """One step, its labels counted."""
+        every = torch.arange(len(carry["labels"]), device=batch.y.device)
+        met = (batch.y.unsqueeze(1) == every).to(torch.float64)  # [B, C]
+        met = met if batch.mask is None else met * batch.mask.unsqueeze(1)
+        trained = self.training.step(task, carry["training"], batch, message, memory)
+        return {"training": trained, "labels": carry["labels"] + met.sum(0)}
+
+    def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        """Training's reply, and the labels' shares."""
+        reply, kept = self.training.end(task, carry["training"], message, memory)
+        return {**reply, "labels": carry["labels"] / carry["labels"].sum().clamp(min=1)}, kept
+
+    @property
+    def is_personal(self) -> bool:
+        """Whether training leaves clients with models of their own."""
+        return self.training.is_personal
+
+    def personal(self, task: Task, message: Tree, memory: Tree) -> Tree:
+        """Training's."""
+        return self.training.personal(task, message, memory)

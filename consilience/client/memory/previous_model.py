@@ -1,0 +1,58 @@
+"""The model that a client had at the end of its last participation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from consilience.client.memory.memory import Done
+from consilience.core.checks import check
+from consilience.core.tree import Tree, leaves, where
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreviousModel:
+    """Keeps `{"model": ..., "known": ...}`; `known` is False until the client has trained once.
+
+    With `report=True` the reply gains `moved`: the distance of the new parameters from the client's own previous ones,
+    or from the received ones the first time. The previous model itself stays at home.
+    """
+
+    report: bool = False
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def name(self) -> str:
+        """Where terms find it: `context.memory["previous"]`."""
+        return "previous"
+
+    @property
+    def says(self) -> tuple[str, ...]:
+        """What it adds to the reply."""
+        return ("moved",) if self.report else ()
+
+    def init(self, start: Tree) -> Tree:
+        """The start model, which is not the client's own."""
+        return {"model": start, "known": torch.zeros((), dtype=torch.bool, device=next(leaves(start)).device)}
+
+    def update(self, old: Tree, done: Done) -> tuple[Tree, Tree]:
+        """The model just trained; a client that did no step keeps the one it had."""
+        worked = done.steps > 0
+        kept = {"model": where(worked, done.model, old["model"]), "known": old["known"] | worked}
+        if not self.report:
+            return kept, {}
+        before = where(old["known"], old["model"]["params"], done.message["model"]["params"])
+        return kept, {"moved": distance(done.model["params"], before)}
+
+
+def distance(params: Tree, others: Tree) -> Tensor:
+    """|w - v| over all parameters in float64, scaled so that no square overflows."""
+    parts = [params[name].to(torch.float64) - others[name].to(torch.float64) for name in params]
+    parts = [part for part in parts if part.numel()]
+    largest = torch.stack([part.abs().amax() for part in parts]).amax()
+    unit = torch.where(largest > 0, largest, 1.0)
+    return unit * torch.stack([(part / unit).square().sum() for part in parts]).sum().sqrt()

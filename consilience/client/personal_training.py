@@ -1,0 +1,65 @@
+"""Two models on every batch: the shared one, and one of the client's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from consilience.client.local_training import LocalTraining
+from consilience.core.checks import Invalid
+from consilience.core.plans import Batch, Work
+from consilience.core.task import Task
+from consilience.core.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersonalTraining:
+    """`shared` trains the received model and replies; `own` goes on with the client's own model, which stays home.
+
+    The terms of `own` see the received model as the place where the client started (Ditto's anchor).
+    """
+
+    shared: LocalTraining = field(default_factory=LocalTraining)
+    own: LocalTraining = field(default_factory=LocalTraining)
+
+    def __post_init__(self) -> None:
+        if self.own.work != self.shared.work:
+            raise Invalid(
+                f"own.work = {self.own.work!r} must be shared.work = {self.shared.work!r}: both see each batch"
+            )
+        if self.own.memory or self.own.home is not None:
+            raise Invalid("own has a memory or home leaves, but its whole model is remembered: leave them out")
+
+    @property
+    def work(self) -> Work:
+        """Passes and batch size."""
+        return self.shared.work
+
+    def init(self, start: Tree) -> Tree:
+        """The client's own model starts as the initial one."""
+        return {"own": start, "shared": self.shared.init(start)}
+
+    def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
+        """Both models at their starts, each with a fresh solver."""
+        mine = self.own.begin(task, {**message, "model": memory["own"]}, {})
+        return {"shared": self.shared.begin(task, message, memory["shared"]), "own": mine}
+
+    def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
+        """One step of each on the same batch."""
+        return {
+            "shared": self.shared.step(task, carry["shared"], batch, message, memory["shared"]),
+            "own": self.own.step(task, carry["own"], batch, message, {}),
+        }
+
+    def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        """The shared model's reply; both memories."""
+        reply, kept = self.shared.end(task, carry["shared"], message, memory["shared"])
+        return reply, {"own": carry["own"]["model"], "shared": kept}
+
+    @property
+    def is_personal(self) -> bool:
+        """Every client has a model of its own."""
+        return True
+
+    def personal(self, task: Task, message: Tree, memory: Tree) -> Tree:
+        """The client's own model; the received one before it has any."""
+        return memory["own"] if "own" in memory else message["model"]

@@ -1,0 +1,74 @@
+"""FedSplit's client, as two parts of local training: the prox step at 2x - z, and the centring that moves z."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from consilience.client.memory.memory import Done
+from consilience.client.terms.term import Context
+from consilience.core.checks import Fraction, Positive, check
+from consilience.core.plans import Batch
+from consilience.core.tree import Tree, map_leaves
+
+Z = "z"  # the splitting variable's key in a client's memory, or in its personal message if the server keeps it
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReflectedProximal:
+    """1/(2 step) |w - (2x - z)|^2, x the received model: with the loss, the subproblem of prox at 2x - z.
+
+    z is the client's memory, or with `sent` comes from a server that keeps it.
+    """
+
+    step: Positive
+    sent: bool = False
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The memory it reads."""
+        return () if self.sent else (Z,)
+
+    @property
+    def hears(self) -> tuple[str, ...]:
+        """What the server must tell."""
+        return (Z,) if self.sent else ()
+
+    @property
+    def whole_model(self) -> bool:
+        """The server's x is the mean of the z's, leaf by leaf."""
+        return True
+
+    def __call__(self, params: Tree, context: Context, batch: Batch) -> Tensor:
+        """The penalty; its gradient is (w - 2x + z) / step."""
+        x, z = context.message["model"]["params"], (context.message if self.sent else context.memory)[Z]
+        squares = [(value - (2 * x[name] - z[name])).square().sum() for name, value in params.items()]
+        return sum(squares[1:], squares[0]) / (2 * self.step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Centring:
+    """z <- z + 2 relaxation (w - x), w where local training ended and x where it began."""
+
+    relaxation: Fraction = 1.0
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def name(self) -> str:
+        """Terms find it as `z`."""
+        return Z
+
+    def init(self, start: Tree) -> Tree:
+        """z = x = the initial model."""
+        return dict(start["params"])
+
+    def update(self, old: Tree, done: Done) -> tuple[Tree, Tree]:
+        """z moves in proportion to the model, so that the reply, which holds the model, already tells the server."""
+        ended, began = done.model["params"], done.message["model"]["params"]
+        return map_leaves(lambda z, w, x: z + 2 * self.relaxation * (w - x), old, ended, began), {}

@@ -1,0 +1,183 @@
+"""FedSiam-DA's client: its model and a copy of the global one pull at each other through stop-gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from consilience.client.cosine import cosine
+from consilience.client.memory.memory import Done, Memory
+from consilience.client.memory.previous_model import PreviousModel
+from consilience.client.solvers import SGD, Solver
+from consilience.client.terms.term import Context, Term
+from consilience.core.checks import Invalid, NonNegative, check
+from consilience.core.losses import average
+from consilience.core.plans import Batch, Work
+from consilience.core.task import Task
+from consilience.core.tree import Tree, where
+
+
+class Views(NamedTuple):
+    """What a siamese model makes of a batch."""
+
+    z: Tensor  # [B, d] representation
+    p: Tensor  # [B, d] prediction of the other branch's representation
+    logits: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiameseTraining:
+    """loss + mu (cos(z_past, z) - 1/2 cos(p', sg z) - 1/2 cos(p, sg z')): ' is a private copy of the received model.
+
+    The copy takes a step with the client's model, on the one term that reaches it, and is forgotten after the round;
+    `freeze_global` leaves it as received. The past model is the client's own at the end of its last epoch (`history`
+    "round": of its last round), and in its very first epoch there is none. `sequential` moves the copy first and lets
+    the client see it moved. Needs a model with features(x), predict(z) and head(z).
+    """
+
+    solver: Solver = field(default_factory=SGD)
+    copy_solver: Solver | None = None  # None: the same, with a state of its own
+    work: Work = field(default_factory=Work)
+    mu: NonNegative = 0.1
+    freeze_global: bool = False
+    history: Literal["epoch", "round"] = "epoch"
+    sequential: bool = False
+    terms: tuple[Term, ...] = ()
+    memory: tuple[Memory, ...] = (PreviousModel(),)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.freeze_global and self.sequential:
+            raise Invalid("sequential = True has no effect with freeze_global = True: only one model moves")
+        if "previous" not in [part.name for part in self.memory]:
+            raise Invalid("SiameseTraining.memory must hold PreviousModel(): the client is pushed from its own past")
+
+    def check_against(self, task: Task) -> None:
+        """Refuse a model without heads."""
+        for method in ("features(x)", "predict(z)", "head(z)"):
+            if not callable(getattr(task.module, method.partition("(")[0], None)):
+                raise Invalid(
+                    f"{type(task.module).__name__} has no {method}, which siamese training needs: use model.name = "
+                    "'siamese' (in Python models.siamese.siamese_heads), which puts projection and prediction heads "
+                    "on any backbone"
+                )
+
+    def init(self, start: Tree) -> Tree:
+        """What the memories start from, by their names."""
+        return {part.name: part.init(start) for part in self.memory}
+
+    def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
+        """The received model twice, fresh solver states, the past model as remembered."""
+        self.check_against(task)
+        model = message["model"]
+        zero = torch.zeros((), dtype=torch.float64, device=message["round"].device)
+        carry = {"model": model, "solver": self.solver.init(model["params"]), "loss": zero, "rows": zero, "steps": zero}
+        if not self.freeze_global:
+            carry |= {"copy": model, "copy_solver": self._copies.init(model["params"])}
+        return {**carry, "past": memory["previous"]} if self.history == "epoch" else carry
+
+    def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
+        """One gradient step of the client's model, and one of the copy."""
+        carry = self._with_past(carry, batch)
+        buffers = carry["model"]["buffers"]
+        past = carry["past"] if self.history == "epoch" else memory["previous"]
+        z_past = _still(task, past["model"], batch)
+
+        def local(params: Tree, z_copy: Tensor) -> tuple[Tensor, tuple[Tensor, Tree, Tensor]]:
+            seen, moved = _look(task, {"params": params, "buffers": buffers}, batch)
+            loss = average(task.losses(seen.logits, batch.y), batch.mask)
+            away = average(cosine(z_past, seen.z), batch.mask)  # +cos: pushes from the past
+            away = torch.where(past["known"], away, torch.zeros_like(away))
+            # Paper: eq (11) is ce + mu hist + stop. Here: ce + mu (hist + stop), as Algorithm 1 and eq (5) have it.
+            total = loss + self.mu * (away + self._closer(seen.p, z_copy, batch))
+            context = Context(task, message, memory, buffers, seen.logits)
+            total = sum((term(params, context, batch) for term in self.terms), total)
+            return total, (loss.detach(), moved, seen.z)
+
+        grads, (loss, moved, _), after = self._gradients(local, task, carry, batch, message)
+        params, solver = self.solver.step(carry["model"]["params"], grads, carry["solver"], message["round"])
+        rows: Tensor | int = len(batch.y) if batch.mask is None else batch.mask.sum()
+        return {
+            **carry,
+            **after,
+            "model": {"params": params, "buffers": moved},
+            "solver": solver,
+            "loss": carry["loss"] + loss * rows,
+            "rows": carry["rows"] + rows,
+            "steps": carry["steps"] + 1,
+        }
+
+    def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        """The client's model and the mean task loss met along the way; the copy is dropped."""
+        reply = {"model": carry["model"], "loss": carry["loss"] / carry["rows"].clamp(min=1)}
+        kept: Tree = {}
+        done = Done(carry["model"], message, memory, carry["steps"], self.solver)
+        for part in self.memory:
+            kept[part.name], said = part.update(memory[part.name], done)
+            reply = {**reply, **said}
+        return reply, kept
+
+    @property
+    def _copies(self) -> Solver:
+        return self.copy_solver or self.solver
+
+    def _with_past(self, carry: Tree, batch: Batch) -> Tree:
+        """A new epoch makes the present model the past one; the first epoch of a round keeps what is remembered."""
+        if self.history == "round":
+            return carry
+        new = {"model": carry["model"], "known": torch.ones_like(carry["past"]["known"])}
+        return {**carry, "past": where(batch.first & (carry["steps"] > 0), new, carry["past"])}
+
+    def _closer(self, p: Tensor, z: Tensor, batch: Batch) -> Tensor:
+        """-1/2 cos(p, sg z): pulls p towards z, which stands still."""
+        return -0.5 * average(cosine(p, z.detach()), batch.mask)
+
+    def _gradients(self, local: Any, task: Task, carry: Tree, batch: Batch, message: Tree) -> tuple[Tree, Any, Tree]:
+        """(gradients of the client's parameters, what `local` reports, the copy and its solver afterwards)."""
+        params = carry["model"]["params"]
+        if self.freeze_global:
+            return (*grad(local, has_aux=True)(params, _still(task, message["model"], batch)), {})
+        buffers = carry["copy"]["buffers"]
+
+        def pulled(copied: Tree, z: Tensor) -> tuple[Tensor, Tree]:
+            seen, moved = _look(task, {"params": copied, "buffers": buffers}, batch)
+            return self.mu * self._closer(seen.p, z, batch), moved
+
+        def both(params: Tree, copied: Tree) -> tuple[Tensor, Any]:
+            seen, moved = _look(task, {"params": copied, "buffers": buffers}, batch)
+            total, told = local(params, seen.z.detach())
+            return total + self.mu * self._closer(seen.p, told[2], batch), (told, moved)
+
+        def step(grads: Tree, moved: Tree) -> Tree:
+            copied, solver = self._copies.step(carry["copy"]["params"], grads, carry["copy_solver"], message["round"])
+            return {"copy": {"params": copied, "buffers": moved}, "copy_solver": solver}
+
+        if not self.sequential:
+            (grads, pulls), (told, moved) = grad(both, argnums=(0, 1), has_aux=True)(params, carry["copy"]["params"])
+            return grads, told, step(pulls, moved)
+        with torch.no_grad():
+            z = _look(task, carry["model"], batch)[0].z
+        after = step(*grad(pulled, has_aux=True)(carry["copy"]["params"], z))
+        with torch.no_grad():  # a second look at the same batch: its statistics are not counted again
+            z_copy = _look(task, {"params": after["copy"]["params"], "buffers": buffers}, batch)[0].z
+        return (*grad(local, has_aux=True)(params, z_copy), after)
+
+
+def _look(task: Task, model: Tree, batch: Batch) -> tuple[Views, Tree]:
+    """(all views, buffers) of a model in training."""
+    return task.apply(model, batch.x, train=True, mask=batch.mask, key=batch.key, through=_views)
+
+
+def _views(module: Any, x: Any) -> Views:
+    z = module.features(x)
+    return Views(z, module.predict(z), module.head(z))
+
+
+@torch.no_grad()
+def _still(task: Task, model: Tree, batch: Batch) -> Tensor:
+    """z of a model that does not learn, in evaluation mode."""
+    return task.features(model, batch.x)

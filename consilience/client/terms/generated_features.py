@@ -1,0 +1,62 @@
+"""FedGen's two terms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from consilience.client.terms.term import Context
+from consilience.core import chance
+from consilience.core.checks import Count, Fraction, Invalid, NonNegative, check
+from consilience.core.latent import classifier, draw_labels, generate
+from consilience.core.losses import average
+from consilience.core.plans import Batch
+from consilience.core.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedFeatures:
+    """alpha CE(head(G(y')), y') + beta KL(head(G(y)) || model(x)), both times decay^round.
+
+    G is the server's generator of features, y' are labels drawn by their share in the federation, y those of the batch.
+    In round 0 the generator has learned nothing yet, and both are zero.
+    """
+
+    alpha: NonNegative = 1.0
+    beta: NonNegative = 1.0
+    decay: Fraction = 0.98
+    count: Count = 32  # generated features in a step
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def hears(self) -> tuple[str, ...]:
+        """The ledger it reads."""
+        return ("generator",)
+
+    def __call__(self, params: Tree, context: Context, batch: Batch) -> Tensor:
+        """Knowledge of labels that the client may not have."""
+        if context.task.loss_name != "cross_entropy" or context.output.dim() != 2:
+            raise Invalid(
+                f"GeneratedFeatures needs one class number per row: loss = {context.task.loss_name!r} has none"
+            )
+        told, head = context.message["generator"], classifier(params)
+        generator, like = told["params"], context.output
+        size = len(generator["noise"])
+
+        def features(labels: Tensor, purpose: int) -> Tensor:
+            # row by row, so that padding does not change what a row gets
+            keys = chance.fold(chance.fold(batch.key, purpose), torch.arange(len(labels), device=labels.device))
+            return generate(generator, labels, chance.normals(keys, size).to(like.dtype))
+
+        drawn = draw_labels(told["labels"], chance.fold(batch.key, 2**33), self.count)
+        taught = F.cross_entropy(head.logits(params, features(drawn, 2**33 + 1)), drawn)
+        target = head.logits(params, features(batch.y, 2**33 + 2)).softmax(1).detach()
+        apart = F.kl_div(like.log_softmax(1), target, reduction="none").sum(1)  # [B]
+        decay = torch.as_tensor(self.decay, dtype=like.dtype, device=like.device)
+        strength = told["ready"].to(like.dtype) * torch.pow(decay, context.message["round"])
+        return strength * (self.alpha * taught + self.beta * average(apart, batch.mask))

@@ -1,0 +1,57 @@
+"""A term whose gradient is a given vector: control variates and remembered gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from consilience.client.terms.term import Context
+from consilience.core.checks import Invalid, check
+from consilience.core.plans import Batch
+from consilience.core.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """<received - remembered, w>: adds received - remembered to every gradient; either of the two may be left out.
+
+    `received` names what a ledger of the server tells, `remembered` a memory of the client.
+    """
+
+    received: str | None = None
+    remembered: str | None = None
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.received is None and self.remembered is None:
+            raise Invalid("Linear has neither received nor remembered: name a ledger, a memory, or both")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The memory it reads."""
+        return () if self.remembered is None else (self.remembered,)
+
+    @property
+    def hears(self) -> tuple[str, ...]:
+        """The ledger it reads."""
+        return () if self.received is None else (self.received,)
+
+    @property
+    def whole_model(self) -> bool:
+        """It corrects every parameter."""
+        return True
+
+    def __call__(self, params: Tree, context: Context, batch: Batch) -> Tensor:
+        """The inner product over the parameters."""
+        plus = None if self.received is None else context.message[self.received]
+        minus = None if self.remembered is None else context.memory[self.remembered]
+        products = [(_slope(plus, minus, name) * value).sum() for name, value in params.items()]
+        return sum(products[1:], products[0])
+
+
+def _slope(plus: Tree | None, minus: Tree | None, name: str) -> Tensor:
+    if plus is None:
+        assert minus is not None
+        return -minus[name]
+    return plus[name] if minus is None else plus[name] - minus[name]

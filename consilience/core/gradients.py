@@ -1,0 +1,40 @@
+"""The gradient of a local objective, taken the cheapest way that gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from consilience.core.tree import Tree, leaves, map_leaves
+
+Objective = Callable[[Tree], tuple[Tensor, Any]]
+
+
+def gradient(objective: Objective, params: Tree) -> tuple[Tree, Any]:
+    """(gradient by the parameters, what else the objective returned); parameters it does not use have gradient 0.
+
+    Inside a transform such as vmap, or where somebody differentiates through this gradient, it is `torch.func.grad`.
+    Otherwise it is ordinary backpropagation: the same kernels without the transform's overhead.
+    """
+    if torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return grad(objective, has_aux=True)(params)
+    with torch.enable_grad():
+        inputs = map_leaves(lambda value: value.detach().requires_grad_(), params)
+        value, extra = objective(inputs)
+        flat = list(leaves(inputs))
+        none = (None,) * len(flat)
+        found = torch.autograd.grad(value, flat, allow_unused=True) if value.requires_grad else none
+    grads = iter([torch.zeros_like(v) if g is None else g for v, g in zip(flat, found)])
+    return map_leaves(lambda _: next(grads), params), _detached(extra)
+
+
+def _detached(extra: Any) -> Any:
+    if isinstance(extra, Tensor):
+        return extra.detach()
+    if isinstance(extra, dict):
+        return {key: _detached(value) for key, value in extra.items()}
+    return type(extra)(_detached(value) for value in extra) if isinstance(extra, (tuple, list)) else extra

@@ -1,0 +1,112 @@
+"""Recording a function of tensors as a flat graph of operations, and replaying it with little Python in between.
+
+PyTorch's own `make_fx` records the same operations but first imports a symbolic-shape machinery for a second, and its
+replay packs and unpacks nested lists at every call: both show when a step takes half a millisecond.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+Flat = list[Any]  # tensors, and None where there is none
+SAME = (aten.detach.default, aten.alias.default)  # their result is their argument, as far as values go
+
+
+class Trace:
+    """The recorded operations for one set of shapes; calling it with flat lists of arguments replays them."""
+
+    def __init__(self, graph: fx.Graph, constants: dict[str, Tensor]) -> None:
+        self.graph, self._constants = graph, constants
+        self.rewritten()
+
+    def __call__(self, *arguments: Flat) -> Flat:
+        """The function's value."""
+        return self.run(*(leaf for flat in arguments for leaf in flat))
+
+    def rewritten(self) -> None:
+        """To be called after the graph was changed."""
+        simplify(self.graph)
+        self.module = fx.GraphModule(self._constants, self.graph)  # takes all arguments one after another
+        self.run: Callable[..., Flat] = self.module.forward  # past the layers of nn.Module's call
+
+
+def trace(function: Callable[..., Flat], *arguments: Flat) -> Trace:
+    """The operations of a function of flat lists, for these shapes; values that vary must be among the arguments."""
+    # an object passed twice would be taken for one input
+    distinct = [[leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in flat] for flat in arguments]
+    record = _Record([leaf for flat in distinct for leaf in flat])
+    with record:
+        results = function(*distinct)
+    record.graph.output([record.node(result) for result in results])
+    return Trace(record.graph, record.constants)
+
+
+class _Record(TorchDispatchMode):
+    """Sees every operation below vmap and grad, and writes it down by the tensors it takes and gives."""
+
+    def __init__(self, inputs: Flat) -> None:
+        super().__init__()
+        self.graph = fx.Graph()
+        self.constants: dict[str, Tensor] = {}
+        self._nodes: dict[int, fx.Node] = {}
+        self._held: list[Tensor] = []  # nothing is freed while recording, so that identities stay unique
+        for position, leaf in enumerate(inputs):
+            node = self.graph.placeholder(f"input_{position}")
+            if isinstance(leaf, Tensor):
+                self._know(leaf, node)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nobody compiles while recording: spares the import of the compiler
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if op is aten._local_scalar_dense.default:
+            raise TypeError("a value was read out of a tensor: a client's step must not depend on values in Python")
+        kwargs = kwargs or {}
+        value = op(*args, **kwargs)
+        arguments, options = pytree.tree_map_only(Tensor, self.node, (args, kwargs))
+        node = self.graph.call_function(op, arguments, options)
+        if isinstance(value, Tensor):
+            self._know(value, node)
+        else:
+            for position, part in enumerate(value):
+                if isinstance(part, Tensor):
+                    self._know(part, self.graph.call_function(operator.getitem, (node, position)))
+        return value
+
+    def node(self, value: Any) -> Any:
+        """The node that made a tensor; a tensor from outside is a constant."""
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in self._nodes:
+            name = f"constant_{len(self.constants)}"
+            self.constants[name] = value
+            self._know(value, self.graph.create_node("get_attr", name))
+        return self._nodes[id(value)]
+
+    def _know(self, value: Tensor, node: fx.Node) -> None:
+        node.meta["shape"], node.meta["dtype"] = value.shape, value.dtype
+        self._nodes[id(value)] = node
+        self._held.append(value)
+
+
+def simplify(graph: fx.Graph) -> None:
+    """Drop what changes nothing: detached copies, transposes of transposes, operations nobody reads."""
+    for node in list(graph.nodes):
+        if node.target in SAME:
+            node.replace_all_uses_with(node.args[0])
+        elif node.target == aten.t.default and node.args[0].target == aten.t.default:
+            node.replace_all_uses_with(node.args[0].args[0])
+    graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or _changes_something(node))
+
+
+def _changes_something(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable

@@ -1,0 +1,48 @@
+"""The virtual clock: how long a client's reply would take, from its speed, its bandwidths and its luck."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from consilience.core.flight import Patience
+from consilience.core.plans import Work
+from consilience.environments.environment import Draw, Environment
+
+
+def seconds(
+    environment: Environment, round: int, ids: np.ndarray, seed: int, *, rows: np.ndarray, down: float, up: float
+) -> np.ndarray:
+    """[m] simulated seconds to receive `down` bytes, go through `rows` [m] rows and send `up` bytes."""
+    slowness = np.exp(environment.speed_spread * _normal(Draw.SPEED, 0, ids, seed))
+    luck = np.exp(environment.jitter * _normal(Draw.JITTER, round, ids, seed))
+    computing = rows / _each(environment.rows_per_second, ids) * slowness
+    moving = down / _each(environment.download, ids) + up / _each(environment.upload, ids)
+    return (computing + moving + 2 * _each(environment.latency, ids)) * luck
+
+
+def patience(environment: Environment) -> Patience:
+    """How long the server waits in this environment."""
+    partial_work = environment.stragglers > 0 and environment.rows_per_second is not None
+    return Patience(deadline=environment.deadline, first=environment.first, partial_work=partial_work)
+
+
+def rows_met(work: Work, sizes: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """[m] rows that clients of these sizes go through in so many steps; the last batch of a pass may be short."""
+    per_pass = np.maximum(work.steps_per_epoch(sizes), 1)
+    batch = sizes if work.batch_size is None else np.minimum(work.batch_size, sizes)
+    return steps // per_pass * sizes + np.minimum(steps % per_pass * batch, sizes)
+
+
+def _each(value: Any, ids: np.ndarray) -> np.ndarray:
+    """[m] a setting for each client; None is a rate without limit."""
+    known = np.asarray(np.inf if value is None else value, dtype=np.float64)
+    return np.broadcast_to(known, ids.shape) if known.ndim == 0 else known[ids]
+
+
+def _normal(draw: Draw, round: int, ids: np.ndarray, seed: int) -> np.ndarray:
+    """[m] standard normal numbers: the stream's value at each client's own place, whoever else is asked for."""
+    if not len(ids):
+        return np.empty(0)
+    return np.random.default_rng([seed, int(draw), round]).standard_normal(int(ids.max()) + 1)[ids]

@@ -1,0 +1,184 @@
+"""dLoss/dTheta without a graph: from the models that the server receives anyway, and one gradient at the last one.
+
+With local steps held constant, w_k = w + const, so that for L = sum of all minibatch losses
+  lambda_T = gradient of the terminal losses at w_T,
+  lambda_t = sum_k (G_k + Theta_k lambda_{t+1}),   dL/dTheta_k = <lambda_{t+1}, w_k>,
+where G_k is the sum of client k's minibatch gradients along its training: (w - w_k) / lr for plain SGD.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from consilience.client.gradient_report import GradientReport
+from consilience.client.solvers import SGD
+from consilience.core import tree
+from consilience.core.algorithm import Algorithm, Plain
+from consilience.core.checks import Invalid
+from consilience.core.exchange import Broadcast, Cohort, Pool
+from consilience.core.protocols import Engine
+from consilience.core.rounds import run
+from consilience.core.tree import Tree
+from consilience.server.paced_averaging import PacedAveraging, paces
+from consilience.server.weighting.schedule import ScheduleWeights, shares
+
+Keep = Literal["device", "cpu", "nothing"]
+
+
+class Met(NamedTuple):
+    """What the server kept of a round."""
+
+    cohort: Cohort  # without its models
+    models: Tree  # params [m, ...]
+    gradient: Tree  # params: sum_k G_k, float64
+
+
+class Adjoint:
+    """Gradients of whole runs by the recursion above; `reported`: clients send G_k, else it is read off the models.
+
+    `keep` says where the received models of all rounds wait for the way back: rounds x clients x parameters in all.
+    "nothing" runs every unfolded run a second time instead, and needs the memory of a single round.
+    """
+
+    def __init__(
+        self, algorithm: Algorithm, engine: Engine, start: Tree, *, solver: SGD | None, keep: Keep = "device"
+    ) -> None:
+        self._algorithm, self._engine, self._start = algorithm, engine, start
+        self._solver, self._keep = solver, keep
+
+    @torch.no_grad()
+    def __call__(self, table: Tensor, seed: int) -> tuple[float, Tensor]:
+        """(loss, dLoss/dTheta [T, K]) of one unfolded run with the weights `table`."""
+        total, kept, sums = 0.0, [], None
+        last = self._start
+        for met, model, loss in self._rounds(table, seed):
+            total, last = total + loss, model
+            if self._keep == "nothing":
+                sums = _ahead(sums, met.gradient, float(shares(table[met.cohort.round], met.cohort).sum()))
+            else:
+                kept.append(met)
+        loss, after = terminal(self._algorithm, self._engine, last, len(table), seed)
+        found = torch.zeros_like(table)
+        if self._keep == "nothing":
+            self._forwards(table, seed, after, sums, found)
+        else:
+            for met in reversed(kept):  # after: lambda_{t+1}
+                total_weight = self._settle(met, table, after, found)
+                after = tree.map_leaves(lambda g, a: g.to(a.device) + total_weight * a, met.gradient, after)  # noqa: B023
+        return total + loss, found
+
+    def _forwards(self, table: Tensor, seed: int, last: Tree, sums: tuple[Tree, float] | None, found: Tensor) -> None:
+        """The same rounds once more, in which lambda is followed from the first round on: lambda_0 is known by now."""
+        if sums is None:
+            return
+        gradients, factor = sums
+        here = tree.map_leaves(lambda g, a: g + factor * a, gradients, last)  # lambda_t
+        for met, _, _ in self._rounds(table, seed):
+            total_weight = float(shares(table[met.cohort.round], met.cohort).sum())
+            if total_weight == 0:
+                raise Invalid("weights that sum to zero cannot be followed back: use keep='device' or 'cpu'")
+            here = tree.map_leaves(lambda h, g: (h - g) / total_weight, here, met.gradient)  # noqa: B023
+            self._settle(met, table, here, found)
+
+    def _settle(self, met: Met, table: Tensor, after: Tree, found: Tensor) -> float:
+        """Write a round's dL/dTheta into `found`; the sum of its weights."""
+        per_client = torch.zeros(len(met.cohort), dtype=torch.float64)
+        for name, models in met.models.items():
+            flat = models.reshape(len(models), -1).to(after[name].device, torch.float64)  # [m, P]
+            per_client += (flat @ after[name].reshape(-1)).cpu()
+        with torch.enable_grad():
+            row = table[met.cohort.round].clone().requires_grad_()
+            given = shares(row, met.cohort)
+            (found[met.cohort.round],) = torch.autograd.grad(given, row, per_client)
+        return float(given.sum())
+
+    def _rounds(self, table: Tensor, seed: int) -> Iterator[tuple[Met, Tree, float]]:
+        """(what is kept, the model after it, its loss) of every round that brought replies."""
+        server = replace(self._algorithm.server, weighting=ScheduleWeights.of(table))  # type: ignore[type-var]
+        algorithm, model = replace(self._algorithm, server=server), self._start
+        chances = len(table) + 1
+        for done in run(algorithm, self._engine, rounds=len(table), seed=seed, start=model, max_bad_rounds=chances):
+            if len(done.cohort):
+                self._refuse_other_moves(algorithm, done.cohort, done.notes["weights"], done.model)
+                yield self._met(done.cohort, model["params"], seed), done.model, _loss(done.cohort)
+            model = done.model
+
+    def _met(self, cohort: Cohort, before: Tree, seed: int) -> Met:
+        models = cohort.reply["model"]["params"]
+        if self._solver is None:
+            gradient = tree.map_leaves(lambda g: g.sum(0, dtype=torch.float64), cohort.reply["gradient"])
+        else:
+            rate = (self._solver.lr * self._solver.decay**cohort.round * self._paces(cohort, seed)).reciprocal()
+
+            def moved(old: Tensor, new: Tensor) -> Tensor:  # sum_k (w - w_k) / rate_k
+                share = rate.to(new.device)
+                wide = new.reshape(len(new), -1).to(torch.float64)
+                return share.sum() * old.to(torch.float64) - (share @ wide).reshape(old.shape)
+
+            gradient = {name: moved(before[name], value) for name, value in models.items()}
+        bare = replace(cohort, reply={}, examples=cohort.examples.cpu())
+        if self._keep == "cpu":
+            models, gradient = tree.to(models, "cpu"), tree.to(gradient, "cpu")
+        return Met(bare, models, gradient)
+
+    def _paces(self, cohort: Cohort, seed: int) -> Tensor:
+        """[m] how the server scaled each client's steps; 1 unless it does."""
+        if not isinstance(self._algorithm.server, PacedAveraging):
+            return torch.ones(len(cohort), dtype=torch.float64)
+        engine, round = self._engine, cohort.round
+        ids = chosen(self._algorithm, engine, round, seed)
+        steps = engine.planned(self._algorithm.client, ids, round=round, seed=seed)  # type: ignore[attr-defined]
+        return paces(torch.from_numpy(engine.sizes[ids]), steps)[np.searchsorted(ids, cohort.ids)]
+
+    def _refuse_other_moves(self, algorithm: Algorithm, cohort: Cohort, weights: Tensor, model: Tree) -> None:
+        """A ledger may move the model elsewhere than to the weighted mean, which the recursion does not know."""
+        ledgers = getattr(algorithm.server, "ledgers", ())
+        if not ledgers:
+            return
+        mean = algorithm.server.combine.merge(cohort.reply["model"], weights)["params"]  # type: ignore[attr-defined]
+        if not all(torch.equal(value, mean[name]) for name, value in model["params"].items()):
+            names = ", ".join(ledger.name for ledger in ledgers)
+            raise Invalid(
+                f"the server's ledgers ({names}) move the model away from the weighted mean, so that its gradient "
+                "cannot be had from the replies: use gradient='autograd'"
+            )
+
+
+def terminal(algorithm: Algorithm, engine: Engine, model: Tree, rounds: int, seed: int) -> tuple[float, Tree]:
+    """(losses, gradient in float64) of one more round's minibatches, of all clients, at the last model."""
+    ids = chosen(algorithm, engine, rounds, seed)
+    report, question = GradientReport(work=algorithm.client.work), Broadcast(shared={"model": model})
+    answer = engine.exchange(report, Plain(), question, ids, round=rounds, seed=seed)
+    if not len(answer):
+        return 0.0, tree.map_leaves(lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), model["params"])
+    gradient = tree.map_leaves(lambda leaf: leaf.sum(0, dtype=torch.float64), answer.reply["gradient"])
+    return float(answer.reply["loss_sum"].sum()), gradient
+
+
+def chosen(algorithm: Algorithm, engine: Engine, round: int, seed: int) -> np.ndarray:
+    """Who is chosen in a round."""
+    clients = len(engine.sizes)
+    pool = Pool(sizes=engine.sizes, losses=np.full(clients, np.nan), available=engine.available(round, seed))
+    return np.unique(algorithm.selection.choose(round, pool, seed))
+
+
+def _loss(cohort: Cohort) -> float:
+    """The sum of the minibatch losses met; without a report, each client's mean loss times its steps."""
+    if "loss_sum" in cohort.reply:
+        return float(cohort.reply["loss_sum"].sum())
+    steps = torch.from_numpy(cohort.steps).to(cohort.reply["loss"].device)
+    return float((cohort.reply["loss"] * steps).sum())
+
+
+def _ahead(sums: tuple[Tree, float] | None, gradient: Tree, weight: float) -> tuple[Tree, float]:
+    """lambda_0 so far: (sum_t (prod_{s<t} weight_s) G_t, prod_s weight_s)."""
+    if sums is None:
+        return gradient, weight
+    so_far, factor = sums
+    return tree.map_leaves(lambda a, g: a + factor * g, so_far, gradient), factor * weight

@@ -1,0 +1,94 @@
+"""Which algorithms a schedule can be learned for, and by which gradient."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from consilience.client.local_training import LocalTraining
+from consilience.client.paced_training import PacedTraining
+from consilience.client.solvers import SGD
+from consilience.core.algorithm import Algorithm, Plain
+from consilience.core.checks import Invalid
+from consilience.core.protocols import AsksFirst, Buffers, Engine
+from consilience.meta.unfolded import HoldsData
+from consilience.server.averaging import Averaging
+from consilience.server.combining.weighted_mean import WeightedMean
+from consilience.server.paced_averaging import PacedAveraging
+from consilience.server.steps.replace import Replace
+
+Gradient = Literal["auto", "server", "reported", "autograd", "full"]
+
+
+def settle(gradient: Gradient, algorithm: Algorithm, engine: Engine) -> Gradient:
+    """The way to the gradient: what was asked for if it can work, or the cheapest that can."""
+    _refuse_unlearnable(algorithm)
+    reasons = {way: why_not(way, algorithm, engine) for way in ("server", "reported", "autograd")}
+    reasons["full"] = reasons["autograd"]
+    if gradient == "auto":
+        for way in ("server", "reported", "autograd"):
+            if not reasons[way]:
+                return way
+        raise Invalid(f"no gradient of the schedule can be had: {reasons['reported']}; {reasons['autograd']}")
+    if reasons[gradient]:
+        fitting = [way for way, reason in reasons.items() if not reason]
+        raise Invalid(f"gradient = {gradient!r} cannot work: {reasons[gradient]}; what can: {', '.join(fitting)}")
+    return gradient
+
+
+def why_not(way: str, algorithm: Algorithm, engine: Engine) -> str:
+    """What stands against a way to the gradient; nothing if it can work."""
+    if way == "autograd":
+        if not isinstance(engine, HoldsData):
+            return f"{type(engine).__name__} does not hold the clients' rows in this process, so there is no graph"
+        return ""
+    server = algorithm.server
+    if not isinstance(server, (Averaging, PacedAveraging)):
+        return f"{type(server).__name__} does not simply take the weighted mean of the models it receives"
+    if server.combine != WeightedMean() or server.step != Replace():
+        return f"the server merges by {server.combine!r} and moves by {server.step!r}, not to the weighted mean"
+    return "" if way == "reported" else _not_plain(algorithm)
+
+
+def plain_solver(algorithm: Algorithm) -> SGD:
+    """The solver of a client whose model tells its gradients."""
+    client = algorithm.client
+    training = client.training if isinstance(client, PacedTraining) else client
+    assert isinstance(training, LocalTraining) and isinstance(training.solver, SGD)
+    return training.solver
+
+
+def _not_plain(algorithm: Algorithm) -> str:
+    """Why (w - w_k) / lr is not the sum of the client's minibatch gradients."""
+    client = algorithm.client
+    training = client.training if isinstance(client, PacedTraining) else client
+    if not isinstance(training, LocalTraining):
+        return f"the client is {type(client).__name__}, whose model does not tell the gradients that it met"
+    solver = training.solver
+    if not isinstance(solver, SGD) or solver.momentum or solver.weight_decay:
+        return f"local steps are those of {solver!r}: only with plain SGD does a model tell the gradients that it met"
+    if training.terms:
+        names = ", ".join(type(term).__name__ for term in training.terms)
+        return f"the local objective has the terms {names}, whose gradients are mixed into the model"
+    return ""
+
+
+def _refuse_unlearnable(algorithm: Algorithm) -> None:
+    """Refuse what no gradient can be had for."""
+    server = algorithm.server
+    if not dataclasses.is_dataclass(server) or "weighting" not in {field.name for field in dataclasses.fields(server)}:
+        raise Invalid(f"{type(server).__name__} has no weighting, so there are no aggregation weights to learn")
+    if isinstance(server, Buffers):
+        raise Invalid(f"{type(server).__name__} does not wait for a round's clients, so there is no table of rounds")
+    if not getattr(getattr(server, "combine", None), "uses_weights", True):
+        raise Invalid(f"combine = {getattr(server, 'combine', None)!r} counts every reply the same: nothing to learn")
+    if algorithm.channel != Plain():
+        raise Invalid(
+            f"channel = {algorithm.channel!r} changes the models on their way, so that what arrives does not tell the "
+            "gradients: learn the schedule without a channel, then use it with one"
+        )
+    if isinstance(algorithm.selection, AsksFirst):
+        raise Invalid(f"{type(algorithm.selection).__name__} chooses by losses, which no gradient flows through")
+    home = getattr(algorithm.client, "home", None)
+    if home is not None:
+        raise Invalid(f"home = {home!r} keeps leaves at home, which the server's weights never reach: leave it out")

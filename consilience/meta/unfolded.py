@@ -1,0 +1,196 @@
+"""An engine that leaves a graph behind: federated runs that can be differentiated with respect to their weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from consilience.client.gradient_report import minibatch_loss
+from consilience.core import plans, tree
+from consilience.core.exchange import Broadcast, Cohort, Notes
+from consilience.core.federation import Rows
+from consilience.core.plans import Batch, Work
+from consilience.core.protocols import Channel, ClientRule, Engine
+from consilience.core.task import Task
+from consilience.core.tree import Tree
+from consilience.server.weighting.schedule import shares
+
+
+@runtime_checkable
+class HoldsData(Protocol):
+    """An engine whose clients' rows are in this process."""
+
+    @property
+    def task(self) -> Task:
+        """The model and its loss."""
+        ...
+
+    @property
+    def environment(self) -> Any:
+        """Who is heard and does how much."""
+        ...
+
+    def store(self, rows: Literal["train", "test"]) -> Rows:
+        """The rows."""
+        ...
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LiveWeights:
+    """A schedule that gradients flow through: Theta [rounds, clients] as a tensor."""
+
+    table: Tensor
+
+    @property
+    def needs_each_reply(self) -> bool:
+        """Who answers is enough."""
+        return False
+
+    def init(self, start: Tree, clients: int) -> Tree:
+        """No state."""
+        return {}
+
+    def weigh(self, cohort: Cohort, model: Tree, state: Tree) -> tuple[Tensor, Tree, Notes]:
+        """This round's row."""
+        return shares(self.table[cohort.round].to(cohort.examples.device), cohort), state, {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """A client that meets its batches and leaves the model alone: the terminal pass."""
+
+    work: Work
+
+    def init(self, start: Tree) -> Tree:
+        """Nothing is remembered."""
+        return {}
+
+    def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
+        """The received model."""
+        return {"model": message["model"]}
+
+    def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
+        """Nothing."""
+        return carry
+
+    def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        """Nothing to say."""
+        return {}, memory
+
+
+class Unfolded:
+    """The same clients, rows, batches and failures as in the engine it wraps, one client after another, on the tape.
+
+    `losses` collects the minibatch losses met along training. With `detach`, a client's step is a constant added to
+    its model (straight-through, as in the authors' code); else gradients flow through local training too.
+    """
+
+    def __init__(self, engine: Engine, *, detach: bool) -> None:
+        assert isinstance(engine, HoldsData)
+        self._engine, self._detach = engine, detach
+        self._task, self._environment = engine.task, engine.environment
+        self._memory: dict[int, Tree] = {}
+        self.losses: list[Tensor] = []
+
+    @property
+    def task(self) -> Task:
+        """The model and its loss."""
+        return self._task
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """[K] rows of every client."""
+        return self._engine.sizes
+
+    def start(self) -> Tree:
+        """The initial model."""
+        return self._engine.start()
+
+    def available(self, round: int, seed: int) -> np.ndarray:
+        """[K] who could take part."""
+        return self._engine.available(round, seed)
+
+    def planned(self, client: ClientRule, ids: np.ndarray, *, round: int, seed: int) -> np.ndarray:
+        """[m] steps ahead, 0 for those who will not be heard."""
+        per_epoch = client.work.steps_per_epoch(self.sizes[ids])
+        steps = self._environment.work(round, ids, seed, epochs=client.work.epochs, steps_per_epoch=per_epoch)
+        return np.where(self._environment.reachable(round, ids, seed), steps, 0)
+
+    def recall(self) -> Tree:
+        """Nothing is saved."""
+        return {}
+
+    def restore(self, memory: Tree) -> None:
+        """A new run: everybody forgets."""
+        self._memory = {}
+
+    def exchange(
+        self, client: ClientRule, channel: Channel, broadcast: Broadcast, ids: np.ndarray, *, round: int, seed: int
+    ) -> Cohort:
+        """As the wrapped engine's, with the graph kept."""
+        store = self._engine.store(client.work.rows)
+        sizes = store.sizes.numpy()[ids]
+        heard, steps = np.ones(len(ids), dtype=bool), client.work.steps_per_epoch(sizes)
+        if client.work.trains:
+            heard = self._environment.reachable(round, ids, seed)
+            steps = self.planned(client, ids, round=round, seed=seed)
+        keep = (sizes > 0) & (heard | (client.work.trains and self._environment.silent == "stand_in"))
+        replies = []
+        for place in np.flatnonzero(keep).tolist():
+            message, who = self._message(broadcast, place, round), int(ids[place])
+            reply, kept = self._client(client, message, who, int(steps[place]), store, seed)
+            replies.append(reply)
+            if client.work.trains and heard[place]:
+                self._memory[who] = tree.map_leaves(torch.Tensor.detach, kept) if self._detach else kept
+        return Cohort(
+            reply=tree.stack(replies) if replies else {},
+            ids=ids[keep],
+            examples=torch.from_numpy(sizes[keep]).to(store.y.device, torch.float64),
+            steps=steps[keep],
+            round=round,
+            heard=heard[keep],
+            counts={"silent": int((~heard & (sizes > 0)).sum())},
+        )
+
+    def _message(self, broadcast: Broadcast, place: int, round: int) -> Tree:
+        device = next(tree.leaves(broadcast.shared or broadcast.personal)).device
+        sent = {**broadcast.shared, **tree.rows(broadcast.personal, place)}
+        # running statistics play no part in a training loss, and batch norm takes none that are on the tape
+        still = tree.map_leaves(torch.Tensor.detach, sent["model"]["buffers"])
+        return {**sent, "model": {**sent["model"], "buffers": still}, "round": torch.tensor(round, device=device)}
+
+    def _client(
+        self, rule: ClientRule, message: Tree, who: int, steps: int, store: Rows, seed: int
+    ) -> tuple[Tree, Tree]:
+        memory = self._memory.get(who)
+        if memory is None:
+            memory = rule.init(self.start()) if rule.work.trains else {}
+        carry = rule.begin(self._task, message, memory)
+        number, count = np.array([who]), np.array([steps])
+        plan = plans.draw(rule.work, store, number, count, seed=seed, round=int(message["round"]))
+        for step in range(steps):
+            batch = plan.single(step, 0, store)
+            if rule.work.trains:
+                self.losses.append(minibatch_loss(self._task, _model(carry), batch))
+            carry = self._step(rule, carry, batch, message, memory)
+        reply, kept = rule.end(self._task, carry, message, memory)
+        return {**reply, "loss": reply["loss"].detach()} if "loss" in reply else reply, kept
+
+    def _step(self, rule: ClientRule, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
+        if not self._detach:
+            return rule.step(self._task, carry, batch, message, memory)
+        fixed, told, known = (tree.map_leaves(torch.Tensor.detach, part) for part in (carry, message, memory))
+        after = tree.map_leaves(torch.Tensor.detach, rule.step(self._task, fixed, batch, told, known))
+        old, new = _model(carry)["params"], _model(after)["params"]
+        # the value is the new one to the last bit, the gradient goes straight through to the old one
+        _model(after)["params"] = tree.map_leaves(lambda w, v: v + (w - w.detach()), old, new)
+        return after
+
+
+def _model(carry: Tree) -> Tree:
+    """The model inside a carry, however deeply a rule has wrapped its training."""
+    return carry["model"] if "model" in carry else _model(carry["training"])

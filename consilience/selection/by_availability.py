@@ -1,0 +1,48 @@
+"""Selection by what the server has seen of its clients' reliability and speed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from consilience.core.chance import draws
+from consilience.core.checks import Count, Fraction, Invalid, check
+from consilience.core.exchange import Pool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByAvailability:
+    """`count` clients, or floor(`fraction` x all clients) but at least one, of those that are available now.
+
+    prefer: "rare" draws with probability in proportion to 1 / (share of the rounds so far in which a client was there),
+    so that those who are seldom there are not seldom heard; "common" in proportion to that share; "fast" takes those
+    whose last replies took the least simulated time, and first of all, at random, those that have not replied yet.
+    """
+
+    fraction: Fraction | None = None
+    count: Count | None = None
+    prefer: Literal["rare", "common", "fast"] = "rare"
+
+    def __post_init__(self) -> None:
+        check(self)
+        if (self.fraction is None) == (self.count is None):
+            raise Invalid("ByAvailability takes either fraction or count: give exactly one of them")
+
+    def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
+        """The clients that come first in the order of preference."""
+        able = pool.candidates
+        wanted = self.count or max(1, int(self.fraction * len(pool) + 1e-9))  # type: ignore[operator]
+        luck = draws(seed, "by_availability", round).exponential(size=len(pool))[able]
+        return np.sort(able[np.lexsort((luck, self._order(pool, luck)))[:wanted]])
+
+    def _order(self, pool: Pool, luck: np.ndarray) -> np.ndarray:
+        """[candidates] the least come first."""
+        able = pool.candidates
+        if self.prefer == "fast":
+            seconds = np.full(len(pool), np.nan) if pool.seconds is None else pool.seconds
+            return np.nan_to_num(seconds[able], nan=-np.inf)
+        presence = np.ones(len(pool)) if pool.presence is None else pool.presence
+        # a race of exponential clocks with rates p_k is a sample by p_k without replacement
+        return luck * presence[able] if self.prefer == "rare" else luck / presence[able]

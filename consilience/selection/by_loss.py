@@ -1,0 +1,78 @@
+"""Clients with a larger loss are more likely to take part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from consilience.core.chance import draws
+from consilience.core.checks import Count, Fraction, Invalid, Positive, check
+from consilience.core.exchange import Pool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByLoss:
+    """`count` clients, or floor(`fraction` x all clients) but at least one, drawn without replacement by their loss.
+
+    by: probability proportional to "loss" F_k, to "softmax" exp(F_k / temperature), or to "total" N_k F_k.
+    fresh: ask every candidate for its loss at the current model (a pass over its training rows, and the model sent);
+    otherwise the loss it last reported counts, and a client that has reported none counts as the worst known.
+    """
+
+    fraction: Fraction | None = None
+    count: Count | None = None
+    by: Literal["loss", "softmax", "total"] = "loss"
+    temperature: Positive = 1.0
+    fresh: bool = True
+
+    def __post_init__(self) -> None:
+        check(self)
+        if (self.fraction is None) == (self.count is None):
+            raise Invalid("ByLoss takes either fraction or count: give exactly one of them")
+        if self.temperature != 1 and self.by != "softmax":
+            raise Invalid(f"ByLoss.temperature has no effect with by = {self.by!r}: leave it out, or use 'softmax'")
+
+    def asks(self, round: int, pool: Pool, seed: int) -> np.ndarray:
+        """Everyone who could be chosen, unless old losses will do."""
+        return pool.candidates if self.fresh else pool.candidates[:0]
+
+    def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
+        """A fresh sample; a client's luck depends on nobody else."""
+        candidates = pool.candidates
+        wanted = self.count or max(1, int(self.fraction * len(pool) + 1e-9))  # type: ignore[operator]
+        luck = draws(seed, "by_loss", round).exponential(size=len(pool))[candidates]
+        # a race of exponential clocks with rates p_k: who is first, then first of the rest, ... is a sample by p_k
+        # without replacement; in logarithms, so that no softmax overflows. Clients with p = 0 come last, by luck.
+        with np.errstate(divide="ignore"):
+            arrival = np.log(luck) - self._log_rates(pool)
+        return np.sort(candidates[np.lexsort((luck, arrival))[:wanted]])
+
+    def probabilities(self, pool: Pool) -> np.ndarray:
+        """[K] the chance of each client to be drawn first; 0 for those that cannot be chosen."""
+        found = np.zeros(len(pool))
+        rates = self._log_rates(pool)
+        if len(rates):
+            rates = np.exp(rates - rates.max()) if np.isfinite(rates.max()) else np.ones(len(rates))
+            found[pool.candidates] = rates / rates.sum()
+        return found
+
+    def _log_rates(self, pool: Pool) -> np.ndarray:
+        """[candidates] the logarithm of what the probability is proportional to."""
+        candidates = pool.candidates
+        losses = pool.losses[candidates].astype(np.float64)
+        known = np.isfinite(losses)
+        if not known.any():
+            losses = np.ones(len(losses))
+        losses = np.where(known, losses, losses[known].max(initial=-np.inf)) if known.any() else losses
+        if self.by == "softmax":
+            return losses / self.temperature
+        if (losses < 0).any():
+            worst = candidates[losses.argmin()]
+            raise Invalid(
+                f"ByLoss.by = {self.by!r} needs losses >= 0, but that of client {worst} is {losses.min():g}: "
+                "use 'softmax'"
+            )
+        with np.errstate(divide="ignore"):
+            return np.log(losses * pool.sizes[candidates]) if self.by == "total" else np.log(losses)

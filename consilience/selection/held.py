@@ -1,0 +1,38 @@
+"""The same participants for several rounds in a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from consilience.core.checks import Count, Invalid, check
+from consilience.core.exchange import Pool
+from consilience.core.protocols import AsksFirst, Selection
+from consilience.selection.everyone import Everyone
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """`inner` chooses once for every `rounds` rounds; who of them is not available sits the round out.
+
+    A choice is a function of the round alone, so `inner` sees the number of the choice as its round, everybody as
+    available, and no losses.
+    """
+
+    inner: Selection = field(default_factory=Everyone)
+    rounds: Count = 3
+
+    def __post_init__(self) -> None:
+        check(self)
+        if isinstance(self.inner, AsksFirst):
+            raise Invalid(
+                f"Held.inner = {type(self.inner).__name__} chooses by losses, which change every round, so its choice "
+                "cannot be held: take a selection that does not ask, such as uniform"
+            )
+
+    def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
+        """This choice's clients, as far as they are available."""
+        steady = replace(pool, available=np.ones(len(pool), dtype=bool), losses=np.full(len(pool), np.nan))
+        chosen = self.inner.choose(round // self.rounds, steady, seed)
+        return chosen[np.isin(chosen, pool.candidates)]

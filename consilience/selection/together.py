@@ -1,0 +1,24 @@
+"""The selection of a federation that is none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from consilience.core.checks import Invalid
+from consilience.core.exchange import Pool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Together:
+    """The one client that holds all the data; runs and `train` pool a federation for it."""
+
+    def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
+        """That client; several are refused."""
+        if len(pool) > 1:
+            raise Invalid(
+                f"all data are to be in one place, but there are {len(pool)} clients: give the engine "
+                "federation.pooled(), or choose another selection"
+            )
+        return pool.candidates

@@ -1,0 +1,43 @@
+"""SCAFFOLD's server control variate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from consilience.core.tree import Tree, map_leaves
+from consilience.server.protocols import Settled
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlVariates:
+    """c <- c + |S|/N mean_S (change of c_i): the mean of all clients' control variates, the silent ones' included."""
+
+    @property
+    def name(self) -> str:
+        """Its key in the state and in the broadcast."""
+        return "control_variate"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What replies must hold."""
+        return ("control_change",)
+
+    @property
+    def needs_each_reply(self) -> bool:
+        """A sum is enough."""
+        return False
+
+    def open(self, start: Tree, clients: int) -> Tree:
+        """Zero."""
+        return map_leaves(torch.zeros_like, start["params"])
+
+    def tell(self, ledger: Tree) -> Tree:
+        """c goes to every client."""
+        return ledger
+
+    def settle(self, ledger: Tree, round: Settled) -> tuple[Tree, Tree]:
+        """Add the changes; the parameters stay as they are."""
+        changes = round.cohort.reply["control_change"]
+        return map_leaves(lambda c, change: c + change.sum(0) / round.clients, ledger, changes), round.after

@@ -1,0 +1,42 @@
+"""The server's side of FedDyn and FedDC."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from consilience.core.tree import Tree, map_leaves
+from consilience.server.protocols import Settled
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanDrift:
+    """H <- H + (1/N) sum_S (w_k - w) over all N clients, the silent ones' drift unchanged; the model moves on by H.
+
+    FedDyn's h is -alpha H, so that its step -h / alpha is H.
+    """
+
+    @property
+    def name(self) -> str:
+        """Its key in the state; it is not broadcast."""
+        return "mean_drift"
+
+    @property
+    def needs_each_reply(self) -> bool:
+        """A sum is enough."""
+        return False
+
+    def open(self, start: Tree, clients: int) -> Tree:
+        """Zero."""
+        return map_leaves(torch.zeros_like, start["params"])
+
+    def tell(self, ledger: Tree) -> Tree:
+        """Clients need not know it."""
+        return {}
+
+    def settle(self, ledger: Tree, round: Settled) -> tuple[Tree, Tree]:
+        """Add this round's moves, and H to the parameters."""
+        stacked = round.cohort.reply["model"]["params"]
+        ledger = map_leaves(lambda h, w, x: h + (w - x).sum(0) / round.clients, ledger, stacked, round.before)
+        return ledger, map_leaves(torch.add, round.after, ledger)

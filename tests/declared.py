@@ -1,0 +1,64 @@
+"""How recipes are built for tests that run on every one of them, and what they are excused from, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import tiny
+from torch import nn
+
+from consilience import algorithms
+from consilience.core.algorithm import Algorithm
+from consilience.core.checks import options_of
+from consilience.selection import Everyone
+from consilience.server.weighting.schedule import ScheduleWeights
+
+CLIENTS = len(tiny.SIZES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """What a recipe says of itself: options it cannot do without, and contract tests it is excused from, and why."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    excused: dict[str, str] = field(default_factory=dict)  # name of a test function -> reason
+    models: dict[str, Callable[[], nn.Module]] = field(default_factory=dict)  # where the usual ones will not do
+
+
+SCHEDULE = ScheduleWeights(table=((0.1, 0.3, 0.05, 0.35, 0.2), (0.25, 0.15, 0.2, 0.3, 0.1)))
+LOOKS = "it looks at its rows outside of training too: one more program, and its answers are counted"
+
+DECLARED: dict[str, Declared] = {
+    "dr_fedavg": Declared(excused={"test_traced_steps_give_the_same_bits": LOOKS, "test_client_step_is_pure": LOOKS}),
+    "duw_fedavg": Declared(options={"weighting": SCHEDULE}),
+    "duw_fednova": Declared(options={"weighting": SCHEDULE}),
+    "feddm": Declared(options={"shape": (1, 6, 6), "per_class": 2, "server_steps": 3}),
+    "fedfa": Declared(excused={"test_traced_steps_give_the_same_bits": LOOKS, "test_bytes_match_the_trees": LOOKS}),
+    "clustered_fl": Declared(options={"warm_up": 1, "eps_1": 100.0, "eps_2": 0.0, "most": 3}),
+    "fedasync": Declared(options={"buffer": CLIENTS}),
+    "local_only": Declared(
+        excused={
+            "test_inputs_are_not_modified": "its server learns nothing",
+            "test_same_seed_same_bits_other_seed_other_model": "its server's model stays the initial one",
+        }
+    ),
+    "fedprox_fedsplit": Declared(options={"step": 1.0}),
+    "fedsplit": Declared(options={"step": 1.0, "keeps_z": True}),
+    "fedsiam_da": Declared(models=tiny.MODELS_WITH_HEADS),
+    "moon": Declared(models=tiny.MODELS_WITH_HEADS),
+}
+
+
+def model_of(name: str, model: str) -> Callable[[], nn.Module]:
+    """The model of that name that a recipe is tested on."""
+    return {**tiny.MODELS, **DECLARED.get(name, Declared()).models}[model]
+
+
+def build(name: str, **options: Any) -> Algorithm:
+    """The recipe with small batches and everybody taking part, as far as it has these options."""
+    recipe = algorithms.recipe(name)
+    usual = {"lr": 0.05, "epochs": 1, "batch_size": 4, "selection": Everyone()}
+    wanted = {**usual, **options, **DECLARED.get(name, Declared()).options}
+    return recipe(**{key: value for key, value in wanted.items() if key in options_of(recipe)})

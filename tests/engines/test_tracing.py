@@ -1,0 +1,100 @@
+"""A replayed trace gives what the function gives, to the last bit, for new values of the same shapes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from consilience.engines.tracing import trace
+
+TABLE = torch.arange(12.0).reshape(3, 4)
+
+
+def derivative(x: Tensor, y: Tensor) -> Tensor:
+    return vmap(grad(lambda a, b: ((a * b).sum() ** 2).sin()))(x, y)
+
+
+def normalised(x: Tensor, y: Tensor) -> Tensor:
+    mean, var = torch.zeros(4), torch.ones(4)
+    out = torch.nn.functional.batch_norm(x, mean, var, training=True)
+    return out + mean * var + y
+
+
+def several_values(x: Tensor, y: Tensor) -> Tensor:
+    largest, where = x.max(1)
+    return largest.unsqueeze(1) + y + where.unsqueeze(1)
+
+
+def changes_a_copy(x: Tensor, y: Tensor) -> Tensor:
+    copy = x.clone()
+    copy.add_(y).mul_(2)
+    return copy + x
+
+
+def reads_a_constant(x: Tensor, y: Tensor) -> Tensor:
+    return x + TABLE * torch.tensor(3.0) - y.detach().t().t()
+
+
+def takes_lists(x: Tensor, y: Tensor) -> Tensor:
+    return torch.cat([x, y], 1)[:, [0, 5, 2]].to(torch.float64)
+
+
+FUNCTIONS = [derivative, normalised, several_values, changes_a_copy, reads_a_constant, takes_lists]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_replay_equals_the_function(function: Callable[[Tensor, Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    first, second = [torch.randn(3, 4) for _ in range(2)], [torch.randn(3, 4) for _ in range(2)]
+    traced = trace(lambda a, b: [function(a[0], b[0]), a[0]], [first[0]], [first[1], None])
+    for x, y in (first, second):
+        before = x.clone()
+        value, same = traced([x], [y, None])
+        assert torch.equal(value, function(x, y)) and same is x
+        assert torch.equal(x, before)
+
+
+def test_one_object_passed_twice_is_two_inputs() -> None:
+    x = torch.ones(2)
+    traced = trace(lambda a: [a[0] * a[1]], [x, x])
+    assert traced([torch.full((2,), 2.0), torch.full((2,), 5.0)])[0].tolist() == [10.0, 10.0]
+
+
+def test_what_nobody_reads_is_not_computed_and_values_are_dropped_after_their_last_use() -> None:
+    traced = trace(lambda a: [a[0] + 1 if (a[0].exp() * 2).numel() else a[0]], [torch.ones(2)])
+    names = [str(node.target) for node in traced.graph.nodes if node.op == "call_function"]
+    assert names == ["aten.add.Tensor"]
+
+
+def test_reading_a_value_in_python_is_refused() -> None:
+    with pytest.raises(TypeError, match="must not depend on values"):
+        trace(lambda a: [a[0] * float(a[0].sum())], [torch.ones(2)])
+
+
+def test_training_without_vmap_imports_no_compiler() -> None:
+    """A second of start-up: `torch.func.grad` and `make_fx` import it, ordinary backpropagation does not."""
+    code = """
+import sys, torch
+from consilience.algorithms.fedavg import fedavg
+from consilience.core.federation import Federation
+from consilience.core.rounds import run
+from consilience.core.task import Task
+from consilience.engines import program
+from consilience.engines.vectorised import Vectorised
+program.HOT = 0
+clients = [(torch.randn(8, 3), torch.randint(2, (8,))) for _ in range(3)]
+engine = Vectorised(Task(torch.nn.Linear(3, 2)), Federation.from_clients(clients), lane="streams", device="cpu")
+list(run(fedavg(batch_size=4), engine, rounds=3))
+(made,) = engine._programs.values()
+assert made.one.traced
+print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
