@@ -29,6 +29,10 @@ class InPlace:
         self._traced = traced
         self.run: Any = torch.compile(traced.module, dynamic=False) if compile else traced.run
 
+    def leave_lock(self, *arguments: Flat) -> None:
+        """Run the operations where Python threads do not wait for each other."""
+        self.run = self._traced.without_lock(*arguments)
+
     def give_up_compiling(self) -> None:
         """Run the operations one by one from now on."""
         self.run = self._traced.run

@@ -155,9 +155,9 @@ class Steps:
         self.met: Counter[Any] = Counter()
         self.traced: dict[Any, InPlace] = {}
 
-    def bind(self, carry: Tree, context: Context, *, channels_last: bool = False) -> BoundSteps:
-        """The step for this carry, which it overwrites, in this context; pictures may be laid out channels last."""
-        return BoundSteps(self, carry, context, channels_last)
+    def bind(self, carry: Tree, context: Context, *, threaded: bool = False) -> BoundSteps:
+        """The step for this carry, which it overwrites; for one of several threads, with pictures channels last."""
+        return BoundSteps(self, carry, context, threaded)
 
     def function(self, carry_spec: Any, context_spec: Any, batch_spec: Any, masked: bool) -> Callable[..., Flat]:
         """(carry leaves, batch leaves, context leaves) -> carry leaves."""
@@ -186,8 +186,8 @@ class BoundSteps:
     It takes the carry over: leaves that need no other layout are overwritten where they are.
     """
 
-    def __init__(self, steps: Steps, carry: Tree, context: Context, channels_last: bool) -> None:
-        self._steps, self._channels_last = steps, channels_last
+    def __init__(self, steps: Steps, carry: Tree, context: Context, threaded: bool) -> None:
+        self._steps, self._threaded = steps, threaded
         self._given, self._carry_spec = pytree.tree_flatten(carry)
         # .data: rows of one tensor share a count of changes, and other threads change other rows meanwhile
         self._carry: Flat = [self._lay_out(leaf.data) for leaf in self._given]
@@ -207,7 +207,7 @@ class BoundSteps:
                 given.copy_(leaf)
 
     def _lay_out(self, leaf: Tensor) -> Tensor:
-        pictures = self._channels_last and leaf.dim() == 4 and leaf.is_floating_point()
+        pictures = self._threaded and leaf.dim() == 4 and leaf.is_floating_point()
         return leaf.contiguous(memory_format=torch.channels_last) if pictures else leaf
 
     def _flatten(self, batch: Batch) -> Flat:
@@ -246,6 +246,8 @@ class BoundSteps:
 
     def _trace(self, signature: Any, batch: Batch, leaves: Flat) -> InPlace:
         step = InPlace(trace(self._function(batch), self._carry, leaves, self._context), len(self._carry))
+        if self._threaded:
+            step.leave_lock(self._carry, leaves, self._context)
         self._steps.traced[signature] = step
         return step
 

@@ -271,7 +271,7 @@ def stopped(tmp_path: Path) -> Path:
     ("overrides", "key"),
     [
         (("algorithm.lr=0.3",), "algorithm.lr: 0.2 -> 0.3"),
-        (("model.name=logistic",), "model.name"),
+        (("algorithm.selection=everyone",), "algorithm.selection"),
         (("seed=1",), "seed: 0 -> 1"),
         (("partition.alpha=5", "engine.dtype=float64"), "partition.alpha: 0.5 -> 5.0"),
         (("engine.lane=batched",), "engine.lane"),
