@@ -17,6 +17,9 @@ def afl(*, lambda_lr: Positive = 0.1, **common: Unpack[Common]) -> Algorithm:
     lambda <- projection of lambda + lambda_lr F(w).
 
     lambda starts uniform; F_k is client k's loss at the model it was sent.
+
+    Use when: no client may be left behind, and the mixture of clients met later is unknown.
+    Not when: clients are many or noisy: it then follows whoever has the worst loss.
     """
     # Paper: one stochastic gradient step of w a round. Here: local training, which is that step with one full batch.
     common.setdefault("weighting", AgnosticWeights(step_size=lambda_lr))

@@ -20,5 +20,8 @@ def bulyan(
 
     f: faulty replies expected, a number or a share of the replies; n >= 4f + 3. With `mix`, nearest-neighbour mixing
     (Allouah et al. 2023) comes first.
+
+    Use when: some clients may be hostile and each coordinate must be safe, with n >= 4f + 3.
+    Not when: few clients reply, or honest clients differ strongly: much of what they know is thrown away.
     """
     return robust("bulyan", Bulyan(f=f, neighbours=neighbours), f if mix else None, common)

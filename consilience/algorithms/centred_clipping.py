@@ -19,5 +19,8 @@ def centred_clipping(
 
     Without `tau` it is the median of the |w_k - v|. With `mix`, nearest-neighbour mixing (Allouah et al. 2023) with
     that f comes first.
+
+    Use when: some clients may send updates of any size, and a sum of bounded updates is wanted.
+    Not when: honest updates differ in size by orders of magnitude for good reasons.
     """
     return robust("centred_clipping", CentredClipping(tau=tau, iterations=iterations), mix, common)

@@ -15,5 +15,8 @@ def coordinate_median(*, mix: Faulty | None = None, **common: Unpack[Common]) ->
     """Yin et al. 2018: w = the median of the w_k, coordinate by coordinate.
 
     Needs no f. With `mix`, nearest-neighbour mixing (Allouah et al. 2023) with that f comes first.
+
+    Use when: up to half of the clients may be hostile and nothing is known of them.
+    Not when: labels are skewed: the median of unlike clients is nobody's model.
     """
     return robust("coordinate_median", Median(), mix, common)

@@ -18,6 +18,9 @@ def ditto(*, lam: NonNegative = 0.1, **common: Unpack[Common]) -> Algorithm:
 
     v_k never leaves the client and does not touch w. FedAvg's traffic, twice its arithmetic; clients remember a model.
     Terms, memory and home leaves act on w.
+
+    Use when: every client needs a model of its own that stays near a fair, robust common one.
+    Not when: clients have too few rows to train twice, or one model must serve all.
     """
     # Paper: the personal solver may take other steps and another rate than the global one. Here: the same batches and
     # the same rate, so that a round is one pass over the data.

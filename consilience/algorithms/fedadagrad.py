@@ -16,6 +16,9 @@ def fedadagrad(
     """Reddi et al. 2021: m <- beta1 m + (1 - beta1) d, v <- v + d^2, w <- w + server_lr m / (sqrt(v) + tau).
 
     d = sum_k (N_k / N) (w_k - w). No bias correction; v starts at 0.
+
+    Use when: gradients are sparse, as with rare words, and the server's rate is hard to set.
+    Not when: runs are long: its steps only shrink.
     """
     common.setdefault("step", AdagradStep(lr=server_lr, beta1=beta1, tau=tau))
     return averaged(**common)

@@ -12,5 +12,8 @@ def fedavg(**common: Unpack[Common]) -> Algorithm:
     """McMahan et al. 2017: w = sum_k (N_k / N) w_k after local SGD from the global model.
 
     `weighting=UniformWeights()` gives the plain mean that some papers call FedAvg.
+
+    Use when: clients are alike, or as the line that everything else is compared with.
+    Not when: clients are unlike and do many local steps: it then settles away from the optimum.
     """
     return averaged(**common)

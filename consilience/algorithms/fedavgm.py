@@ -14,6 +14,9 @@ def fedavgm(*, server_lr: Positive = 1.0, beta: Decay = 0.9, **common: Unpack[Co
     """Hsu et al. 2019: v <- beta v + d, w <- w + server_lr v, where d = sum_k (N_k / N) (w_k - w).
 
     With `beta = 0` and `server_lr = 1` it is `fedavg`.
+
+    Use when: rounds pull in different directions, as with few, unlike clients a round.
+    Not when: all clients take part and the average is steady already.
     """
     common.setdefault("step", MomentumStep(lr=server_lr, beta=beta))
     return averaged(**common)

@@ -13,6 +13,9 @@ def fedbn(**common: Unpack[Common]) -> Algorithm:
     """Li et al. 2021: FedAvg of all leaves but those of normalisation layers, which each client keeps for itself.
 
     The server's own copy of these leaves stays at its initial values: judge the clients' personal models.
+
+    Use when: clients' inputs differ in style or sensor, and the model has normalisation layers.
+    Not when: one model must serve new clients, or the model has no normalisation.
     """
     # Paper: batch norm. Here: group, layer and instance norm, too, since they have the same leaves.
     common.setdefault("home", Normalisation())

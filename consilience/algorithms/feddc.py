@@ -21,6 +21,9 @@ def feddc(*, alpha: NonNegative = 0.1, **common: Unpack[Common]) -> Algorithm:
 
     g_i is the client's last mean gradient (its move over K eta) and g their mean, as in SCAFFOLD; the server sets
     w = mean_S w_i + mean h_i. Twice FedAvg's traffic each way; clients remember two models. Plain SGD only.
+
+    Use when: clients drift over many local steps and take part often enough to keep a drift.
+    Not when: participation is rare: what a client remembers is stale.
     """
     # Paper: the mean of w_i + h_i, weighted by examples. Here: the drifts of all clients, not of this round's alone,
     # and plain means, because the authors' code does so; with full participation and equal sizes it is the same.

@@ -32,6 +32,9 @@ def feddm(
     stays within the radius, too (0: clients use w^t alone, and the server goes as far as it likes).
     `lr`, `optimiser`, `epochs` and `batch_size` are those of the synthetic rows; rows of other than dense models need
     `shape`. Traffic up: rows instead of a model.
+
+    Use when: rounds are few and dear, and sending small synthetic sets is acceptable.
+    Not when: synthetic rows may reveal too much, or inputs are not pictures or features.
     """
     # Paper: w' Gaussian around w^t, cut off at the radius; SGD of rate 1 on the rows. Here: w' in a uniform direction
     # at a uniform distance, so that models of any size get near and far ones alike; Adam, because the right rate of SGD

@@ -19,6 +19,9 @@ def feddyn(*, alpha: Positive = 0.1, **common: Unpack[Common]) -> Algorithm:
 
     The server keeps h <- h - alpha (1/N) sum_S (w_k - w^t) over all N clients and sets w = mean_S w_k - h / alpha.
     FedAvg's traffic; clients remember one model.
+
+    Use when: the true optimum of all clients together is wanted with many local steps.
+    Not when: few clients take part: its memories are stale and it can diverge.
     """
     common.setdefault("weighting", UniformWeights())
     terms = (Linear(remembered="gradient"), Proximal(mu=alpha))

@@ -14,6 +14,9 @@ def fedper(*, layers: Count = 1, **common: Unpack[Common]) -> Algorithm:
     """Arivazhagan et al. 2019: FedAvg of the body; each client keeps and trains its own last `layers` layers.
 
     The server's own head stays at its initial values: judge the clients' personal models.
+
+    Use when: clients share features but label or weigh them in their own way.
+    Not when: one model must serve clients that were never trained.
     """
     common.setdefault("home", Head(layers=layers))
     return averaged(**common)

@@ -16,6 +16,9 @@ def fedrep(*, head_epochs: Count = 1, layers: Count = 1, **common: Unpack[Common
     """Collins et al. 2021: `head_epochs` epochs on the client's own head alone, then `epochs` on the body alone.
 
     Only the body is averaged. The server's own head stays at its initial values: judge the clients' personal models.
+
+    Use when: as FedPer, where the head should be fitted before the common layers move.
+    Not when: local rows are too few to fit a head alone.
     """
     common.setdefault("home", Head(layers=layers))
     algorithm = averaged(**common)

@@ -32,6 +32,9 @@ def fedsiam_da(
     The server averages twice: the plain mean f, then sum_k xi_k w_k with xi_k = cos(w_k, f) / sum_j cos(w_j, f). These
     weights are nearly the plain mean's: of = "updates" compares the updates, which do differ. Needs a model
     with projection and prediction heads, such as model.name = "siamese"; `weighting` replaces the dual aggregation.
+
+    Use when: representations drift apart and the model can have projection and prediction heads.
+    Not when: compute is short: each step passes three networks; in our runs it did not beat FedAvg.
     """
     dual = DualWeights(of=of, first=first)
     _refuse_idle(per_layer, dual, common)

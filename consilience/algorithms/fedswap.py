@@ -15,6 +15,9 @@ def fedswap(*, swap_percentage: Probability = 1.0, h1: Count = 1, h2: Count = 3,
     """Chiu et al. 2020: after h1 local steps models swap in random pairs, after every h2-th time they are averaged.
 
     A step is `epochs` local epochs; a round is h1 of them and what ends them.
+
+    Use when: labels are skewed and models may travel: each then sees more of the data between averages.
+    Not when: clients may not receive each other's models, or labels are alike.
     """
     # Paper: clients send each other their models. Here: through the server, because clients know the server alone; the
     # numbers are the same, the traffic is SimFedSwap's.

@@ -18,5 +18,8 @@ def krum(
 
     f: faulty replies expected, a number or a share of the replies; n >= 2f + 3. `neighbours="n-f-2"` counts as the
     paper does. With `mix`, nearest-neighbour mixing (Allouah et al. 2023) comes first.
+
+    Use when: a few clients may be hostile and one honest model is better than a spoilt mean.
+    Not when: clients are unlike: it keeps one client's model and drops the rest.
     """
     return robust("krum", Krum(f=f, neighbours=neighbours), f if mix else None, common)

@@ -24,5 +24,8 @@ def multi_krum(
 
     f: faulty replies expected, a number or a share of the replies; n >= 2f + 3. With `mix`, nearest-neighbour mixing
     (Allouah et al. 2023) comes first.
+
+    Use when: as Krum, with the mean of several trusted models.
+    Not when: clients are unlike: rare kinds of clients are dropped as outliers.
     """
     return robust("multi_krum", MultiKrum(f=f, keep=keep, neighbours=neighbours), f if mix else None, common)

@@ -18,6 +18,9 @@ def qffl(*, q: NonNegative = 1.0, lipschitz: Positive | None = None, **common: U
     h_k = q F_k^(q-1) |L (w - w_k)|^2 + L F_k^q, where F_k is client k's loss at w and L = 1 / lr.
 
     With q = 0 it is FedAvg with equal weights; `lipschitz` sets another L.
+
+    Use when: accuracy should be even over clients, at some cost in the mean.
+    Not when: only the mean counts, or losses of clients cannot be compared.
     """
     # Paper: clients are drawn with probability N_k / N. Here: by `selection`, which is uniform or all, and clients
     # count the same, so that the objective is sum_k F_k^(q+1) / (q + 1).

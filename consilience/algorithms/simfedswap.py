@@ -29,6 +29,9 @@ def simfedswap(
     of your own; `pairing` is minimum_similarity (MSS), greedy (GS), exact_matching or random. A step is `epochs` local
     epochs; a round is h1 steps and the swap or the average that ends them: w = sum_k (N_k / N) w_k, N_k the rows of
     the client that holds w_k.
+
+    Use when: as FedSwap, where pairs should be as unlike as can be.
+    Not when: comparing all pairs of models costs more than it brings: in our runs random pairs did as well.
     """
     # Paper: a new Adam at every step. Here: at every round, which is h1 steps.
     if metric is not None and similarity is not None:

@@ -114,6 +114,7 @@ def _training(round: Round, before: Tree) -> dict[str, Any]:
         "train_loss": _train_loss(cohort),
         "drift": drift,
         "drift_relative": relative,
+        **({"gamma": cohort.reply["gamma"].tolist()} if len(cohort) and "gamma" in cohort.reply else {}),
     }
 
 
