@@ -152,14 +152,15 @@ class Tuner:
             return self._time(name, compile, program, store, group, prepare, steps)
 
         try:
-            run(1)  # imports and first allocations
             which = program.by_matmul() if name == "batched-matmul" else program
             hot = which.one.hot
             which.one.hot = which.group.hot = 0  # trace what the sample needs
-            run(2)
+            run(1)
             which.one.hot = which.group.hot = hot
-            took, _ = run(2)  # the first replays are slower
-            steps = int(np.clip(2 * TRIAL_SECONDS / took, 3, 200))
+            took, _ = run(1)  # the first replay is slower
+            if took > TRIAL_SECONDS and self._device.type == "cpu" and name != "batched":
+                group = group[: torch.get_num_threads()]  # a slow model: time is dear, and caches are full anyway
+            steps = int(np.clip(TRIAL_SECONDS / took, 3, 200))
             repeats = 3 if took < TRIAL_SECONDS else 2
             return max(seen / took for took, seen in (run(steps) for _ in range(repeats)))  # the first warms caches up
         except (RuntimeError, NotImplementedError, ValueError):
