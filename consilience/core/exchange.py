@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
+from consilience.core.refusal import Refusal
 from consilience.core.tree import Tree
 
 
@@ -46,6 +47,7 @@ class Cohort:
     seed: int = 0  # of the run: with the round, it seeds the server's own draws
     heard: np.ndarray | None = None  # [m] False where the broadcast model stands in for a silent client; None: all True
     counts: dict[str, int] = field(default_factory=dict)  # silent, empty_client, nonfinite, late: what is missing
+    refusals: tuple[Refusal, ...] = ()  # who sent what could not be used
     staleness: np.ndarray | None = None  # [m] rounds since each client was sent its model; None: all 0
     received: Broadcast | None = None  # what each was sent, in this order, where any is stale
 
@@ -69,6 +71,7 @@ class Cohort:
             seed=self.seed,
             heard=None if self.heard is None else self.heard[keep],
             counts={**self.counts, **counts},
+            refusals=self.refusals,
             staleness=None if self.staleness is None else self.staleness[keep],
             received=None if self.received is None else self.received.among(self.ids, self.ids[keep]),
         )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -77,6 +78,20 @@ class Federation:
 
     def __len__(self) -> int:
         return len(self.train.sizes)
+
+    def among(self, ids: np.ndarray) -> Federation:
+        """Some of the clients, with their own training and test rows and nobody else's."""
+
+        def own(rows: Rows) -> Rows:
+            parts = [torch.arange(int(rows.starts[k]), int(rows.starts[k] + rows.sizes[k])) for k in ids]
+            return Rows.gather(rows.x, rows.y, parts)
+
+        return Federation(
+            train=own(self.train),
+            test=None if self.test is None else own(self.test),
+            names=tuple(self.names[k] for k in ids),
+            classes=self.classes,
+        )
 
     def pooled(self) -> Federation:
         """All data in one place: one client with every owned training row; the test rows stay as they are."""

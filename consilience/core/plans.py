@@ -127,15 +127,28 @@ def gather(rows: Any, index: Tensor) -> Any:
     return map_leaves(pick, rows)
 
 
-def draw(work: Work, store: Rows, ids: np.ndarray, steps: np.ndarray, *, seed: int, round: int) -> Plan:
-    """Plan `steps[i]` batches for client `ids[i]`; steps must descend. Each epoch is a new permutation of its rows."""
+def draw(
+    work: Work,
+    store: Rows,
+    ids: np.ndarray,
+    steps: np.ndarray,
+    *,
+    seed: int,
+    round: int,
+    where: np.ndarray | None = None,
+) -> Plan:
+    """Plan `steps[i]` batches for client `ids[i]`; steps must descend. Each epoch is a new permutation of its rows.
+
+    `where`: the clients' places in the store, if it holds only some of the federation.
+    """
     device = store.y.device
-    sizes = store.sizes[torch.from_numpy(ids)].numpy()
+    places = torch.from_numpy(ids if where is None else where)
+    sizes = store.sizes[places].numpy()
     per_epoch = np.maximum(work.steps_per_epoch(sizes), 1)
     longest, count = max(1, int(sizes.max(initial=1))), int(steps.max(initial=0))
     width = min(longest, work.batch_size or longest)
     epochs = max(1, int((-(-steps // per_epoch)).max(initial=1)))
-    starts = store.starts[torch.from_numpy(ids)].numpy()
+    starts = store.starts[places].numpy()
     table = torch.from_numpy(np.stack([ids, sizes, per_epoch, starts])).to(device, non_blocking=True)  # [4, k]
     client, size, passes, start = table
 

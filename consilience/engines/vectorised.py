@@ -18,6 +18,7 @@ from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.engines import timing
 from consilience.engines.arithmetic import Arithmetic
+from consilience.engines.orders import Orders, planned_steps
 from consilience.engines.program import Context, Program, memories
 from consilience.engines.tuning import Choice, LaneName, Tuner
 from consilience.environments import clock
@@ -33,6 +34,8 @@ class Vectorised:
     `lane`: "batched" (one vmapped step for all; "batched-matmul": with convolutions as matrix products), "streams"
     (clients side by side: CUDA graphs, or one per CPU core), "serial", or "auto", which measures them on the first
     round. `choice` says which was taken. `rounds_ahead` tells whether compiling (CUDA only) can pay for itself.
+    `hosts`: the federation holds only these clients of a larger one, in ascending order (an engine that spreads its
+    clients gives each of several such engines its own, and calls `fulfil`).
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Vectorised:
         clients_at_once: Count | None = None,
         compile: bool | None = None,
         rounds_ahead: Count | None = None,
+        hosts: np.ndarray | None = None,
     ) -> None:
         for key, value, allowed in (("dtype", dtype, tuple(DTYPES)), ("precision", precision, PRECISIONS)):
             if value not in allowed:
@@ -56,8 +60,10 @@ class Vectorised:
         self.device = resolve_device(device)
         self.dtype = DTYPES[dtype]
         self.environment = environment or Environment()
-        self.environment.check_against(len(federation))
         self.federation = federation
+        self._hosts = hosts
+        if hosts is None:
+            self.environment.check_against(len(federation))
         self._task = task.to(self.device, self.dtype)
         self._stores = {"train": federation.train.to(self.device, self.dtype)}
         if federation.test is not None:
@@ -100,7 +106,7 @@ class Vectorised:
 
     def planned(self, client: ClientRule, ids: np.ndarray, *, round: int, seed: int) -> np.ndarray:
         """[m] steps that clients will do in a round's exchange; 0 for those who will not be heard."""
-        steps = self._steps(client, ids, self.sizes[ids], round, seed)
+        steps = planned_steps(self.environment, client.work, ids, self.sizes[ids], round, seed)
         return np.where(self.environment.reachable(round, ids, seed), steps, 0)
 
     @property
@@ -114,8 +120,7 @@ class Vectorised:
     ) -> np.ndarray:
         """[m] simulated seconds until each reply is there."""
         sizes = self.store(client.work.rows).sizes.numpy()[ids]
-        training = client.work.trains
-        steps = self._steps(client, ids, sizes, round, seed) if training else client.work.steps_per_epoch(sizes)
+        steps = planned_steps(self.environment, client.work, ids, sizes, round, seed)
         program, memory = self._program(client, channel), self._memory_of(client, channel)
         return timing.seconds(self.environment, program, broadcast, memory, ids, sizes, steps, round=round, seed=seed)
 
@@ -139,57 +144,35 @@ class Vectorised:
         seed: int,
     ) -> Cohort:
         """Send, let the clients work, collect what arrives, in client order."""
-        store = self.store(client.work.rows)
-        sizes = store.sizes.numpy()[ids]
-        training = client.work.trains
-        steps = self._steps(client, ids, sizes, round, seed) if training else client.work.steps_per_epoch(sizes)
-        heard = self.environment.reachable(round, ids, seed) if training else np.ones(len(ids), dtype=bool)
-        has_rows = sizes > 0
-        stands_in = training and self.environment.silent == "stand_in"
-        keep = has_rows & (heard | stands_in)
-        counts = {"silent": int((~heard & has_rows).sum()), "empty_client": int((~has_rows).sum())}
-        place = np.flatnonzero(keep)
-        ids, steps, heard = ids[keep], np.where(heard, steps, 0)[keep], heard[keep]
-        with self._arithmetic:
-            reply = self._work(client, channel, broadcast, ids, place, steps, heard, round, seed)
-        return Cohort(
-            reply=reply,
-            ids=ids,
-            examples=self._sent(sizes[keep].astype(np.float64)),
-            steps=steps,
-            round=round,
-            heard=heard,
-            counts={reason: count for reason, count in counts.items() if count},
-        )
+        sizes = self.store(client.work.rows).sizes.numpy()[ids]
+        orders = Orders.given(self.environment, client.work, ids, sizes, round=round, seed=seed)
+        reply = self.fulfil(client, channel, broadcast, orders, round=round, seed=seed)
+        return orders.cohort(reply, self._sent(orders.sizes.astype(np.float64)), round)
 
-    def _steps(self, client: ClientRule, ids: np.ndarray, sizes: np.ndarray, round: int, seed: int) -> np.ndarray:
-        per_epoch = client.work.steps_per_epoch(sizes)
-        return self.environment.work(round, ids, seed, epochs=client.work.epochs, steps_per_epoch=per_epoch)
+    @torch.no_grad()
+    def fulfil(
+        self, client: ClientRule, channel: Channel, broadcast: Broadcast, orders: Orders, *, round: int, seed: int
+    ) -> Tree:
+        """The replies, stacked in the orders' client order, of clients that are told what to do."""
+        with self._arithmetic:
+            return self._work(client, channel, broadcast, orders, round, seed)
 
     def _work(
-        self,
-        client: ClientRule,
-        channel: Channel,
-        broadcast: Broadcast,
-        ids: np.ndarray,  # [m] who works
-        place: np.ndarray,  # [m] their rows in the personal broadcast
-        steps: np.ndarray,  # [m]
-        heard: np.ndarray,  # [m] whether the client really takes part (else it stands in with the broadcast model)
-        round: int,
-        seed: int,
+        self, client: ClientRule, channel: Channel, broadcast: Broadcast, orders: Orders, round: int, seed: int
     ) -> Tree:
+        ids, place, steps = orders.ids, orders.place, orders.steps
         if not len(ids):
             return {}
         program, store = self._program(client, channel), self.store(client.work.rows)
-        memory = self._memory_of(client, channel)
+        memory, where = self._memory_of(client, channel), self._where(ids)
         shared = {**broadcast.shared, "round": torch.full((), round, device=self.device)}
 
         def prepare(group: np.ndarray, most: int | None = None) -> tuple[Tree, Context, plans.Plan]:
             """The carry, context and plan of some of the cohort, for at most so many steps."""
-            who, rows = (self._sent(a[group]) for a in (ids, place))
+            who, rows = (self._sent(a[group]) for a in (where, place))
             todo = steps[group] if most is None else np.minimum(steps[group], most)
             context = Context(shared, tree.rows(broadcast.personal, rows), tree.rows(memory, who))
-            plan = plans.draw(client.work, store, ids[group], todo, seed=seed, round=round)
+            plan = plans.draw(client.work, store, ids[group], todo, seed=seed, round=round, where=where[group])
             return program.begin(keys[self._sent(group)], context), context, plan
 
         keys = chance.fold(chance.key(seed, "channel", round), self._sent(ids))
@@ -214,8 +197,12 @@ class Vectorised:
             back = self._sent(np.argsort(order))
             reply, kept = tree.rows(reply, back), tree.rows(kept, back)
         if client.work.trains:
-            self._remember(memory, ids, kept, reply, heard)
+            self._remember(memory, where, kept, reply, orders.heard)
         return reply
+
+    def _where(self, ids: np.ndarray) -> np.ndarray:
+        """The clients' places in the federation held here."""
+        return ids if self._hosts is None else np.searchsorted(self._hosts, ids)
 
     def _sent(self, values: np.ndarray) -> Tensor:
         """On the device, without waiting for the work that is queued there."""
@@ -235,10 +222,10 @@ class Vectorised:
             self._memory = tree.repeat(memories(client.init(start), channel.init(start)), len(self.federation))
         return self._memory or {}
 
-    def _remember(self, memory: Tree, ids: np.ndarray, new: Tree, reply: Tree, heard: np.ndarray) -> None:
+    def _remember(self, memory: Tree, places: np.ndarray, new: Tree, reply: Tree, heard: np.ndarray) -> None:
         if not any(True for _ in tree.leaves(memory)):
             return
-        where = self._sent(ids)
+        where = self._sent(places)
         # a client that was not heard, or broke down, keeps what it had
         sound = self._sent(heard) & tree.all_finite(reply) & tree.all_finite(new)
         new = tree.where(sound, new, tree.rows(memory, where))

@@ -1,0 +1,46 @@
+"""Why a reply was not let in: named client, key and reason, on one line that cannot forge another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from consilience.core.plain_text import plain
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """One reply that was refused: who sent it, why, and which of its tensors was to blame, if one was."""
+
+    client: int | str
+    reason: str  # one word of ours, such as `shape`: it is counted
+    key: str = ""
+    detail: str = ""
+
+    def __str__(self) -> str:
+        where = f" in {plain(self.key, most=120)}" if self.key else ""
+        why = f": {plain(self.detail)}" if self.detail else ""
+        return f"client {plain(self.client, most=64)} refused: {self.reason}{where}{why}"
+
+
+class Refused(ValueError):
+    """One reply that must not be let in."""
+
+    def __init__(self, reason: str, *, key: str = "", detail: str = "") -> None:
+        self.reason, self.key, self.detail = reason, key, detail
+        where, why = f" in {plain(key, most=120)}" if key else "", f": {plain(detail)}" if detail else ""
+        super().__init__(f"{reason}{where}{why}")
+
+    def by(self, client: int | str) -> Refusal:
+        """The refusal of this client's reply."""
+        return Refusal(client=client, reason=self.reason, key=self.key, detail=self.detail)
+
+    def at(self, key: str) -> Refused:
+        """The same, with the tensor named."""
+        return self if self.key else Refused(self.reason, key=key, detail=self.detail)
+
+
+def tally(refusals: Iterable[Refusal]) -> dict[str, int]:
+    """How many were refused for each reason, by reason."""
+    return dict(sorted(Counter(refusal.reason for refusal in refusals).items()))

@@ -1,0 +1,70 @@
+"""Who of a cohort works, and how much: decided once, for the whole cohort, wherever its clients are."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from consilience.core.exchange import Cohort
+from consilience.core.plans import Work
+from consilience.core.tree import Tree
+from consilience.environments.environment import Environment
+
+
+class Orders(NamedTuple):
+    """The clients that have something to do, ascending; `counts` says why the others have not."""
+
+    ids: np.ndarray  # [m]
+    place: np.ndarray  # [m] their rows in the personal broadcast
+    steps: np.ndarray  # [m]
+    heard: np.ndarray  # [m] False: the client stands in with the model it was sent
+    sizes: np.ndarray  # [m] rows each holds
+    counts: dict[str, int]
+
+    @staticmethod
+    def given(
+        environment: Environment, work: Work, ids: np.ndarray, sizes: np.ndarray, *, round: int, seed: int
+    ) -> Orders:
+        """What the environment makes of a cohort of these ids, with [m] rows."""
+        steps = planned_steps(environment, work, ids, sizes, round, seed)
+        heard = environment.reachable(round, ids, seed) if work.trains else np.ones(len(ids), dtype=bool)
+        has_rows = sizes > 0
+        stands_in = work.trains and environment.silent == "stand_in"
+        keep = has_rows & (heard | stands_in)
+        counts = {"silent": int((~heard & has_rows).sum()), "empty_client": int((~has_rows).sum())}
+        return Orders(
+            ids=ids[keep],
+            place=np.flatnonzero(keep),
+            steps=np.where(heard, steps, 0)[keep],
+            heard=heard[keep],
+            sizes=sizes[keep],
+            counts={reason: count for reason, count in counts.items() if count},
+        )
+
+    def of(self, mine: np.ndarray) -> Orders:
+        """Those flagged, for one of several engines that share the cohort; what is missing is counted elsewhere."""
+        return Orders(self.ids[mine], self.place[mine], self.steps[mine], self.heard[mine], self.sizes[mine], {})
+
+    def cohort(self, reply: Tree, examples: Tensor, round: int) -> Cohort:
+        """What came back from these orders."""
+        return Cohort(
+            reply=reply,
+            ids=self.ids,
+            examples=examples,
+            steps=self.steps,
+            round=round,
+            heard=self.heard,
+            counts=self.counts,
+        )
+
+
+def planned_steps(
+    environment: Environment, work: Work, ids: np.ndarray, sizes: np.ndarray, round: int, seed: int
+) -> np.ndarray:
+    """[m] steps that clients with [m] rows do; a look at the data goes through all rows once, whatever happens."""
+    per_epoch = work.steps_per_epoch(sizes)
+    if not work.trains:
+        return per_epoch
+    return environment.work(round, ids, seed, epochs=work.epochs, steps_per_epoch=per_epoch)
