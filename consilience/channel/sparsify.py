@@ -49,8 +49,12 @@ class TopK:
         """Zeros elsewhere."""
         if not len(cohort):
             return cohort
-        sent = cohort.reply["model"]["params"]
-        return _spread(cohort, received, sent["values"], sent["places"].to(torch.int64))
+        sent, size = cohort.reply["model"]["params"], sum(_sizes(received))
+        places = sent["places"].to(torch.int64)
+        # a place outside the model, which no honest client sends, spoils its reply, and screening then refuses that
+        nowhere = (places < 0) | (places >= size)
+        values = sent["values"].masked_fill(nowhere, torch.nan)
+        return _spread(cohort, received, values, places.masked_fill(nowhere, 0))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,6 +43,7 @@ class Limits:
     max_steps: Count = 10_000_000  # local steps that a client may say it did
     castable: tuple[str, ...] = ()  # floating types that are cast to the expected one instead of refused
     slack: Whole = 4096  # bytes that a reply may be longer than expected
+    needs_digest: bool = False  # whether a reply without one is refused
     max_metrics: Whole = 64  # numbers reported beside a reply
 
     def __post_init__(self) -> None:
@@ -121,6 +122,7 @@ def admit(
             accepted[client] = _checked(arrival, template, limits, notes)
         except Refused as problem:
             refusals.append(problem.by(arrival.client))
+    refusals.sort(key=lambda refusal: (isinstance(refusal.client, str), refusal.client, refusal.reason))
     ids = sorted(accepted)
     kept = [accepted[client] for client in ids]
     return Admitted(
@@ -130,7 +132,7 @@ def admit(
         steps=np.array([steps for _, _, steps, _ in kept], dtype=np.int64),
         metrics=tuple(metrics for *_, metrics in kept),
         refusals=tuple(refusals),
-        notes=tuple(notes),
+        notes=tuple(sorted(notes)),
     ), refusals
 
 
@@ -187,6 +189,8 @@ def _checked(
     if arrival.packed is not None:
         reply = template.read(arrival.packed, limits.castable, slack=limits.slack)
     template.compare(reply, limits.castable)
+    if arrival.digest is None and limits.needs_digest:
+        raise Refused("digest", detail="it came without one")
     if arrival.digest is not None and arrays.digest(reply, *arrival.facts) != arrival.digest:
         raise Refused("digest", detail="not what the sender's digest says: truncated or changed on the way")
     reply, casts = template.settle(reply, limits.castable)

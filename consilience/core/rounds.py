@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
+from consilience.core.admission import Limits
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.chance import key
 from consilience.core.checks import Invalid
@@ -24,6 +25,7 @@ from consilience.core.protocols import (
     LooksFirst,
     TrainsModel,
 )
+from consilience.core.screening import screen as screen
 from consilience.core.tree import Tree
 
 
@@ -67,11 +69,13 @@ def run(
     start: Tree | None = None,
     resume: Snapshot | None = None,
     max_bad_rounds: int = 3,
+    limits: Limits | None = None,
 ) -> Iterator[Round]:
     """Train, yielding each finished round; whatever observes (reports, checkpoints, early stopping) consumes this.
 
     A round ends when enough replies are in: all that were asked for, or, where the server rule has a buffer, as many
-    as that holds, while the other clients go on working from the model they were sent.
+    as that holds, while the other clients go on working from the model they were sent. Replies that break the `limits`
+    are refused, and named in the cohort; with fewer than `limits.min_valid` left the round changes nothing.
     """
     here = resume or _first(algorithm, engine, start)
     engine.restore(here.memory)
@@ -82,7 +86,8 @@ def run(
         seen = _look(algorithm, engine, received, ids, number, seed)
         sent = engine.exchange(algorithm.client, algorithm.channel, seen, ids, round=number, seed=seed)
         decoded = algorithm.channel.decode(sent, received.among(ids, sent.ids), key(seed, "decode", number))
-        cohort = screen(labelled(replace(decoded, seed=seed), done.landed, received, number, done.late))
+        cohort = labelled(replace(decoded, seed=seed), done.landed, received, number, done.late)
+        cohort = screen(cohort, received.among(ids, cohort.ids), limits)
         cohort, looked = _look_back(algorithm, engine, cohort, received.among(ids, cohort.ids), seed)
         # a round without a usable reply changes nothing
         state, notes = server.update(here.server, cohort) if len(cohort) else (here.server, {})
@@ -145,14 +150,6 @@ def _look_back(
     own = Broadcast(shared=shared, personal=personal)
     seen = engine.exchange(algorithm.client.look_back, Plain(), own, cohort.ids, round=cohort.round, seed=seed)
     return replace(cohort, reply={**cohort.reply, **seen.reply}), Asked(up=seen.nbytes())
-
-
-def screen(cohort: Cohort) -> Cohort:
-    """Drop replies that hold NaN or infinite values, and count them: they never touch the model."""
-    if not len(cohort):
-        return cohort
-    finite = tree.all_finite(cohort.reply).cpu().numpy()
-    return cohort if finite.all() else cohort.only(finite, nonfinite=int((~finite).sum()))
 
 
 def _refuse_unusable(round: int, weights: Tensor | None, model: Tree) -> None:

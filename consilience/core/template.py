@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from consilience.core import arrays
+from consilience.core import arrays, tree
 from consilience.core.arrays import Packed, dtype_name
 from consilience.core.refusal import Refused
 from consilience.core.tree import SEPARATOR, Tree
@@ -60,7 +60,10 @@ class Template:
         """`check`, and the paths of the tensors that were cast."""
         flat = self._compared(reply, castable)
         casts = tuple(path for path, leaf in self.leaves.items() if flat[path].dtype != leaf.dtype)
-        return self._build({path: _finite(path, flat[path], leaf.dtype) for path, leaf in self.leaves.items()}), casts
+        values = {path: flat[path].detach().to(leaf.dtype) for path, leaf in self.leaves.items()}
+        if not tree.is_finite(list(values.values())):
+            raise _nonfinite(values)
+        return self._build(values), casts
 
     def compare(self, reply: Any, castable: Collection[str] = ()) -> None:
         """`check` without a look at any value."""
@@ -147,14 +150,13 @@ def _walk(reply: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, T
             yield from _walk(value, prefix + key + SEPARATOR, depth + 1)
 
 
-def _finite(path: str, value: Tensor, dtype: torch.dtype) -> Tensor:
-    """The value in its expected type, in which it must be finite, too."""
-    cast = value.detach().to(dtype)
-    if dtype.is_floating_point and not bool(cast.isfinite().all()):
-        bad = ~cast.isfinite()
-        kind = "NaN" if bool(cast.isnan().any()) else "infinite"
-        raise Refused("nonfinite", key=path, detail=f"{int(bad.sum()):,} of {cast.numel():,} values, {kind} among them")
-    return cast
+def _nonfinite(values: Mapping[str, Tensor]) -> Refused:
+    """Which tensor is not finite, and how much of it."""
+    floating = {path: value for path, value in values.items() if value.is_floating_point()}
+    path = next(path for path, value in floating.items() if not bool(value.isfinite().all()))
+    bad, kind = ~values[path].isfinite(), "NaN" if bool(values[path].isnan().any()) else "infinite"
+    detail = f"{int(bad.sum()):,} of {bad.numel():,} values, {kind} among them"
+    return Refused("nonfinite", key=path, detail=detail)
 
 
 def _declared(path: str, item: Any) -> torch.dtype:

@@ -48,11 +48,14 @@ class Experiment:
         return sum(leaf.numel() for leaf in self.task.start()["params"].values())
 
 
-def assemble(config: Config) -> Experiment:
-    """Build everything that the settings name; what does not fit together is refused here, by key."""
+def assemble(config: Config, data: Dataset | None = None) -> Experiment:
+    """Build everything that the settings name; what does not fit together is refused here, by key.
+
+    `data` are what `read_data` gave before, for many runs on one data set.
+    """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    data = datasets.load(config.data.name, data_dir=config.data_dir, **config.data.options)
+    data = read_data(config) if data is None else data
     federation, rows = spread(config, data)
     algorithm = KINDS["algorithm"].build(config.algorithm.name, config.algorithm.options)
     if isinstance(algorithm.selection, Together):
@@ -77,6 +80,11 @@ def assemble(config: Config) -> Experiment:
         data=data,
         prints=prints,
     )
+
+
+def read_data(config: Config) -> Dataset:
+    """The data set that the settings name."""
+    return datasets.load(config.data.name, data_dir=config.data_dir, **config.data.options)
 
 
 def spread(config: Config, data: Dataset) -> tuple[Federation, list[np.ndarray]]:

@@ -135,10 +135,11 @@ def offered(section: str, name: str, known: Mapping[str, Option]) -> dict[str, A
     if section != "algorithm" or name == default["name"]:
         return settings
     _, recipe = KINDS[section].find(name)
-    return {key: value for key, value in settings.items() if not _has_own_default(recipe, key)}
+    return {key: value for key, value in settings.items() if not has_own_default(recipe, key)}
 
 
-def _has_own_default(recipe: Factory, key: str) -> bool:
+def has_own_default(recipe: Factory, key: str) -> bool:
+    """Whether a recipe has a default of its own for an option that all recipes share."""
     if key in inspect.signature(recipe).parameters:
         return True
     return not _needs_something(recipe) and _shared_default(recipe, key, {}) is None

@@ -120,6 +120,7 @@ class Config:
 def load(path: Path | str | None = None, overrides: Iterable[str] = ()) -> Config:
     """The config of a file, or the default one, with `key=value` overrides."""
     given = toml_text.read(Path(path)) if path is not None else {}
+    given.pop("compare", None)  # what `consilience compare` does with this run
     return from_table(given, overrides, source=str(path) if path is not None else "the defaults")
 
 

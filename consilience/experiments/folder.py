@@ -50,10 +50,12 @@ class RunFolder:
     path: Path
     metrics: RowLog = field(init=False, repr=False)  # reproducible byte for byte
     timing: RowLog = field(init=False, repr=False)  # wall-clock things, kept apart for that reason
+    clients: RowLog = field(init=False, repr=False)  # client by client, reproducible as well; runs of old have none
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", RowLog(self.path / "metrics.jsonl"))
         object.__setattr__(self, "timing", RowLog(self.path / "timing.jsonl"))
+        object.__setattr__(self, "clients", RowLog(self.path / "clients.jsonl"))
 
     @staticmethod
     def create(root: Path, name: str, config_text: str, facts: Mapping[str, Any] | None = None) -> RunFolder:
@@ -93,6 +95,10 @@ class RunFolder:
     def partition(self) -> Path:
         return self.path / "partition.npz"
 
+    @property
+    def federation(self) -> Path:
+        return self.path / "federation.json"
+
     def lock(self) -> RunLock:
         """`with folder.lock():` keeps every other process from running here."""
         return RunLock(self.path / "lock")
@@ -119,6 +125,15 @@ class RunFolder:
         except OSError as problem:
             raise RecordError(explain("record facts in", self.path / "run.json", problem)) from problem
 
+    def describe_clients(self, facts: Mapping[str, Any]) -> None:
+        """Store who the clients are and what they hold, unless that is what is there already."""
+        data = canonical.encode(canonical.settle(facts, "clients")) + b"\n"
+        try:
+            if not (self.federation.exists() and read_file(self.federation) == data):
+                replace_file(self.federation, data)
+        except OSError as problem:
+            raise RecordError(explain("describe the clients in", self.federation, problem)) from problem
+
     def append(self, row: Mapping[str, Any], *, sync: bool = True) -> tuple[int, str]:
         """Add a metrics row; byte length and SHA-256 of the file so far belong in the checkpoint's facts."""
         return self.metrics.append(row, sync=sync)
@@ -127,6 +142,7 @@ class RunFolder:
         """Cut the metrics back to a checkpoint, the timing to its last whole line: how a resume begins."""
         self.metrics.truncate(byte_length, sha256)
         self.timing.drop_torn_line()
+        self.clients.keep_rounds(len(self.metrics.read().rows))
 
     def rows(self) -> History:
         """The metrics rows, with a note if the last line is torn."""
@@ -243,6 +259,7 @@ def _build(path: Path, config: bytes, facts: bytes) -> None:
         write_file(draft / "run.json", [facts])
         write_file(draft / "metrics.jsonl", [])
         write_file(draft / "timing.jsonl", [])
+        write_file(draft / "clients.jsonl", [])
         disk.mkdir(draft / "checkpoints")
         sync_folder(draft)
         renaming = True

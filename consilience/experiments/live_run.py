@@ -141,6 +141,7 @@ class Run:
         self._settle_lane()
         position = self.folder.append(observation.row)
         self.folder.timing.append(observation.timing, sync=False)
+        self.folder.clients.append(observation.clients, sync=False)
         return position
 
     def _save(self, observation: Observation, position: tuple[int, str]) -> None:

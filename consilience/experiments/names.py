@@ -1,4 +1,4 @@
-"""Names and texts from outside: an allow-list for what becomes a path, an escape for what gets printed."""
+"""Names from outside: an allow-list for what becomes a path (`plain` is for what gets printed)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from consilience.core.checks import Invalid
+from consilience.core.plain_text import plain as plain
 
 LONGEST = 64
 
@@ -21,15 +22,6 @@ def safe_name(text: Any, what: str) -> str:
             "A-Z a-z 0-9 . _ - and begin with a letter, a digit or _"
         )
     return str(text)
-
-
-def plain(text: Any, most: int = 200) -> str:
-    """Any text on one line of at most `most` characters and a note: the unprintable escaped, the rest cut."""
-    text = str(text)
-    shown = "".join(map(_printable, text[:most]))
-    if len(text) <= most and len(shown) <= most:
-        return shown
-    return f"{shown[:most]}... ({len(text)} characters)"
 
 
 def _why_not(text: Any) -> str:
@@ -49,10 +41,3 @@ def _why_not(text: Any) -> str:
     if text.split(".")[0].lower() in _DEVICES:
         return f"is a device name on Windows ({text.split('.')[0]})"
     return ""
-
-
-def _printable(character: str) -> str:
-    # isprintable is false for controls, line separators, bidirectional marks and lone surrogates.
-    if character == "\\":
-        return "\\\\"  # else an escape that was in the text could not be told from ours
-    return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")

@@ -110,6 +110,11 @@ def protocol_in(annotation: Any) -> type | None:
     return next((member for member in _members(annotation) if getattr(member, "_is_protocol", False)), None)
 
 
+def takes_lists(annotation: Any) -> bool:
+    """Whether an option's value may itself be a list."""
+    return any(_takes_lists(member) for member in _members(annotation))
+
+
 def describe(annotation: Any) -> str:
     """An annotation in words: 'number > 0', 'list of whole number >= 1', 'everyone | uniform'."""
     origin = typing.get_origin(annotation)

@@ -15,8 +15,9 @@ from consilience.core.federation import Rows
 from consilience.core.rounds import Round
 from consilience.core.task import Task
 from consilience.core.tree import Tree
+from consilience.experiments.client_log import client_row
 from consilience.experiments.evaluation import Scores, evaluate, evaluate_each, fairness
-from consilience.experiments.personal import UNTESTED, PersonalTest
+from consilience.experiments.personal import UNTESTED, PersonalScores, PersonalTest
 
 COUNTS = ("silent", "empty_client", "nonfinite", "late")
 
@@ -29,6 +30,7 @@ class Observation:
     row: dict[str, Any]  # a function of the run's settings alone
     timing: dict[str, Any]  # what the clock said
     traffic: tuple[int, int]  # bytes up and down since the first round
+    clients: dict[str, Any]  # client by client, a function of the settings as well
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -54,15 +56,16 @@ class Observer:
         for round in rounds:
             trained = time.perf_counter()
             up, down = up + round.bytes_up, down + round.bytes_down
-            scores = self._scores(round)
+            scores, personal = self._scores(round), self._personally(round)
             row = {**_quality(round.number, scores, self.classes), **self._locally(round, before)}
-            row |= {**self._personally(round), **_training(round, before)}
+            row |= {**(personal.row(self.classes) if personal else {}), **_training(round, before)}
             row |= {"bytes_up": round.bytes_up, "bytes_down": round.bytes_down}
             row |= {"bytes_up_total": up, "bytes_down_total": down}
             row |= {reason: round.cohort.counts.get(reason, 0) for reason in COUNTS}
             row |= {"simulated_seconds": round.clock, **_staleness(round)}
             timing = _timing(round, trained - began, time.perf_counter() - trained)
-            yield Observation(round=round, row=row, timing=timing, traffic=(up, down))
+            clients = client_row(round, scores, personal, self.classes)
+            yield Observation(round=round, row=row, timing=timing, traffic=(up, down), clients=clients)
             before, began = round.model, time.perf_counter()
 
     def _due(self, round: Round) -> bool:
@@ -85,12 +88,11 @@ class Observer:
         spread = fairness(accuracies) if self.classes else {}
         return row | {f"local_accuracy_{name}": value for name, value in spread.items()}
 
-    def _personally(self, round: Round) -> dict[str, Any]:
-        """How good clients' own models are; nothing where there are none."""
+    def _personally(self, round: Round) -> PersonalScores | None:
+        """How good clients' own models are; None where there are none."""
         if self.personal is None:
-            return {}
-        found = self.personal(round.snapshot.server) if self._due(round) else UNTESTED
-        return found.row(self.classes)
+            return None
+        return self.personal(round.snapshot.server) if self._due(round) else UNTESTED
 
 
 def _quality(number: int, scores: Scores | None, classes: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from consilience.core.checks import Invalid
 from consilience.experiments import canonical
-from consilience.experiments.disk import append_file, cut_file, explain, read_file
+from consilience.experiments.disk import append_file, cut_file, explain, read_file, replace_file
 from consilience.experiments.names import plain
 
 
@@ -71,6 +71,23 @@ class RowLog:
         if whole < len(data):
             self.truncate(whole, hashlib.sha256(data[:whole]).hexdigest())
 
+    def keep_rounds(self, last: int) -> None:
+        """Cut off the rows of rounds after `last`, and whatever stands behind a row that is damaged."""
+        if not self.path.exists():
+            self._create()
+        data, kept = self._bytes(), 0
+        for line in data.splitlines(keepends=True):
+            try:
+                row = canonical.decode(line)
+                whole = line.endswith(b"\n") and isinstance(row, dict) and 0 < row["round"] <= last
+            except (ValueError, KeyError, TypeError):
+                break
+            if not whole:
+                break
+            kept += len(line)
+        if kept < len(data):
+            self.truncate(kept, hashlib.sha256(data[:kept]).hexdigest())
+
     def read(self) -> History:
         """Every row; a torn last line is left out and noted, other damage is a `RecordError` with line."""
         *lines, rest = self._bytes().split(b"\n")
@@ -85,6 +102,12 @@ class RowLog:
             rows.append(row)
         note = f"{self.path}, line {len(lines) + 1} is torn ({len(rest)} bytes without an end): left out"
         return History(rows=rows, note=note if rest else "")
+
+    def _create(self) -> None:
+        try:
+            replace_file(self.path, b"")
+        except OSError as problem:
+            raise RecordError(explain("create", self.path, problem)) from problem
 
     def _bytes(self) -> bytes:
         try:

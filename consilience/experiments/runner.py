@@ -13,8 +13,10 @@ import torch
 
 from consilience.core.checks import Invalid
 from consilience.data import partition
+from consilience.data.dataset import Dataset
 from consilience.experiments import checkpoint, identity
 from consilience.experiments.assembly import Experiment, assemble
+from consilience.experiments.client_log import federation_facts
 from consilience.experiments.config import Config, from_table
 from consilience.experiments.folder import RunFolder
 from consilience.experiments.live_run import Run, Watch, store_config
@@ -36,11 +38,11 @@ def proceed(path: Path, overrides: Iterable[str] = (), *, force: bool = False, w
 
 
 @contextlib.contextmanager
-def start(config: Config, *, folder: Path | None = None) -> Iterator[Run]:
+def start(config: Config, *, folder: Path | None = None, data: Dataset | None = None) -> Iterator[Run]:
     """Begin a run in a new folder: `folder` exactly, or one named after the config, numbered if that is taken."""
     if folder is not None and (Path(folder) / "run.json").exists():
         raise Invalid(f"{folder} holds a run already: continue it with `consilience resume {folder}`")
-    experiment = assemble(config)
+    experiment = assemble(config, data)
     experiment = dataclasses.replace(experiment, config=_resolved(experiment))
     facts = {
         "config": identity.settings(experiment.config),
@@ -54,6 +56,7 @@ def start(config: Config, *, folder: Path | None = None) -> Iterator[Run]:
     made = _create(experiment.config, folder, facts)
     with made.lock():
         partition.save(experiment.parts, made.partition)
+        made.describe_clients(federation_facts(experiment.federation, experiment.data.label_names))
         yield Run(made, experiment, None)
 
 
@@ -73,6 +76,7 @@ def resume(path: Path, overrides: Iterable[str] = (), *, force: bool = False) ->
         found += identity.differences(facts.get("prints", {}), experiment.prints, prefix="fingerprint.")
         found += _partition_differences(folder, experiment)
         _refuse(found, folder, force)
+        folder.describe_clients(federation_facts(experiment.federation, experiment.data.label_names))
         run = Run(folder, experiment, saved)
         _note(folder, run, found, facts)
         yield run

@@ -75,15 +75,7 @@ def starts(cohort: Cohort, received: Broadcast) -> Tree:
 
 def with_model(cohort: Cohort, model: Tree) -> Cohort:
     """The same cohort with other models."""
-    return Cohort(
-        reply={**cohort.reply, "model": model},
-        ids=cohort.ids,
-        examples=cohort.examples,
-        steps=cohort.steps,
-        round=cohort.round,
-        heard=cohort.heard,
-        counts=cohort.counts,
-    )
+    return replace(cohort, reply={**cohort.reply, "model": model})
 
 
 def alike(update: Tree, count: int) -> Tree:
