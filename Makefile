@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test test-slow lint docs bench clean help
+.PHONY: run test test-slow lint docs site bench clean help
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -12,7 +12,7 @@ help: ## what there is
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower,ray]'
 	@touch $(READY)
 
 run: $(READY) ## train SimProx over twenty unlike clients on embedded data
@@ -32,8 +32,16 @@ test-slow: $(READY) ## the longer checks, such as MNIST accuracy
 docs: $(READY) ## rewrite the table of algorithms from the recipes
 	$(BIN)/python docs/make_algorithms.py
 
+$(VENV)/.docs: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+site: $(VENV)/.docs ## the documentation as a site that needs no network, in site/index.html
+	$(BIN)/python -m sphinx -q -b html docs site
+	@echo site/index.html
+
 bench: $(READY) ## seconds per round of every lane against a loop written by hand, on this machine
 	$(BIN)/python benchmarks/lanes.py
 
 clean: ## remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build site *.egg-info

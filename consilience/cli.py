@@ -1,4 +1,4 @@
-"""The command line: `consilience run | resume | learn | list | show | eval`; see `failures` for the exit codes."""
+"""The command line, `consilience run | resume | compare | show ...`; see `failures` for the exit codes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from consilience.dashboard.command import dashboard
+from consilience.deploy.commands import deploy, verify
+from consilience.experiments.compare.command import compare
+from consilience.experiments.diagnose.command import diagnose
 from consilience.experiments.failures import guarded
+from consilience.reporting.command import after_run
+from consilience.reporting.command import report as report_command
 
 if TYPE_CHECKING:  # PyTorch takes seconds to import: `--help` must not wait for it
     from rich.console import Console
@@ -26,6 +32,10 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and the run folder.")]
+Log = Annotated[str, typer.Option(help="Log metrics there, too: tensorboard or mlflow.", show_default=False)]
+Report = Annotated[
+    bool, typer.Option(envvar="CONSILIENCE_REPORT", help="Draw report.html in the run folder (needs matplotlib).")
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")]
 Settings = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, such as rounds=50.", show_default=False)
@@ -44,6 +54,8 @@ def run(
     ] = None,
     name: Annotated[str, typer.Option(help="What to call the run; numbered if there is one already.")] = "",
     folder: Annotated[Path | None, typer.Option(help="The run folder itself; it must not hold a run.")] = None,
+    log: Log = "",
+    report: Report = True,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -53,8 +65,8 @@ def run(
         from consilience.experiments import config, runner
 
         path, overrides = split(arguments or [])
-        settings = config.load(path, [*overrides, *([f"name={name}"] if name else [])])
-        return conclude(runner.execute(settings, folder=folder, watch=watcher(quiet)), quiet)
+        settings = config.load(path, [*overrides, *given(name=name, log=log)])
+        return conclude(runner.execute(settings, folder=folder, watch=watcher(quiet)), quiet, report)
 
     guarded(work, debug)
 
@@ -64,6 +76,8 @@ def resume(
     run: Annotated[Path, typer.Argument(help="The folder of the run.")],
     settings: Settings = None,
     force: Annotated[bool, typer.Option(help="Go on although code, data or settings changed (recorded).")] = False,
+    log: Log = "",
+    report: Report = True,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -72,7 +86,9 @@ def resume(
     def work() -> int:
         from consilience.experiments import runner
 
-        return conclude(runner.proceed(run, settings or [], force=force, watch=watcher(quiet)), quiet)
+        return conclude(
+            runner.proceed(run, [*(settings or []), *given(log=log)], force=force, watch=watcher(quiet)), quiet, report
+        )
 
     guarded(work, debug)
 
@@ -188,6 +204,14 @@ def evaluate(
     guarded(work, debug)
 
 
+app.command()(compare)
+app.command()(diagnose)
+app.command("report")(report_command)
+app.command()(dashboard)
+app.command()(verify)
+app.add_typer(deploy)
+
+
 def main() -> None:
     """The entry point of the `consilience` command."""
     app()
@@ -232,8 +256,13 @@ def watcher(quiet: bool) -> Callable[[Run], Iterator[Observation]] | None:
     return watch
 
 
-def conclude(result: Result, quiet: bool) -> int:
-    """The results table, the folder and what to do next; the exit code."""
+def given(**options: str) -> list[str]:
+    """Options of a command that are settings, as `key=value`; empty ones were not given."""
+    return [f"{key}={value}" for key, value in options.items() if value]
+
+
+def conclude(result: Result, quiet: bool, pictures: bool) -> int:
+    """The results table, the folder, what to do next and where the report is; the exit code."""
     from consilience.experiments import report
     from consilience.experiments.folder import RunFolder
 
@@ -244,4 +273,6 @@ def conclude(result: Result, quiet: bool) -> int:
         timing = RunFolder.open(result.folder).timing.read().rows
         screen().print(report.results(result.history, timing), highlight=False)
         screen().print(report.next_steps(result.folder, bool(result.stopped)), highlight=False, soft_wrap=True)
+        if pictures:
+            screen().print(after_run(result), highlight=False, soft_wrap=True, markup=False)
     return 128 + result.stopped if result.stopped else 0

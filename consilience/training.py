@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from consilience.core.admission import Limits
 from consilience.core.algorithm import Algorithm
 from consilience.core.checks import Count, Invalid, Whole, check_value
 from consilience.core.federation import Federation
@@ -38,15 +39,27 @@ def train(
     evaluate_every: Whole = 1,
     evaluate_local: bool = False,
     progress: bool = True,
+    limits: Limits | None = None,
     **engine: Any,
 ) -> Result:
     """Train a module over a federation; `result.model` is the trained module, `result.history` one row per round.
 
+        federation = cs.Federation.from_clients([(x1, y1), (x2, y2)], test=(x, y))
+        result = cs.train(module, federation, cs.fedavg(lr=0.05, epochs=2), rounds=20)
+        result.history[-1]["accuracy"], result.model(x)
+
+    model: any `nn.Module`, whose present values are the start and which is not changed; or a `Task`.
     federation: `Federation.from_clients([(x, y), ...], test=(x, y))`, or the pairs alone if nothing is to be tested.
     algorithm: a recipe such as `simprox(lr=0.05)`, or four parts of your own in an `Algorithm`.
+    rounds: how often the server moves (10).
+    seed: decides who is chosen, the batches, dropout and the environment's luck (0): equal seeds, equal bits.
     loss: a name or a function (output, target) -> [B]; by default cross-entropy for class numbers, else squared error.
+    environment: who is slow, away or silent; by default nobody.
+    evaluate_every: test after every so many rounds and after the last (1); 0 is never.
     evaluate_local: test the clients' own models as well, as they are before the server merges them.
-    engine: settings of `Vectorised`, such as device="cuda", lane="batched", dtype="float64".
+    progress: show how far it is.
+    limits: what a client's update may be at most, and how many replies a round needs.
+    engine: settings of `Vectorised`, such as `device="cuda"`, `lane="batched"`, `dtype="float64"`.
     """
     rounds, seed = check_value("rounds", rounds, Count), check_value("seed", seed, Whole)
     evaluate_every = check_value("evaluate_every", evaluate_every, Whole)
@@ -68,7 +81,8 @@ def train(
         personal=personal_test(algorithm, vectorised),
     )
     observations: Iterator[Observation]
-    observations = observer.watch(run(algorithm, vectorised, rounds=rounds, seed=seed), vectorised.start())
+    finished = run(algorithm, vectorised, rounds=rounds, seed=seed, limits=limits)
+    observations = observer.watch(finished, vectorised.start())
     history, values = [], vectorised.start()
     for observation in shown(observations, rounds=rounds) if progress else observations:
         history.append(observation.row)

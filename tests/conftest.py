@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -12,6 +14,9 @@ settings.register_profile(
     "consilience", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
 )
 settings.load_profile("consilience")
+
+
+os.environ.setdefault("CONSILIENCE_REPORT", "0")  # no run draws a report, which takes seconds, unless told to
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

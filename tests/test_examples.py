@@ -5,10 +5,16 @@ from __future__ import annotations
 import os
 import re
 import runpy
+import shutil
+import subprocess
+import sys
+import types
 from pathlib import Path
 
 import pytest
+import torch
 
+import consilience as cs
 from consilience.experiments import config, runner
 
 ROOT = Path(__file__).parents[1]
@@ -23,10 +29,81 @@ def test_own_model(capsys: pytest.CaptureFixture[str], untraced: None) -> None:
     assert "accuracy" in capsys.readouterr().out
 
 
-def test_own_algorithm(capsys: pytest.CaptureFixture[str], untraced: None) -> None:
-    runpy.run_path(str(ROOT / "examples" / "own_algorithm.py"), run_name="__main__")
-    accuracies = [float(text) for text in re.findall(r"accuracy (\d\.\d+)", capsys.readouterr().out)]
-    assert len(accuracies) == 2 and accuracies[0] != accuracies[1] and min(accuracies) > 0.8
+def run_script(path: str, *arguments: str, folder: Path) -> str:
+    """What an example prints, run as a reader would."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(ROOT / "examples" / path), *arguments]
+    found = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+def real_data(name: str) -> str:
+    data_dir = os.environ.get("CONSILIENCE_DATA", "")
+    if not (data_dir and (Path(data_dir) / name).is_dir()):
+        pytest.skip(f"$CONSILIENCE_DATA has no folder {name}: the example's data are looked for there")
+    return data_dir
+
+
+def test_own_algorithm_beside_fedavg(tmp_path: Path) -> None:
+    printed = run_script("own_algorithm/compare.py", "--seeds", "1", "--rounds", "4", folder=tmp_path)
+    found = {name: float(re.search(rf"^{name} +(\d+\.\d)", printed, re.M)[1]) for name in ("FedAvg", "hard first")}
+    assert found["FedAvg"] != found["hard first"] and min(found.values()) > 50
+
+
+def test_own_weights_by_hand() -> None:
+    """Weights ~ N_k loss^power."""
+    names = runpy.run_path(str(ROOT / "examples" / "own_algorithm" / "hard_first.py"))
+    cohort = types.SimpleNamespace(
+        reply={"loss": torch.tensor([4.0, 1.0])}, examples=torch.tensor([10.0, 60.0], dtype=torch.float64)
+    )
+    weights, _, _ = names["LossWeights"](power=0.5).weigh(cohort, {}, {})
+    assert weights.tolist() == pytest.approx([20 / 80, 60 / 80])
+    with pytest.raises(cs.Invalid, match="power"):
+        names["hard_first"](power=-1.0)
+
+
+def test_own_algorithm_by_name(tmp_path: Path) -> None:
+    """Copied into the package, the file is an algorithm of the command line."""
+    shutil.copytree(ROOT / "consilience", tmp_path / "consilience", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "examples" / "own_algorithm" / "hard_first.py", tmp_path / "consilience" / "algorithms")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    arguments = [
+        "algorithm=hard_first",
+        "algorithm.power=1",
+        "rounds=1",
+        "model=logistic",
+        "engine.lane=serial",
+        "--quiet",
+    ]
+    command = [sys.executable, "-c", "from consilience.cli import main; main()", "run", *arguments]
+    found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stderr
+    assert "LossWeights(power=1.0)" in (tmp_path / found.stdout.strip() / "run.json").read_text()
+
+
+def test_four_hospitals(tmp_path: Path) -> None:
+    data = real_data("heart_disease")
+    printed = run_script(
+        "four_hospitals/compare.py", "--data-dir", data, "--seeds", "1", "--rounds", "5", folder=tmp_path
+    )
+    lines = printed.splitlines()
+    assert lines[0].split()[-5:] == ["cleveland", "hungarian", "switzerland", "va", "mean"]
+    means = {line[:28].strip(): float(line.split()[-2]) for line in lines[1:]}
+    assert len(means) == 6 and all(mean > 65 for mean in means.values())
+    assert means["each alone"] > means["most common diagnosis"]  # a model is worth more than none
+
+
+@pytest.mark.slow
+def test_people_with_phones(tmp_path: Path) -> None:
+    data = real_data("uci_har_acc")
+    printed = run_script(
+        "people_with_phones/compare.py", "--data-dir", data, "--seeds", "1", "--rounds", "3", folder=tmp_path
+    )
+    everyone = {line[:28].strip(): float(line.split()[-4]) for line in printed.splitlines()[1:]}
+    assert list(everyone) == ["each alone", "FedAvg", "FedBN", "FedPer", "Ditto"]
+    assert all(accuracy > 40 for accuracy in everyone.values())  # of six activities
+    assert everyone["FedBN"] > everyone["FedAvg"]
 
 
 def test_the_quickstart_recipe_learns_digits(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 from collections.abc import Callable
@@ -14,7 +15,12 @@ Recipe = Callable[..., Algorithm]
 
 def names() -> list[str]:
     """Every algorithm: the modules of this package."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+    return list(_modules())
+
+
+@functools.cache  # settings are read by asking for recipes hundreds of times
+def _modules() -> tuple[str, ...]:
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")))
 
 
 def recipe(name: str) -> Recipe:

@@ -53,7 +53,7 @@ class TopK:
         places = sent["places"].to(torch.int64)
         # a place outside the model, which no honest client sends, spoils its reply, and screening then refuses that
         nowhere = (places < 0) | (places >= size)
-        values = sent["values"].masked_fill(nowhere, torch.nan)
+        values = sent["values"].masked_fill(nowhere.any(1, keepdim=True), torch.nan)
         return _spread(cohort, received, values, places.masked_fill(nowhere, 0))
 
 

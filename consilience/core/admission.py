@@ -110,7 +110,7 @@ def admit(
     limits: Limits | None = None,
 ) -> tuple[Admitted, list[Refusal]]:
     """The replies that may be used, and why the others may not; at most one is accepted from each client asked."""
-    limits = limits or Limits()
+    limits, asked = limits or Limits(), {int(client) for client in asked}
     accepted: dict[int, tuple[Tree, float, int, dict[str, float]]] = {}
     refusals: list[Refusal] = []
     notes: list[str] = []
@@ -121,8 +121,10 @@ def admit(
                 raise Refused("duplicate", detail=f"it has answered round {round} already: the first answer is kept")
             accepted[client] = _checked(arrival, template, limits, notes)
         except Refused as problem:
-            refusals.append(problem.by(arrival.client))
-    refusals.sort(key=lambda refusal: (isinstance(refusal.client, str), refusal.client, refusal.reason))
+            refusals.append(
+                problem.by(arrival.client if isinstance(arrival.client, (int, str)) else _shown(arrival.client))
+            )
+    refusals.sort(key=lambda it: (isinstance(it.client, str), it.client, it.reason, it.detail))
     ids = sorted(accepted)
     kept = [accepted[client] for client in ids]
     return Admitted(
@@ -212,9 +214,8 @@ def _count(what: str, value: Any, *, least: int) -> int:
 
 
 def _shown(value: Any) -> str:
-    """A value from outside in words; a whole number may be too long to be printed at all."""
-    huge = isinstance(value, int) and abs(value) >= LARGEST
-    return f"a number of {value.bit_length()} bits" if huge else plain(repr(value), most=64)
+    """A value from outside in words."""
+    return plain(value if isinstance(value, int) else repr(value), most=64)
 
 
 def _clean(metrics: Any, most: int) -> tuple[dict[str, float], str]:

@@ -174,7 +174,8 @@ def _ask(algorithm: Algorithm, engine: Engine, pool: Pool, model: Tree, round: i
     answer = engine.exchange(Evaluate(work=LOOK), Plain(), question, ids, round=round, seed=seed)
     seconds = _seconds(engine, Evaluate(work=LOOK), Plain(), question, ids, round, seed)
     losses = pool.losses.copy()
-    losses[answer.ids] = (answer.reply["loss"] / answer.reply["rows"]).cpu().numpy()
+    if len(answer):
+        losses[answer.ids] = (answer.reply["loss"] / answer.reply["rows"]).cpu().numpy()
     return replace(pool, losses=losses), Asked(question.nbytes(len(ids)), answer.nbytes(), float(seconds.max()))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -60,21 +61,25 @@ class Cohort:
         return tree.nbytes(self.reply) // max(1, len(self)) * heard
 
     def only(self, keep: np.ndarray, **counts: int) -> Cohort:
-        """The clients flagged in `keep`; `counts` says why the others went."""
+        """The clients flagged in `keep`; `counts` says why the others went, and is added to what is counted already."""
         index = torch.from_numpy(np.flatnonzero(keep))
         return Cohort(
-            reply=tree.map_leaves(lambda leaf: leaf[index.to(leaf.device)], self.reply),
+            reply=tree.take(self.reply, np.flatnonzero(keep)),
             ids=self.ids[keep],
             examples=self.examples[index.to(self.examples.device)],
             steps=self.steps[keep],
             round=self.round,
             seed=self.seed,
             heard=None if self.heard is None else self.heard[keep],
-            counts={**self.counts, **counts},
+            counts={**self.counts, **{reason: self.counts.get(reason, 0) + n for reason, n in counts.items()}},
             refusals=self.refusals,
             staleness=None if self.staleness is None else self.staleness[keep],
             received=None if self.received is None else self.received.among(self.ids, self.ids[keep]),
         )
+
+    def refusing(self, more: Iterable[Refusal]) -> Cohort:
+        """With more refusals written down."""
+        return replace(self, refusals=(*self.refusals, *more))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -108,7 +108,15 @@ class Federation:
         names: Sequence[str] = (),
         classes: int | None = None,
     ) -> Federation:
-        """Ready-made clients: `[(x, y), ...]`; test rows shared by all (`test`) or one set per client."""
+        """Ready-made clients: `[(x, y), ...]`; test rows shared by all (`test`) or one set per client.
+
+            federation = cs.Federation.from_clients([(x1, y1), (x2, y2)], client_tests=[(t1, u1), (t2, u2)])
+
+        clients: x is a tensor [N, ...] or a dict of such tensors; y are class numbers [N], or measurements.
+        test, client_tests: at most one of the two; accuracies per client need the latter.
+        names: what reports call the clients; "0", "1" ... by default.
+        classes: how many there are, where the training rows do not show the last ones.
+        """
         if not clients:
             raise Invalid("clients is empty: a federation needs at least one (x, y) pair")
         train = _side_by_side(clients)

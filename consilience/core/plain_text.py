@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+LONGEST_NUMBER = 64  # bits
+
 
 def plain(text: Any, most: int = 200) -> str:
     """Any text on one line of at most `most` characters and a note: the unprintable escaped, the rest cut."""
+    if isinstance(text, int) and text.bit_length() > LONGEST_NUMBER:
+        return f"a number of {text.bit_length()} bits"  # Python refuses to print those with thousands of digits
     text = str(text)
     shown = "".join(map(_printable, text[:most]))
     if len(text) <= most and len(shown) <= most:

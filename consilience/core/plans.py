@@ -19,9 +19,9 @@ from consilience.core.tree import map_leaves
 class Work:
     """How much a client does in a round: passes over its rows, and rows per step (None: all of them)."""
 
-    epochs: Positive = 1
+    epochs: Positive = 1  # 0.5 is half of the rows
     batch_size: Count | None = 32
-    shuffle: bool = True
+    shuffle: bool = True  # afresh in every pass
     rows: Literal["train", "test"] = "train"
     trains: bool = True  # False: a look at the data, which leaves no memory and which no environment disturbs
 

@@ -25,6 +25,7 @@ from consilience.core.protocols import (
     LooksFirst,
     TrainsModel,
 )
+from consilience.core.screening import if_enough
 from consilience.core.screening import screen as screen
 from consilience.core.tree import Tree
 
@@ -76,6 +77,11 @@ def run(
     A round ends when enough replies are in: all that were asked for, or, where the server rule has a buffer, as many
     as that holds, while the other clients go on working from the model they were sent. Replies that break the `limits`
     are refused, and named in the cohort; with fewer than `limits.min_valid` left the round changes nothing.
+
+    rounds: the last round's number; with `resume`, those done before count.
+    seed: decides who is chosen, the batches and all luck (0).
+    start: a model in place of the engine's; resume: the `snapshot` of a round, from which the rest is exactly the same.
+    max_bad_rounds: so many rounds in a row without a usable reply raise `Diverged` (3).
     """
     here = resume or _first(algorithm, engine, start)
     engine.restore(here.memory)
@@ -89,12 +95,14 @@ def run(
         cohort = labelled(replace(decoded, seed=seed), done.landed, received, number, done.late)
         cohort = screen(cohort, received.among(ids, cohort.ids), limits)
         cohort, looked = _look_back(algorithm, engine, cohort, received.among(ids, cohort.ids), seed)
+        cohort = if_enough(cohort, limits)
         # a round without a usable reply changes nothing
         state, notes = server.update(here.server, cohort) if len(cohort) else (here.server, {})
         if len(cohort) and isinstance(server, TrainsModel):
             if not isinstance(engine, HasTask):
                 raise Invalid(f"{type(server).__name__} trains a model itself, but {type(engine).__name__} runs none")
             state = server.train(engine.task, state, cohort)
+        state = tree.here(state)  # what a rule kept of replies that lie in other processes
         _refuse_unusable(number + 1, notes.get("weights"), server.model(state))
         here = Snapshot(
             round=number + 1,
@@ -148,8 +156,11 @@ def _look_back(
         common = tree.map_leaves(lambda leaf: leaf.expand(len(cohort), *leaf.shape), received.shared)
         shared, personal = {}, {**personal, "received": {**common, **received.personal}}
     own = Broadcast(shared=shared, personal=personal)
-    seen = engine.exchange(algorithm.client.look_back, Plain(), own, cohort.ids, round=cohort.round, seed=seed)
-    return replace(cohort, reply={**cohort.reply, **seen.reply}), Asked(up=seen.nbytes())
+    answer = engine.exchange(algorithm.client.look_back, Plain(), own, cohort.ids, round=cohort.round, seed=seed)
+    seen = screen(answer)
+    if len(seen) < len(cohort):  # who does not answer this question, too, is left out
+        cohort = cohort.only(np.isin(cohort.ids, seen.ids), **seen.counts).refusing(seen.refusals)
+    return replace(cohort, reply={**cohort.reply, **seen.reply}), Asked(up=answer.nbytes())
 
 
 def _refuse_unusable(round: int, weights: Tensor | None, model: Tree) -> None:
@@ -185,7 +196,9 @@ def _losses(known: np.ndarray, cohort: Cohort) -> np.ndarray:
 
 
 def _explain(cohort: Cohort, round: int, limit: int) -> str:
-    why = ", ".join(f"{count} {reason}" for reason, count in cohort.counts.items()) or "nobody was available"
+    missing = {reason: count for reason, count in cohort.counts.items() if reason != "clipped_updates"}
+    why = ", ".join(f"{count} {reason}" for reason, count in missing.items()) or "nobody was available"
+    why += ", fewer than limits.min_valid" if "too_few" in missing else ""
     return (
         f"{limit} rounds in a row, up to round {round}, brought no usable reply ({why}). The model is unchanged since. "
         "If clients diverge, lower the learning rate; if they are silent or late, check the environment."

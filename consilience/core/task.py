@@ -24,8 +24,13 @@ from consilience.core.tree import Tree
 class Task:
     """A model and its loss; the model's values live in trees `{"params": ..., "buffers": ...}`, never in the module.
 
-    Parameters with `requires_grad=False` (a frozen encoder) are constants: they are never trained or sent.
-    `loss` is a name from `LOSSES` or a function (output, target) -> [B] loss per example.
+        task = cs.Task(nn.Linear(4, 3))
+        output, buffers = task.apply(task.start(), x, train=False)
+
+    module: any `nn.Module` that works under `torch.func`; it is copied, never changed. Parameters with
+    `requires_grad=False` (a frozen encoder) are constants: they are never trained or sent.
+    loss: "cross_entropy", "binary_cross_entropy" (one logit), "squared_error", or a function (output, target) -> [B]
+    loss per example.
     """
 
     def __init__(self, module: nn.Module, loss: str | Loss = "cross_entropy") -> None:

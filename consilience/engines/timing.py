@@ -38,17 +38,22 @@ def seconds(
 
 
 def reply_bytes(program: Program, broadcast: Broadcast, memory: Tree, round: int) -> int:
-    """The size of a reply, from one that is made without a step: replies keep their structure."""
+    """The size of a reply."""
+    return tree.nbytes(idle_reply(program, broadcast, memory, round))
+
+
+def idle_reply(program: Program, broadcast: Broadcast, memory: Tree, round: int) -> Tree:
+    """[1, ...] the first client's reply if it did not do a step: replies keep their structure."""
     first = slice(0, 1)
     shared = {**broadcast.shared, "round": torch.tensor(round, device=program.device)}
     context = Context(shared, tree.rows(broadcast.personal, first), tree.rows(memory, first))
     if isinstance(program.rule, LooksFirst):
         look = Program(program.rule.look_first, Plain(), program.task, program.dtype, program.device, False)
-        context = context._replace(personal={**context.personal, "seen": _idle_reply(look, context)})
-    return tree.nbytes(_idle_reply(program, context))
+        context = context._replace(personal={**context.personal, "seen": _at_once(look, context)})
+    return _at_once(program, context)
 
 
-def _idle_reply(program: Program, context: Context) -> Tree:
+def _at_once(program: Program, context: Context) -> Tree:
     keys = torch.zeros(1, dtype=torch.int64, device=program.device)
     reply, _ = program.end(program.begin(keys, context), keys, context)
     return reply

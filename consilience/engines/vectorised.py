@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -31,10 +32,20 @@ PRECISIONS = ("full", "tf32", "bf16")
 class Vectorised:
     """Data, client memories and models stay on the device; the cohort is cut into groups that fit and run in a lane.
 
-    `lane`: "batched" (one vmapped step for all; "batched-matmul": with convolutions as matrix products), "streams"
+        engine = cs.Vectorised(cs.Task(module), federation, lane="batched")
+        for done in cs.run(cs.fedavg(lr=0.1), engine, rounds=10):
+            print(done.number, done.cohort.ids)
+
+    environment: who is slow, away or silent; by default nobody.
+    device: "auto" (the GPU if there is one), "cpu", "cuda" or "cuda:1".
+    dtype, precision: "float32" or "float64"; "full", "tf32" or "bf16" arithmetic. deterministic: no kernels that may
+    give other bits next time.
+    lane: "batched" (one vmapped step for all; "batched-matmul": with convolutions as matrix products), "streams"
     (clients side by side: CUDA graphs, or one per CPU core), "serial", or "auto", which measures them on the first
-    round. `choice` says which was taken. `rounds_ahead` tells whether compiling (CUDA only) can pay for itself.
-    `hosts`: the federation holds only these clients of a larger one, in ascending order (an engine that spreads its
+    round. `choice` says which was taken.
+    clients_at_once: the largest group; by default what fits into memory.
+    compile, rounds_ahead: whether to compile (CUDA only); by default if it pays for itself in the rounds ahead.
+    hosts: the federation holds only these clients of a larger one, in ascending order (an engine that spreads its
     clients gives each of several such engines its own, and calls `fulfil`).
     """
 
@@ -74,6 +85,7 @@ class Vectorised:
         self._programs: dict[tuple[ClientRule, Channel], Program] = {}
         choice = Choice(lane=lane, clients_at_once=clients_at_once, compile=compile)
         self._tuner = Tuner(self.device, choice, rounds_ahead)
+        self._elsewhere: Callable[..., Tree] | None = None
 
     @property
     def task(self) -> Task:
@@ -89,6 +101,14 @@ class Vectorised:
     def choice(self) -> Choice:
         """The lane that was asked for, or measured to be fastest."""
         return self._tuner.choice
+
+    def pass_on(self, fulfil: Callable[..., Tree]) -> None:
+        """Let another `fulfil` carry out the orders of exchanges, such as one that several runs share."""
+        self._elsewhere = fulfil
+
+    def adopt(self, choice: Choice) -> None:
+        """Take the lane that another engine measured on the same run."""
+        self._tuner.choice = choice
 
     def store(self, rows: Literal["train", "test"]) -> Rows:
         """The rows on the device."""
@@ -146,7 +166,8 @@ class Vectorised:
         """Send, let the clients work, collect what arrives, in client order."""
         sizes = self.store(client.work.rows).sizes.numpy()[ids]
         orders = Orders.given(self.environment, client.work, ids, sizes, round=round, seed=seed)
-        reply = self.fulfil(client, channel, broadcast, orders, round=round, seed=seed)
+        fulfil = self._elsewhere or self.fulfil
+        reply = fulfil(client, channel, broadcast, orders, round=round, seed=seed)
         return orders.cohort(reply, self._sent(orders.sizes.astype(np.float64)), round)
 
     @torch.no_grad()
@@ -157,8 +178,24 @@ class Vectorised:
         with self._arithmetic:
             return self._work(client, channel, broadcast, orders, round, seed)
 
+    @torch.no_grad()
+    def settle(
+        self, client: ClientRule, channel: Channel, broadcast: Broadcast, orders: Orders, *, round: int, seed: int
+    ) -> Choice:
+        """Measure the lanes on these orders without carrying them out."""
+        with self._arithmetic:
+            self._work(client, channel, broadcast, orders, round, seed, only_measure=True)
+        return self.choice
+
     def _work(
-        self, client: ClientRule, channel: Channel, broadcast: Broadcast, orders: Orders, round: int, seed: int
+        self,
+        client: ClientRule,
+        channel: Channel,
+        broadcast: Broadcast,
+        orders: Orders,
+        round: int,
+        seed: int,
+        only_measure: bool = False,
     ) -> Tree:
         ids, place, steps = orders.ids, orders.place, orders.steps
         if not len(ids):
@@ -179,6 +216,8 @@ class Vectorised:
         order = np.lexsort((ids, -steps))  # longest first, then by id
         if client.work.trains:
             self._tuner.settle(program, store, order, prepare)
+        if only_measure:
+            return {}
 
         def train(group: np.ndarray) -> tuple[Tree, Tree]:
             carry, context, plan = prepare(group)

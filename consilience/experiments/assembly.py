@@ -22,8 +22,9 @@ from consilience.data import datasets
 from consilience.data.dataset import Dataset
 from consilience.data.federate import federate
 from consilience.data.partition import fingerprint
+from consilience.engines.ray_cluster import RayCluster
 from consilience.engines.vectorised import Vectorised
-from consilience.experiments.catalogue import KINDS
+from consilience.experiments.catalogue import ENGINES, KINDS
 from consilience.experiments.config import Config
 from consilience.experiments.parts import made
 from consilience.selection.together import Together
@@ -37,7 +38,7 @@ class Experiment:
     federation: Federation
     parts: list[np.ndarray]  # training rows of every client, as numbered in the data set
     task: Task
-    engine: Vectorised
+    engine: Vectorised | RayCluster
     algorithm: Algorithm
     data: Dataset
     prints: dict[str, str]  # fingerprints of the data and of their partition
@@ -46,6 +47,11 @@ class Experiment:
     def parameters(self) -> int:
         """How many numbers are learned."""
         return sum(leaf.numel() for leaf in self.task.start()["params"].values())
+
+    def close(self) -> None:
+        """End the processes that the engine started, if it did."""
+        if isinstance(self.engine, RayCluster):
+            self.engine.close()
 
 
 def assemble(config: Config, data: Dataset | None = None) -> Experiment:
@@ -65,7 +71,9 @@ def assemble(config: Config, data: Dataset | None = None) -> Experiment:
     environment = KINDS["environment"].build(config.environment.name, config.environment.options)
     made("environment", lambda: environment.check_against(len(federation)), {})
     surroundings = {"environment": environment, "rounds_ahead": config.rounds}
-    engine = made("engine", lambda: Vectorised(task, federation, **surroundings, **config.engine), {})
+    settings = {**config.engine, **surroundings}
+    where = ENGINES[settings.pop("name", "vectorised")]
+    engine = made("engine", lambda: where(task, federation, **settings), {})
     algorithm = KINDS["algorithm"].build(config.algorithm.name, config.algorithm.options)
     _try_client(algorithm, task)
     _try_selection(config, algorithm, federation)

@@ -11,6 +11,7 @@ from consilience import algorithms, environments, models
 from consilience.algorithms._common import averaged
 from consilience.core.checks import Invalid, Option, nearest, options_of
 from consilience.data import datasets, partition
+from consilience.engines.ray_cluster import RayCluster
 from consilience.engines.vectorised import Vectorised
 from consilience.environments.environment import Environment
 from consilience.experiments.parts import parts_of, protocol_in
@@ -68,7 +69,11 @@ KINDS: dict[str, Kind] = {
             needs_data=True,
         ),
         Kind(section="partition", factories=lambda: partition.PARTITIONS),
-        Kind(section="environment", factories=lambda: environments.ENVIRONMENTS),
+        Kind(
+            section="environment",
+            factories=lambda: environments.ENVIRONMENTS,
+            elsewhere={"indices": "the data: data.name = 'duw_mnist' reads the authors' split"},
+        ),
         Kind(
             section="model",
             factories=lambda: {name: models.find(name) for name in models.__all__},
@@ -91,10 +96,16 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 _FROM_DATA = ("vocabulary",)  # options of models that the data answer where the config does not
 
 
-def engine_options() -> dict[str, Option]:
-    """The settings of the engine."""
-    known = options_of(Vectorised.__init__)
-    elsewhere = ("self", "task", "federation", "environment", "rounds_ahead")
+ENGINES: dict[str, Factory] = {"vectorised": Vectorised, "ray": RayCluster}
+"""Where clients can run; the first is meant where none is named."""
+
+
+def engine_options(name: str = "vectorised") -> dict[str, Option]:
+    """The settings of an engine; those of the vectorised one hold for every worker of Ray."""
+    known = dict(options_of(Vectorised.__init__))
+    if name == "ray":
+        known |= options_of(RayCluster.__init__)
+    elsewhere = ("self", "task", "federation", "environment", "rounds_ahead", "hosts", "each")
     return {name: option for name, option in known.items() if name not in elsewhere}
 
 
@@ -173,7 +184,7 @@ def listing() -> dict[str, list[Entry]]:
             known = parts_of(protocol).items()
             entries = [Entry(name=name, about=_about(part), options=dict(options_of(part))) for name, part in known]
             found[f"{protocol.__name__.lower()}s"] = entries
-    found["engine"] = [Entry(name="vectorised", about=_about(Vectorised), options=engine_options())]
+    found["engine"] = [Entry(name=n, about=_about(kind), options=engine_options(n)) for n, kind in ENGINES.items()]
     return found
 
 

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from consilience.core.checks import Count, Invalid, Option, Range, Whole, check, hints_of, refuse_unknown
+from consilience.core.admission import Limits
+from consilience.core.checks import Count, Invalid, Option, Range, Whole, check, hints_of, nearest, refuse_unknown
 from consilience.experiments import canonical, parts, toml_text
 from consilience.experiments.catalogue import (
     DEFAULTS,
+    ENGINES,
     KINDS,
     default_part,
     engine_options,
@@ -30,7 +32,7 @@ from consilience.experiments.overrides import overridden
 Seed = Annotated[int, Range(least=0, below=2**63)]
 Table = dict[str, Any]
 
-HARMLESS = ("name", "rounds", "runs", "data_dir", "checkpoint.every", "checkpoint.keep")
+HARMLESS = ("name", "rounds", "runs", "data_dir", "log", "checkpoint.every", "checkpoint.keep", "engine.address")
 """Settings that a resumed run may change: no number it computes depends on them."""
 
 
@@ -67,6 +69,10 @@ class Checkpointing:
         check(self)
 
 
+FIXED: dict[str, type] = {"evaluation": Evaluation, "checkpoint": Checkpointing, "limits": Limits}
+"""Sections that mean the same in every run."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Everything that decides a run."""
@@ -78,6 +84,7 @@ class Config:
     threads: Count | None = None  # of the processor; None leaves it to PyTorch
     data_dir: str | None = None
     runs: str = "runs"
+    log: Literal["tensorboard", "mlflow"] | None = None  # where metrics go besides the run folder
     data: Chosen
     partition: Chosen
     environment: Chosen
@@ -86,6 +93,7 @@ class Config:
     engine: Table = field(default_factory=dict)
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
+    limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         if self.name:
@@ -101,7 +109,7 @@ class Config:
         scalars = {key: getattr(self, key) for key in _scalars() if getattr(self, key) not in (None, "")}
         chosen = {section: getattr(self, section) for section in KINDS}
         sections = {section: {"name": it.name, **parts.write(it.options)} for section, it in chosen.items()}
-        ends = {"engine": self.engine, "evaluation": vars(self.evaluation), "checkpoint": vars(self.checkpoint)}
+        ends = {"engine": self.engine, **{key: _told(getattr(self, key)) for key in FIXED}}
         return {**scalars, **sections, **{key: parts.write(table) for key, table in ends.items()}}
 
     def toml(self) -> str:
@@ -133,21 +141,27 @@ def from_table(given: Mapping[str, Any], overrides: Iterable[str] = (), *, sourc
     settled: Table = {key: parts.read(key, table[key], hints[key]) for key in _scalars() if key in table}
     for section in KINDS:
         settled[section] = _chosen(section, table.get(section, {}))
-    settled["engine"] = _section("engine", table, engine_options())
-    for section, kind in (("evaluation", Evaluation), ("checkpoint", Checkpointing)):
+    settled["engine"] = _engine(table.get("engine", {}))
+    for section, kind in FIXED.items():
         known = {f.name: Option(hints_of(kind)[f.name], f.default) for f in dataclasses.fields(kind)}
         settled[section] = kind(**_section(section, table, known))
     return Config(**settled)
 
 
 def _scalars() -> list[str]:
-    return [f.name for f in dataclasses.fields(Config) if f.name not in (*KINDS, "engine", "evaluation", "checkpoint")]
+    return [f.name for f in dataclasses.fields(Config) if f.name not in (*KINDS, "engine", *FIXED)]
+
+
+def _told(section: Any) -> Table:
+    """A section's settings, apart from those that are not set."""
+    return {key: value for key, value in vars(section).items() if value is not None}
 
 
 def _with_tables(given: Mapping[str, Any]) -> Table:
     """The tables, with `data = "mnist"` spelled `data = {name = "mnist"}`."""
-    spelled = {k: {"name": v} if k in KINDS and isinstance(v, str) else v for k, v in given.items()}
-    for key in (*KINDS, "engine", "evaluation", "checkpoint"):
+    named = (*KINDS, "engine")
+    spelled = {k: {"name": v} if k in named and isinstance(v, str) else v for k, v in given.items()}
+    for key in (*KINDS, "engine", *FIXED):
         if not isinstance(spelled.get(key, {}), Mapping):
             raise Invalid(f"{key} = {spelled[key]!r} must be a table: write [{key}] and its settings below it")
     return spelled
@@ -175,6 +189,23 @@ def _named(section: str, name: str, key: str, value: Any) -> Any:
         written = parts.write(part) if part is not None else None
         return {**written, **value} if isinstance(written, Mapping) else value
     return value
+
+
+def _engine(given: Table) -> Table:
+    """The engine's settings; the usual engine's name goes without saying."""
+    usual, name = next(iter(ENGINES)), given.get("name", next(iter(ENGINES)))
+    if name not in ENGINES:
+        raise Invalid(f"engine.name = {name!r} is not one of {', '.join(ENGINES)}{nearest(name, ENGINES)}")
+    known = engine_options(name)
+    for key, value in given.items():
+        owner = next((other for other in ENGINES if key in engine_options(other)), name)
+        if key != "name" and key not in known and owner != name:
+            raise Invalid(
+                f"engine.{key} = {value!r} is a setting of the engine {owner!r}, and this run's is {name!r}: choose it "
+                f"with engine={owner}, or drop the setting with `engine.{key}=`"
+            )
+    own = {"engine": {key: value for key, value in given.items() if key != "name"}}
+    return {**({} if name == usual else {"name": name}), **_section("engine", own, known)}
 
 
 def _section(section: str, table: Table, known: Mapping[str, Option]) -> Table:

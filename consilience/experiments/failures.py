@@ -1,7 +1,8 @@
 """An error becomes one readable message and an exit code.
 
 0 done, 1 unexpected, 2 bad settings or missing files, 3 the run diverged, 4 the run folder cannot be used (locked, disk
-full or damaged), 130 and 143 stopped by SIGINT and SIGTERM after the round in progress was saved.
+full or damaged), 5 too few clients of a deployment are there or answer, 130 and 143 stopped by SIGINT and SIGTERM after
+the round in progress was saved.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-UNEXPECTED, BAD_SETTINGS, DIVERGED, BAD_FOLDER, INTERRUPTED = 1, 2, 3, 4, 130
+UNEXPECTED, BAD_SETTINGS, DIVERGED, BAD_FOLDER, TOO_FEW_CLIENTS, INTERRUPTED = 1, 2, 3, 4, 5, 130
 
 
 def guarded(work: Callable[[], int], debug: bool) -> NoReturn:
@@ -33,12 +34,15 @@ def explained(problem: Exception) -> tuple[str, int]:
     if isinstance(problem, (Invalid, FileNotFoundError, ImportError)):
         return str(problem), BAD_SETTINGS
     from consilience.core.rounds import Diverged
+    from consilience.engines.flower.mail import TooFewClients
     from consilience.experiments.checkpoint import CheckpointError
     from consilience.experiments.lock import RunLocked
     from consilience.experiments.row_log import RecordError
 
     if isinstance(problem, Diverged):
         return f"{problem}\nThe last good checkpoint is intact.", DIVERGED
+    if isinstance(problem, TooFewClients):
+        return str(problem), TOO_FEW_CLIENTS
     if isinstance(problem, (CheckpointError, RecordError, RunLocked, OSError)):
         return str(problem), BAD_FOLDER
     if type(problem).__name__ == "OutOfMemoryError":

@@ -68,8 +68,25 @@ def differences(
 
     Before the first checkpoint the config may know the measured lane and the facts not yet: it has no effect then.
     """
-    harmless = HARMLESS if computed else (*HARMLESS, *(f"engine.{key}" for key in MEASURED))
+    harmless = (*HARMLESS, *_same_bits(stored, now))
+    if not computed:
+        harmless = (*harmless, *(f"engine.{key}" for key in MEASURED))
     return [prefix + change for change in changed_keys(_without(stored, harmless), _without(now, harmless))]
+
+
+def _same_bits(stored: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
+    """Engine settings that change no number where clients run one by one: how many workers share them.
+
+    And which engine it is, if server and clients also have the same number of processor threads on both.
+    """
+    engines = [table.get("engine", {}) for table in (stored, now)]
+    if any(engine.get("lane") != "serial" for engine in engines):
+        return ()
+    threads = {table.get("threads") for table in (stored, now)}
+    threads |= {engine.get("threads", table.get("threads")) for engine, table in zip(engines, (stored, now))}
+    if len(threads) > 1 or any(engine.get("device") != "cpu" for engine in engines):
+        return ("engine.workers",)
+    return ("engine.workers", "engine.name", "engine.threads")
 
 
 def _without(table: Mapping[str, Any], dropped: tuple[str, ...], prefix: str = "") -> dict[str, Any]:

@@ -14,12 +14,13 @@ from consilience.core import tree
 from consilience.core.checks import Invalid
 from consilience.core.rounds import Diverged, Snapshot, run
 from consilience.core.tree import Tree
-from consilience.experiments import checkpoint, identity
+from consilience.experiments import checkpoint, identity, trackers
 from consilience.experiments.assembly import Experiment
 from consilience.experiments.checkpoint import Checkpoint
 from consilience.experiments.config import Config
 from consilience.experiments.disk import explain, replace_file
 from consilience.experiments.export import export
+from consilience.experiments.federated_test import federated_test
 from consilience.experiments.folder import RunFolder
 from consilience.experiments.interrupts import Interrupts
 from consilience.experiments.masking import secrets_in
@@ -42,6 +43,7 @@ class Run:
         self._model = experiment.engine.start()
         self._resume: Snapshot | None = None
         self._traffic = (0, 0)
+        self._tracker: trackers.Tracker | None = None
         self.notes: list[str] = []
         if saved is not None:
             self._continue(saved)
@@ -65,9 +67,17 @@ class Run:
             rounds=config.rounds,
             local=config.evaluation.local,
             personal=personal_test(experiment.algorithm, engine),
+            remote=federated_test(engine, experiment.federation.classes),
         )
         with Interrupts() as interrupts:
-            rounds = run(experiment.algorithm, engine, rounds=config.rounds, seed=config.seed, resume=self._resume)
+            rounds = run(
+                experiment.algorithm,
+                engine,
+                rounds=config.rounds,
+                seed=config.seed,
+                resume=self._resume,
+                limits=config.limits,
+            )
             for observation in observer.watch(rounds, self._model, self._traffic):
                 position = self._record(observation)
                 due = self._is_due(observation.round.number)
@@ -83,6 +93,7 @@ class Run:
 
     def complete(self, watch: Watch | None = None) -> Result:
         """Run to the end (or to a signal), export the model and say how it went."""
+        self._tracker = trackers.opened(self.config.log, self.folder, self.config.table())
         self.folder.record(status="running")
         try:
             for _ in watch(self) if watch else self.observations():
@@ -91,6 +102,9 @@ class Run:
             with contextlib.suppress(RecordError):
                 self.folder.record(status="diverged", reason=str(problem))
             raise
+        finally:
+            if self._tracker is not None:
+                self._tracker.close()
         if self.stopped:
             self.folder.record(status="interrupted")
         else:
@@ -142,6 +156,8 @@ class Run:
         position = self.folder.append(observation.row)
         self.folder.timing.append(observation.timing, sync=False)
         self.folder.clients.append(observation.clients, sync=False)
+        if self._tracker is not None:
+            self._tracker.add(observation.row)
         return position
 
     def _save(self, observation: Observation, position: tuple[int, str]) -> None:

@@ -37,7 +37,7 @@ def _apply(table: Table, text: str) -> None:
     if len(path) > toml_text.DEEPEST or len(value) > toml_text.MOST_BYTES:
         raise Invalid(f"{plain(key)} is nested too deeply, or its value is too long")
     parsed = toml_text.value(key, value) if value else None
-    if len(path) == 1 and key in KINDS and isinstance(parsed, str):
+    if len(path) == 1 and (key in KINDS or key == "engine") and isinstance(parsed, str):
         path = [key, "name"]
     node = table
     for depth, part in enumerate(path[:-1], 1):

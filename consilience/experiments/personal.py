@@ -6,13 +6,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.evaluate import Evaluate
 from consilience.core.protocols import PersonalRule
 from consilience.core.tree import Tree
+from consilience.engines.ray_cluster import RayCluster
 from consilience.engines.vectorised import Vectorised
 from consilience.experiments.evaluation import fairness
+from consilience.experiments.federated_test import test_rows
 
 
 class PersonalScores(NamedTuple):
@@ -34,28 +37,29 @@ PersonalTest = Callable[[Tree], PersonalScores]
 """From the server's state to the scores; the clients' memories are the engine's."""
 
 
-def personal_test(algorithm: Algorithm, engine: Vectorised) -> PersonalTest | None:
+def personal_test(algorithm: Algorithm, engine: Vectorised | RayCluster) -> PersonalTest | None:
     """The test of an algorithm whose clients have models of their own; None for one global model."""
     client = algorithm.client
     own = client if isinstance(client, PersonalRule) and client.is_personal else None
-    if engine.federation.test is None or (own is None and not _sends_personal_models(algorithm, engine)):
+    if test_rows(engine) is None or (own is None and not _sends_personal_models(algorithm, engine)):
         return None
 
     def test(state: Tree) -> PersonalScores:
-        ids = np.flatnonzero(engine.store("test").sizes.numpy() > 0)
+        ids = np.flatnonzero(np.asarray(test_rows(engine)) > 0)
         loss, accuracy = (np.full(len(engine.sizes), np.nan) for _ in range(2))
         if len(ids):
             broadcast = algorithm.server.broadcast(state, ids)
-            said = engine.exchange(Evaluate(rule=own), Plain(), broadcast, ids, round=0, seed=0).reply
-            loss[ids] = (said["loss"] / said["rows"]).cpu().numpy()
+            answer = engine.exchange(Evaluate(rule=own), Plain(), broadcast, ids, round=0, seed=0)
+            said = answer.reply if len(answer) else {key: torch.empty(0) for key in ("loss", "correct", "rows")}
+            loss[answer.ids] = (said["loss"] / said["rows"]).cpu().numpy()
             if engine.task.decides:
-                accuracy[ids] = (said["correct"] / said["rows"]).cpu().numpy()
+                accuracy[answer.ids] = (said["correct"] / said["rows"]).cpu().numpy()
         return PersonalScores(loss, accuracy)
 
     return test
 
 
-def _sends_personal_models(algorithm: Algorithm, engine: Vectorised) -> bool:
+def _sends_personal_models(algorithm: Algorithm, engine: Vectorised | RayCluster) -> bool:
     """Whether the server sends each client a model of its own."""
     state = algorithm.server.init(engine.start(), len(engine.sizes))
     return "model" in algorithm.server.broadcast(state, np.arange(1)).personal

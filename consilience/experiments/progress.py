@@ -12,6 +12,8 @@ from consilience.experiments.record import Observation
 
 _NAMES = {"accuracy": "accuracy", "absolute_error": "error", "loss": "loss", "train_loss": "train loss"}
 
+MOST_NAMED = 5  # refused replies a round
+
 
 def shown(
     observations: Iterable[Observation], *, rounds: int, done: int = 0, console: Console | None = None
@@ -22,12 +24,14 @@ def shown(
 
 
 def _live(observations: Iterable[Observation], rounds: int, done: int, console: Console) -> Iterator[Observation]:
-    columns = (TextColumn("round {task.completed}/{task.total}"), BarColumn(), TextColumn("{task.description}"))
+    status = TextColumn("{task.description}", markup=False)
+    columns = (TextColumn("round {task.completed}/{task.total}"), BarColumn(), status)
     with Progress(*columns, TimeElapsedColumn(), console=console) as bar:
         task = bar.add_task("preparing the first round", total=rounds, completed=done)
         clock = _Clock(rounds, done)
         for observation in observations:
             bar.update(task, completed=observation.round.number, description=_status(observation, clock))
+            _name_refused(observation, bar.console)
             yield observation
 
 
@@ -35,7 +39,8 @@ def _lines(observations: Iterable[Observation], rounds: int, done: int, console:
     clock, width = _Clock(rounds, done), len(str(rounds))
     for observation in observations:
         number = f"{observation.round.number:{width}}/{rounds}"
-        console.print(f"round {number}  {_status(observation, clock)}", highlight=False, soft_wrap=True)
+        console.print(f"round {number}  {_status(observation, clock)}", highlight=False, soft_wrap=True, markup=False)
+        _name_refused(observation, console)
         yield observation
 
 
@@ -55,7 +60,22 @@ def rate(clients_per_second: float | None) -> str:
 
 def _status(observation: Observation, clock: _Clock) -> str:
     speed = rate(observation.timing["clients_per_second"])
-    return f"{quality(observation.row)}  {speed}  left {clock.left(observation)}"
+    return f"{quality(observation.row)}{_rejected(observation)}  {speed}  left {clock.left(observation)}"
+
+
+def _rejected(observation: Observation) -> str:
+    """'  refused 3 (nonfinite 2, shape 1)', if any reply was."""
+    found: dict[str, int] = observation.row["rejected"]
+    return f"  refused {sum(found.values())} ({', '.join(f'{why} {n}' for why, n in found.items())})" if found else ""
+
+
+def _name_refused(observation: Observation, console: Console) -> None:
+    """Who sent what could not be used, a line each: names and keys from outside are escaped and never marked up."""
+    refusals = observation.round.cohort.refusals
+    for refusal in refusals[:MOST_NAMED]:
+        console.print(f"  {refusal}", highlight=False, soft_wrap=True, markup=False)
+    if len(refusals) > MOST_NAMED:
+        console.print(f"  ... and {len(refusals) - MOST_NAMED} more", highlight=False, markup=False)
 
 
 def duration(seconds: float) -> str:

@@ -10,16 +10,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from consilience.core.distant import each
 from consilience.core.exchange import Cohort
 from consilience.core.federation import Rows
+from consilience.core.refusal import tally
 from consilience.core.rounds import Round
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.experiments.client_log import client_row
 from consilience.experiments.evaluation import Scores, evaluate, evaluate_each, fairness
+from consilience.experiments.federated_test import FederatedTest
 from consilience.experiments.personal import UNTESTED, PersonalScores, PersonalTest
 
-COUNTS = ("silent", "empty_client", "nonfinite", "late")
+COUNTS = ("silent", "empty_client", "nonfinite", "late", "clipped_updates", "memory_lost", "worker_lost")
+MOST_REFUSALS = 20  # that are named in a row; all are counted
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -48,6 +52,7 @@ class Observer:
     rounds: int
     local: bool = False
     personal: PersonalTest | None = None
+    remote: FederatedTest | None = None  # where the server has no test rows
 
     def watch(self, rounds: Iterator[Round], before: Tree, traffic: tuple[int, int] = (0, 0)) -> Iterator[Observation]:
         """Pass rounds on with their rows; `before` is the model and `traffic` the bytes sent before the first one."""
@@ -61,7 +66,7 @@ class Observer:
             row |= {**(personal.row(self.classes) if personal else {}), **_training(round, before)}
             row |= {"bytes_up": round.bytes_up, "bytes_down": round.bytes_down}
             row |= {"bytes_up_total": up, "bytes_down_total": down}
-            row |= {reason: round.cohort.counts.get(reason, 0) for reason in COUNTS}
+            row |= {**{reason: round.cohort.counts.get(reason, 0) for reason in COUNTS}, **_refusals(round.cohort)}
             row |= {"simulated_seconds": round.clock, **_staleness(round)}
             timing = _timing(round, trained - began, time.perf_counter() - trained)
             clients = client_row(round, scores, personal, self.classes)
@@ -72,6 +77,8 @@ class Observer:
         return bool(self.every) and (round.number % self.every == 0 or round.number == self.rounds)
 
     def _scores(self, round: Round) -> Scores | None:
+        if self._due(round) and self.test is None and self.remote is not None:
+            return self.remote(round.model)
         if not self._due(round) or self.test is None:
             return None
         return evaluate(self.task, round.model, self.test, classes=self.classes)
@@ -120,6 +127,12 @@ def _training(round: Round, before: Tree) -> dict[str, Any]:
     }
 
 
+def _refusals(cohort: Cohort) -> dict[str, Any]:
+    """How many replies were refused for each reason; if any, the first of them in words."""
+    named = [str(refusal) for refusal in cohort.refusals[:MOST_REFUSALS]]
+    return {"rejected": tally(cohort.refusals), **({"refused": named} if named else {})}
+
+
 def _staleness(round: Round) -> dict[str, Any]:
     """How many rounds old the models are that clients started from, where the server does not wait for all."""
     return {"staleness": round.notes["staleness"].tolist()} if "staleness" in round.notes else {}
@@ -144,16 +157,17 @@ def _drift(cohort: Cohort, before: Tree) -> tuple[float | None, float | None]:
     """Mean over clients of |w_k - w|, w the model they were sent, and the same as a share of |w|."""
     if not _has_models(cohort, before):
         return None, None
-    model = cohort.reply["model"]
-    squares: list[torch.Tensor] = []
-    lengths: list[torch.Tensor] = []
-    for name, anchor in before["params"].items():
-        moved = (model["params"][name] - anchor).flatten(1)  # [m, P]
-        squares.append(torch.linalg.vector_norm(moved, dim=1, dtype=torch.float64).square())
-        lengths.append(torch.linalg.vector_norm(anchor, dtype=torch.float64).square())
+    params, anchors = cohort.reply["model"]["params"], list(before["params"].values())
+    squares = each(_moved_squared, [params[name] for name in before["params"]], anchors)  # [m] per tensor
+    lengths = [torch.linalg.vector_norm(anchor, dtype=torch.float64).square() for anchor in anchors]
     drift = float(torch.stack(squares).sum(0).sqrt().mean())
     length = float(torch.stack(lengths).sum().sqrt())
     return drift, drift / length if length else None
+
+
+def _moved_squared(stacked: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+    """[m] squared distances of one tensor's rows from where they started."""
+    return torch.linalg.vector_norm((stacked - anchor).flatten(1), dim=1, dtype=torch.float64).square()
 
 
 def _timing(round: Round, training: float, testing: float) -> dict[str, Any]:

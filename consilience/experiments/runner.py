@@ -14,7 +14,7 @@ import torch
 from consilience.core.checks import Invalid
 from consilience.data import partition
 from consilience.data.dataset import Dataset
-from consilience.experiments import checkpoint, identity
+from consilience.experiments import checkpoint, identity, trackers
 from consilience.experiments.assembly import Experiment, assemble
 from consilience.experiments.client_log import federation_facts
 from consilience.experiments.config import Config, from_table
@@ -42,6 +42,7 @@ def start(config: Config, *, folder: Path | None = None, data: Dataset | None = 
     """Begin a run in a new folder: `folder` exactly, or one named after the config, numbered if that is taken."""
     if folder is not None and (Path(folder) / "run.json").exists():
         raise Invalid(f"{folder} holds a run already: continue it with `consilience resume {folder}`")
+    trackers.check(config.log)
     experiment = assemble(config, data)
     experiment = dataclasses.replace(experiment, config=_resolved(experiment))
     facts = {
@@ -54,7 +55,7 @@ def start(config: Config, *, folder: Path | None = None, data: Dataset | None = 
         "status": "created",
     }
     made = _create(experiment.config, folder, facts)
-    with made.lock():
+    with made.lock(), contextlib.closing(experiment):
         partition.save(experiment.parts, made.partition)
         made.describe_clients(federation_facts(experiment.federation, experiment.data.label_names))
         yield Run(made, experiment, None)
@@ -66,20 +67,24 @@ def resume(path: Path, overrides: Iterable[str] = (), *, force: bool = False) ->
     folder = RunFolder.open(Path(path))
     with folder.lock():
         facts = folder.facts()
+        if facts.get("deployed"):
+            raise Invalid(f"{folder.path} is a deployed run: continue it with `consilience deploy up` or `flwr run`")
         config = from_table(loads(folder.config_text()), overrides, source=str(folder.path / "config.toml"))
         saved = checkpoint.load_latest(folder.checkpoints)
         settings = identity.settings(config)
         found = identity.differences(facts.get("config", {}), settings, computed=saved is not None)
         found += identity.differences(facts.get("code", {}), identity.code(), prefix="code.")
+        trackers.check(config.log)
         _refuse(found, folder, force)  # before the data are read, which may take long
         experiment = assemble(config)
         found += identity.differences(facts.get("prints", {}), experiment.prints, prefix="fingerprint.")
         found += _partition_differences(folder, experiment)
         _refuse(found, folder, force)
         folder.describe_clients(federation_facts(experiment.federation, experiment.data.label_names))
-        run = Run(folder, experiment, saved)
-        _note(folder, run, found, facts)
-        yield run
+        with contextlib.closing(experiment):
+            run = Run(folder, experiment, saved)
+            _note(folder, run, found, facts)
+            yield run
 
 
 def _resolved(experiment: Experiment) -> Config:

@@ -45,7 +45,11 @@ def find(name: str, key: str = "model") -> Callable[..., nn.Module]:
 
 
 def build(name: str, inputs: Any, classes: int, *, seed: int = 0, **options: Any) -> nn.Module:
-    """A model by name, on the CPU; its parameters depend on `seed` alone, global random state is kept."""
+    """A model by name, on the CPU; its parameters depend on `seed` alone, global random state is kept.
+
+    `build_model("mlp", (1, 8, 8), 10, seed=0, hidden=(32,))`: `inputs` is the shape of one row; `consilience list
+    models` shows all names with their options.
+    """
     make = find(name)
     # Not torch.manual_seed: it would reseed every accelerator as well.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):

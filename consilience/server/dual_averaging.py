@@ -11,7 +11,7 @@ from torch import Tensor
 
 from consilience.core.checks import check
 from consilience.core.exchange import Broadcast, Cohort, Notes
-from consilience.core.tree import Tree, map_leaves
+from consilience.core.tree import Tree, map_rows
 from consilience.server.combining.weighted_mean import weighted_mean
 from consilience.server.protocols import Step
 from consilience.server.steps.replace import Replace
@@ -51,9 +51,10 @@ class LayerwiseDual:
         model, replies = state["model"], cohort.reply["model"]
         whole, _, notes = DualWeights(of=self.of, first=self.first).weigh(cohort, model, {})
         layers = {layer: self._weights(layer, names, cohort, model) for layer, names in layers_of(model).items()}
-        merged = {name: weighted_mean(stacked, layers[layer_of(name)]) for name, stacked in replies["params"].items()}
+        shares = {name: layers[layer_of(name)] for name in replies["params"]}
+        merged = map_rows(weighted_mean, replies["params"], shares)
         params, step = self.step.move(model["params"], merged, state["step"])
-        buffers = map_leaves(lambda stacked: weighted_mean(stacked, whole), replies["buffers"])
+        buffers = map_rows(weighted_mean, replies["buffers"], given=(whole,))
         notes = {**notes, "weights": whole, "layer_weights": torch.stack(list(layers.values()))}  # [L, m]
         return {"model": {"params": params, "buffers": buffers}, "step": step}, notes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from consilience.core import tree
 from consilience.core.checks import Invalid
+from consilience.core.distant import Distant, each
 from consilience.core.tree import Tree, rows
 from consilience.server.sketching import BLOCK, sketch
 
@@ -33,8 +34,7 @@ def measure(stacked: Tree, anchor: Tree, *, directions: int | None = None, key: 
     """
     if directions is None:
         distance, movement = _distances(stacked, anchor)
-        everyone = {name: torch.cat([value, anchor[name].unsqueeze(0)]) for name, value in stacked.items()}
-        gram, _ = _gram(everyone, None)
+        gram, _ = _gram(stacked, None, anchor)
         norms = gram.diagonal().sqrt()
         cosine = (gram / (norms[:, None] * norms[None, :])).clamp(-1, 1)
         return Geometry(distance=distance, movement=movement, cosine=cosine[:-1, :-1], anchor_cosine=cosine[:-1, -1])
@@ -96,9 +96,10 @@ def _lengths(stacked: Tree, reference: Tree) -> Tensor:
     """[m] |w_i - reference|: O(m P), some models at a time."""
     count, lengths = len(next(iter(stacked.values()))), []
     for start in range(0, count, BLOCK):
-        parts = _differences(rows(stacked, slice(start, start + BLOCK)), reference)
-        scale = _scale(parts)
-        squares = [(part / scale[:, None]).square().sum(1) for part in parts]
+        some = tree.take(stacked, np.arange(start, min(start + BLOCK, count)))
+        columns = _columns(some, reference, None)
+        scale = _power_above(torch.stack(each(_largest, *columns)).amax(0))
+        squares = each(_squares, *columns, given=(scale,))
         lengths.append(torch.stack(squares).sum(0).sqrt() * scale)
     return torch.cat(lengths)
 
@@ -133,37 +134,73 @@ def _refine(distance: Tensor, sure: np.ndarray, stacked: Tree) -> None:
         near = np.flatnonzero(~sure[model])
         if not len(near):
             continue
-        group = torch.from_numpy(np.concatenate([[model], near])).to(distance.device)
-        again, _, now_sure = _around(rows(stacked, group), rows(stacked, model))
+        here = np.concatenate([[model], near])
+        group = torch.from_numpy(here).to(distance.device)
+        again, _, now_sure = _around(tree.take(stacked, here), rows(stacked, model))
         block = (group[:, None], group[None, :])
         known = torch.from_numpy(sure).to(distance.device)[block]
         distance[block] = torch.where(known, distance[block], again)
-        here = group.cpu().numpy()
         sure[np.ix_(here, here)] |= now_sure.cpu().numpy()
 
 
-def _gram(stacked: Tree, reference: Tree | None) -> tuple[Tensor, Tensor]:
-    """([m, m] products of the rows (less the reference), each divided by its scale; [m] scales, powers of two)."""
-    parts = _differences(stacked, reference)
-    scale = _scale(parts)
+def _gram(stacked: Tree, reference: Tree | None, last: Tree | None = None) -> tuple[Tensor, Tensor]:
+    """([m, m] products of the rows (less the reference), each divided by its scale; [m] scales, powers of two).
+
+    `last` is one more row. Models that lie elsewhere stay there: one [m, m] block per tensor comes back.
+    """
+    columns = _columns(stacked, reference, last)
+    if any(isinstance(value, Distant) for value in columns[0]):
+        scale = _power_above(torch.stack(each(_largest, *columns)).amax(0))
+        products = iter(each(_products, *columns, given=(scale,)))
+    else:  # the differences are made once
+        parts = [_difference(*call) for call in zip(*columns)]
+        scale = _power_above(torch.stack([part.abs().amax(1) for part in parts]).amax(0))
+        products = (_scaled_products(part, scale) for part in parts)
     gram = torch.zeros(len(scale), len(scale), dtype=torch.float64, device=scale.device)
-    for part in parts:
-        scaled = part / scale[:, None]
-        gram += scaled @ scaled.T
+    for product in products:
+        gram += product
     return gram, scale
 
 
-def _differences(stacked: Tree, reference: Tree | None) -> list[Tensor]:
-    """Each tensor as rows [m, P] in float64, less the reference."""
-    return [
-        value.reshape(len(value), -1).to(torch.float64)
-        - (0 if reference is None else reference[name].reshape(1, -1).to(torch.float64))
-        for name, value in stacked.items()
-        if value.numel()
-    ]
+def _columns(stacked: Tree, reference: Tree | None, last: Tree | None) -> tuple[list[Tensor], list[Any], list[Any]]:
+    """Tensors that hold anything, with their references and last rows, by name."""
+    names = [name for name, value in stacked.items() if value.numel()]
+    nothing: list[Any] = [None] * len(names)
+    return (
+        [stacked[name] for name in names],
+        nothing if reference is None else [reference[name] for name in names],
+        nothing if last is None else [last[name] for name in names],
+    )
 
 
-def _scale(parts: list[Tensor]) -> Tensor:
+def _difference(value: Tensor, reference: Tensor | None, last: Tensor | None) -> Tensor:
+    """One tensor (and a last row) as rows [m, P] in float64, less the reference."""
+    if last is not None:
+        value = torch.cat([value, last.unsqueeze(0)])
+    wide = value.reshape(len(value), -1).to(torch.float64)
+    return wide - (0 if reference is None else reference.reshape(1, -1).to(torch.float64))
+
+
+def _largest(value: Tensor, reference: Tensor | None, last: Tensor | None) -> Tensor:
+    """[m] the largest entry of each row."""
+    return _difference(value, reference, last).abs().amax(1)
+
+
+def _squares(value: Tensor, reference: Tensor | None, last: Tensor | None, scale: Tensor) -> Tensor:
+    """[m] squared length of each row, divided by its scale."""
+    return (_difference(value, reference, last) / scale[:, None]).square().sum(1)
+
+
+def _products(value: Tensor, reference: Tensor | None, last: Tensor | None, scale: Tensor) -> Tensor:
+    """[m, m] products of the rows, divided by their scales."""
+    return _scaled_products(_difference(value, reference, last), scale)
+
+
+def _scaled_products(part: Tensor, scale: Tensor) -> Tensor:
+    scaled = part / scale[:, None]
+    return scaled @ scaled.T
+
+
+def _power_above(largest: Tensor) -> Tensor:
     """[m] powers of two above each row's entries: dividing by them is exact, and squares cannot overflow then."""
-    largest = torch.stack([part.abs().amax(1) for part in parts]).amax(0)
     return torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent)

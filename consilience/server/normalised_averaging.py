@@ -10,7 +10,7 @@ from torch import Tensor
 
 from consilience.core.checks import Decay, Invalid, check
 from consilience.core.exchange import Broadcast, Cohort, Notes
-from consilience.core.tree import Tree, map_leaves
+from consilience.core.tree import Tree, map_rows
 from consilience.server.combining.weighted_mean import WeightedMean
 from consilience.server.protocols import Weighting
 from consilience.server.weighting.by_examples import ByExamples
@@ -53,13 +53,7 @@ class NormalisedAveraging:
         length = self.length(cohort.steps).to(weights.device)  # [m] |a_k|
         effective = (weights * length).sum()
         scale = torch.where(length > 0, weights * effective / length.clamp(min=1e-12), 0.0)
-
-        def move(old: Tensor, new: Tensor) -> Tensor:
-            wide = torch.promote_types(old.dtype, torch.float32)
-            delta = (new.to(wide) - old.to(wide)).reshape(len(new), -1)  # [m, P]
-            return (old.to(wide) + (scale.to(wide) @ delta).reshape(old.shape)).to(old.dtype)
-
-        params = map_leaves(move, model["params"], cohort.reply["model"]["params"])
+        params = map_rows(_moved, cohort.reply["model"]["params"], model["params"], given=(scale,))
         buffers = WeightedMean().merge(cohort.reply["model"]["buffers"], weights)
         moved = {"model": {"params": params, "buffers": buffers}, "weighting": weighting}
         return moved, {"weights": weights, "effective_steps": effective, **notes}
@@ -77,3 +71,10 @@ class NormalisedAveraging:
         if self.shrink:
             return (1 - (1 - torch.as_tensor(self.shrink, dtype=torch.float64)) ** count) / self.shrink
         return count
+
+
+def _moved(new: Tensor, old: Tensor, scale: Tensor) -> Tensor:
+    """[...] old + sum_k scale_k (new_k - old)."""
+    wide = torch.promote_types(old.dtype, torch.float32)
+    delta = (new.to(wide) - old.to(wide)).reshape(len(new), -1)  # [m, P]
+    return (old.to(wide) + (scale.to(wide) @ delta).reshape(old.shape)).to(old.dtype)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from consilience.core import chance
+from consilience.core.distant import each
 from consilience.core.tree import Tree
 
 BLOCK = 64  # clients at a time: float64 copies of thousands of models would not fit
@@ -22,18 +23,25 @@ def sketch(stacked: Tree, anchor: Tree, directions: int, key: int) -> Tensor:
     """
     first = next(iter(stacked.values()))
     sums = torch.zeros(len(first), directions, dtype=torch.float64, device=first.device)
-    for place, (name, value) in enumerate(stacked.items()):
-        count = value[0].numel()
-        if not count:
-            continue
-        hashes = chance.bits(torch.tensor(chance.key(key, "sketch", place), device=first.device), count)
-        # a shuffle dealt out in turn, from a random sum on: a fixed order of addition, and no two parameters share a
-        # sum with a probability above 1 / k (independent places would be added by atomics, in any order, on a GPU)
-        order, turn = hashes.argsort(stable=True), chance.key(key, "sketch turn", place) % directions
-        signs = (1.0 - 2.0 * (hashes & 1))[order]
-        for start in range(0, len(value), BLOCK):
-            some = value[start : start + BLOCK].reshape(-1, count)[:, order].to(torch.float64)
-            update = (some - anchor[name].reshape(-1)[order].to(torch.float64)) * signs
-            dealt = torch.nn.functional.pad(update, (0, -count % directions)).reshape(len(some), -1, directions)
-            sums[start : start + BLOCK] += dealt.sum(1).roll(turn, 1)
+    names = [(place, name) for place, name in enumerate(stacked) if stacked[name].numel()]
+    columns = [stacked[name] for _, name in names], [anchor[name] for _, name in names], [place for place, _ in names]
+    for part in each(_dealt, *columns, given=(directions, key)):
+        sums += part
     return sums
+
+
+def _dealt(value: Tensor, anchor: Tensor, place: int, directions: int, key: int) -> Tensor:
+    """[m, directions] what one tensor, the `place`-th, adds to the sums."""
+    count = value[0].numel()
+    hashes = chance.bits(torch.tensor(chance.key(key, "sketch", place), device=value.device), count)
+    # a shuffle dealt out in turn, from a random sum on: a fixed order of addition, and no two parameters share a
+    # sum with a probability above 1 / k (independent places would be added by atomics, in any order, on a GPU)
+    order, turn = hashes.argsort(stable=True), chance.key(key, "sketch turn", place) % directions
+    signs = (1.0 - 2.0 * (hashes & 1))[order]
+    sums = []
+    for start in range(0, len(value), BLOCK):
+        some = value[start : start + BLOCK].reshape(-1, count)[:, order].to(torch.float64)
+        update = (some - anchor.reshape(-1)[order].to(torch.float64)) * signs
+        dealt = torch.nn.functional.pad(update, (0, -count % directions)).reshape(len(some), -1, directions)
+        sums.append(dealt.sum(1).roll(turn, 1))
+    return torch.cat(sums)

@@ -59,10 +59,10 @@ class Splitting:
         places = self._places(state, cohort.ids)
         x, replies, share = state["model"]["params"], cohort.reply["model"], state["share"][places]
         weights, pace = share / share.sum(), 2 * self.relaxation
-        moves = tree.map_leaves(torch.sub, replies["params"], x)  # [m, ...] - [...]
-        params = tree.map_leaves(lambda value, move: value + weighted_mean(move, pace * share), x, moves)
+        params = tree.map_rows(_moved, replies["params"], x, given=(pace * share,))
         after = {**state, "model": {"params": params, "buffers": WeightedMean().merge(replies["buffers"], weights)}}
         if self.keeps_z:
+            moves = tree.map_leaves(torch.sub, replies["params"], x)  # [m, ...] - [...]
             after["z"] = tree.map_leaves(lambda z, move: z.index_add(0, places, pace * move), state["z"], moves)
         return after, {"weights": weights}
 
@@ -73,3 +73,8 @@ class Splitting:
     @staticmethod
     def _places(state: Tree, ids: np.ndarray) -> Tensor:
         return torch.from_numpy(ids).to(state["share"].device)
+
+
+def _moved(stacked: Tensor, x: Tensor, share: Tensor) -> Tensor:
+    """[...] x + sum_j share_j (w_j - x)."""
+    return x + weighted_mean(stacked - x, share)

@@ -112,3 +112,18 @@ def test_all_finite_of_half_precision_and_empty_tensors() -> None:
 
 def test_all_finite_without_floating_leaves() -> None:
     assert tree.all_finite({"visits": torch.tensor([3, 4])}).tolist() == [True, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_finite_values_are_finite_even_if_their_sum_is_not(dtype: torch.dtype) -> None:
+    most = torch.finfo(dtype).max
+    large = torch.full((4, 3), most, dtype=dtype)
+    assert tree.is_finite([large, -large, torch.zeros(0, dtype=dtype)])
+    assert tree.all_finite({"a": large, "n": torch.zeros(4, dtype=torch.int64)}).tolist() == [True] * 4
+    for bad in (float("nan"), float("inf"), float("-inf")):
+        spoilt = torch.zeros(4, 3, dtype=dtype)
+        spoilt[2, 1] = bad
+        assert not tree.is_finite([large, spoilt])
+        assert tree.all_finite({"a": spoilt, "b": large}).tolist() == [True, True, False, True]
+    both = torch.tensor([float("inf"), float("-inf")], dtype=dtype)
+    assert not tree.is_finite([both])

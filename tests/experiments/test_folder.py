@@ -39,6 +39,7 @@ def test_a_new_folder_holds_config_facts_and_empty_records(tmp_path: Path) -> No
     assert sorted(os.listdir(tmp_path / "runs")) == ["run-1"]
     assert sorted(os.listdir(folder.path)) == [
         "checkpoints",
+        "clients.jsonl",
         "config.toml",
         "metrics.jsonl",
         "run.json",

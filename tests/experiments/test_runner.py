@@ -45,7 +45,7 @@ ROW = {
     *("round", "loss", "accuracy", "precision", "recall", "f1", "cohort", "weights", "train_loss", "drift"),
     *("client_accuracy_mean", "client_accuracy_worst_tenth", "client_accuracy_spread", "drift_relative"),
     *("bytes_up", "bytes_down", "bytes_up_total", "bytes_down_total", "silent", "empty_client", "nonfinite"),
-    *("late", "simulated_seconds"),
+    *("late", "clipped_updates", "memory_lost", "worker_lost", "rejected", "simulated_seconds"),
 }
 
 

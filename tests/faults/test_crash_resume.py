@@ -74,7 +74,8 @@ def finish(nursery: Nursery, folder: Path, lane: str) -> None:
 def remains(folder: Path) -> dict[str, bytes]:
     """Everything that must not depend on how often a run was stopped."""
     newest = checkpoint.generations(folder / "checkpoints")[-1]
-    files = [folder / "metrics.jsonl", folder / "model.safetensors", folder / "model.json", *sorted(newest.iterdir())]
+    records = [folder / name for name in ("metrics.jsonl", "clients.jsonl", "federation.json")]
+    files = [*records, folder / "model.safetensors", folder / "model.json", *sorted(newest.iterdir())]
     return {file.name: file.read_bytes() for file in files} | {"round": newest.name[:14].encode()}
 
 

@@ -15,6 +15,7 @@ from consilience.experiments.folder import RecordError, RunFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
+KEPT = ["checkpoints", "clients.jsonl", "config.toml", "metrics.jsonl"]
 FAULTS: dict[str, Fault] = {
     "no space": error(errno.ENOSPC),
     "I/O error": error(errno.EIO),
@@ -92,7 +93,7 @@ def test_recording_facts_keeps_the_old_or_the_new_ones(tmp_path: Path, kind: str
         assert not refused or (("run.json" in refused or str(folder.path) in refused) and "free" in refused)
         folder.record(lane="streams")
         assert folder.facts()["lane"] == "streams"
-        assert names(folder.path) == ["checkpoints", "config.toml", "metrics.jsonl", "run.json", "timing.jsonl"]
+        assert names(folder.path) == [*KEPT, "run.json", "timing.jsonl"]
 
 
 @pytest.mark.parametrize("kind", FAULTS)

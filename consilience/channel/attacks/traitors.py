@@ -7,6 +7,7 @@ only the server's half sees the cohort. In a chain it acts on replies as they ar
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch

@@ -38,7 +38,10 @@ def catalogue() -> dict[str, Callable[..., Dataset]]:
 
 
 def load(name: str, *, data_dir: str | Path | None = None, **options: Any) -> Dataset:
-    """A data set by name, its options checked first; files are looked for in `data_dir` (else $CONSILIENCE_DATA)."""
+    """A data set by name, its options checked first; files are looked for in `data_dir` (else $CONSILIENCE_DATA).
+
+    `load_data("digits")` needs no files; `consilience list datasets` shows all names with their options.
+    """
     factories = _factories()
     if name not in factories:
         raise Invalid(f"data set {name!r} is unknown{nearest(name, factories)}; known: {', '.join(factories)}")

@@ -47,7 +47,7 @@ def hugging_face(
     The input and label columns are found by their usual names or named by `x` and `label`; `test_split`
     "none" draws test rows from the training ones.
     """
-    library = _library("datasets", "text")
+    library = _library("datasets", "hub")
     try:
         splits = library.load_dataset(path, config)
     except (OSError, ValueError) as problem:
@@ -109,7 +109,7 @@ def flower_datasets(
     "natural" makes one client of each value of `partition_by`. That package reports its use to its makers
     unless FLWR_TELEMETRY_ENABLED=0 is set.
     """
-    library, makers = (_library(name, "flower") for name in ("flwr_datasets", "flwr_datasets.partitioner"))
+    library, makers = (_library(name, "hub") for name in ("flwr_datasets", "flwr_datasets.partitioner"))
     by = {"num_partitions": partitions, "partition_by": partition_by, "seed": seed}
     make = {
         "iid": lambda: makers.IidPartitioner(num_partitions=partitions),

@@ -58,7 +58,8 @@ __all__ = [
 def partition(name: str, **options: Any) -> Partition:
     """A partition by its name, options checked: `partition("dirichlet", clients=20, alpha=0.5)`.
 
-    A partition inside another is a table with a name: `inner={"name": "iid", "clients": 10}`.
+    A partition inside another is a table with a name: `inner={"name": "iid", "clients": 10}`. `consilience list
+    partitions` shows all names with their options; `federate` applies one to a data set.
     """
     return _build("partition", {"name": name, **options})
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from consilience.core.checks import Positive, Range, check
-from consilience.core.tree import Tree, map_leaves
+from consilience.core.tree import Tree, map_rows
 from consilience.server.combining.weighted_mean import weighted_mean
 
 Norm = Annotated[float, Range(least=1)]
@@ -42,20 +42,21 @@ class Attention:
 
     def merge(self, models: Tree, weights: Tensor) -> Tree:
         """Around the weighted mean, where the broadcast model is not known."""
-        return self.merge_around(models, weights, map_leaves(lambda leaf: weighted_mean(leaf, weights), models))
+        return self.merge_around(models, weights, map_rows(weighted_mean, models, given=(weights,)))
 
     def merge_around(self, models: Tree, weights: Tensor, centre: Tree) -> Tree:
         """Stacked models [m, ...] that started from `centre` -> one model."""
         before, layers = centre["params"], self.layers(models, centre)
-        merged = {name: weighted_mean(value, layers[name]) for name, value in models["params"].items()}
+        merged = map_rows(weighted_mean, models["params"], layers)
         if self.epsilon != 1:  # the attention sums to one, so that sum_k att_k (w - w_k) = w - merged
             merged = {name: before[name] + self.epsilon * (merged[name] - before[name]) for name in merged}
         typical = torch.stack(list(layers.values())).mean(0)
-        return {"params": merged, "buffers": map_leaves(lambda leaf: weighted_mean(leaf, typical), models["buffers"])}
+        return {"params": merged, "buffers": map_rows(weighted_mean, models["buffers"], given=(typical,))}
 
     def layers(self, models: Tree, centre: Tree) -> dict[str, Tensor]:
         """[m] attention of every parameter, by name."""
-        return {name: attention(value, centre["params"][name], self.p) for name, value in models["params"].items()}
+        anchors = {name: centre["params"][name] for name in models["params"]}
+        return map_rows(attention, models["params"], anchors, given=(self.p,))
 
 
 def attention(stacked: Tensor, anchor: Tensor, p: float) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from consilience.core.checks import check
-from consilience.core.tree import Tree, map_leaves
+from consilience.core.tree import Tree, map_rows
 from consilience.server.combining.krum import Neighbours, scores
 from consilience.server.combining.median import median
 from consilience.server.combining.tolerance import Faulty, require
@@ -46,11 +46,8 @@ class Bulyan:
         count = len(weights)
         number = require("Bulyan", self.f, count, times=4, plus=3)
         chosen = torch.from_numpy(self._chosen(distances(models), number))
-
-        def merge(stacked: Tensor) -> Tensor:
-            return around_median(stacked[chosen.to(stacked.device)], count - 4 * number)
-
-        return {"params": map_leaves(merge, models["params"]), "buffers": middle_buffers(models)}
+        params = map_rows(_merged, models["params"], given=(chosen, count - 4 * number))
+        return {"params": params, "buffers": middle_buffers(models)}
 
     def _chosen(self, distance: np.ndarray, f: int) -> np.ndarray:
         """Ascending numbers of the models that Krum picks, one after another."""
@@ -62,6 +59,10 @@ class Bulyan:
             chosen.append(left[first])
             left = np.delete(left, first)
         return np.sort(chosen)
+
+
+def _merged(stacked: Tensor, chosen: Tensor, keep: int) -> Tensor:
+    return around_median(stacked[chosen.to(stacked.device)], keep)
 
 
 def around_median(stacked: Tensor, keep: int) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from consilience.core.checks import Count, Positive, check
-from consilience.core.tree import Tree, map_leaves
+from consilience.core.tree import Tree, map_rows
 from consilience.server.combining.median import median
 from consilience.server.combining.whole_models import coordinates, middle_buffers
 
@@ -40,7 +40,7 @@ class CentredClipping:
 
     def merge(self, models: Tree, weights: Tensor) -> Tree:
         """Around the coordinate-wise median, where the broadcast model is not known."""
-        return self.merge_around(models, weights, map_leaves(median, models))
+        return self.merge_around(models, weights, map_rows(median, models))
 
     def merge_around(self, models: Tree, weights: Tensor, centre: Tree) -> Tree:
         """Stacked models [m, ...] -> one model near `centre`."""
@@ -52,10 +52,11 @@ class CentredClipping:
             limit = distance.quantile(0.5) if self.tau is None else torch.full_like(distance[0], self.tau)
             step = weights * (limit / distance.clamp(min=torch.finfo(distance.dtype).tiny)).clamp(max=1)
             share = share * (1 - step.sum()) + step
-
-        def move(start: Tensor, stacked: Tensor) -> Tensor:
-            apart = stacked.to(torch.float64) - start.to(torch.float64)
-            return (start + torch.tensordot(share, apart, dims=1)).to(start.dtype)
-
-        params = map_leaves(move, centre["params"], models["params"])
+        params = map_rows(_moved, models["params"], centre["params"], given=(share,))
         return {"params": params, "buffers": middle_buffers(models)}
+
+
+def _moved(stacked: Tensor, start: Tensor, share: Tensor) -> Tensor:
+    """[...] start + sum_k share_k (w_k - start)."""
+    apart = stacked.to(torch.float64) - start.to(torch.float64)
+    return (start + torch.tensordot(share, apart, dims=1)).to(start.dtype)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from consilience.core.checks import Count, NonNegative, Positive, check
-from consilience.core.tree import Tree, map_leaves
+from consilience.core.tree import Tree, map_rows
 from consilience.server.combining.median import median
 from consilience.server.combining.whole_models import coordinates, mean_of
 
@@ -39,7 +39,7 @@ class GeometricMedian:
 
     def merge(self, models: Tree, weights: Tensor) -> Tree:
         """Stacked models [m, ...] -> their geometric median over the parameters."""
-        points = coordinates(models, map_leaves(median, models))  # [m, r] around the middle: near ones keep digits
+        points = coordinates(models, map_rows(median, models))  # [m, r] around the middle: near ones keep digits
         weights = weights.to(points)
         share = weights / weights.sum()
         place = share @ points

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from consilience.core.tree import Tree, map_leaves
+from consilience.core.tree import Tree, map_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Median:
 
     def merge(self, models: Tree, weights: Tensor) -> Tree:
         """Stacked models [m, ...] -> their median, floating buffers included."""
-        return map_leaves(median, models)
+        return map_rows(median, models)
 
 
 def median(stacked: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from consilience.core.checks import Positive, check
-from consilience.core.tree import Tree, map_leaves
+from consilience.core.tree import Tree, map_rows
 from consilience.server.combining.weighted_mean import weighted_mean
 
 
@@ -31,13 +31,12 @@ class SimAgg:
 
     def merge(self, models: Tree, weights: Tensor) -> Tree:
         """Stacked models [m, ...] -> one."""
+        return map_rows(self._merge, models, given=(weights,))
 
-        def merge(stacked: Tensor) -> Tensor:
-            if not stacked.is_floating_point():
-                return weighted_mean(stacked, weights)
-            return weighted_mean(stacked, self.shares(stacked, weights))
-
-        return map_leaves(merge, models)
+    def _merge(self, stacked: Tensor, weights: Tensor) -> Tensor:
+        if not stacked.is_floating_point():
+            return weighted_mean(stacked, weights)
+        return weighted_mean(stacked, self.shares(stacked, weights))
 
     def shares(self, stacked: Tensor, weights: Tensor) -> Tensor:
         """[m] float64 shares of one tensor [m, ...]."""

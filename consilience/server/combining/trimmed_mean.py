@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from consilience.core.checks import check
-from consilience.core.tree import Tree, map_leaves
+from consilience.core.tree import Tree, map_rows
 from consilience.server.combining.tolerance import Faulty, require
 
 
@@ -39,10 +39,11 @@ class TrimmedMean:
         """Stacked models [m, ...] -> their trimmed mean, floating buffers included."""
         count = len(weights)
         cut = require("the trimmed mean", self.f, count, times=2, plus=1)
+        return map_rows(_trimmed, models, given=(cut,))
 
-        def merge(stacked: Tensor) -> Tensor:
-            if not stacked.is_floating_point():
-                return stacked.any(0) if stacked.dtype == torch.bool else stacked.amax(0)
-            return stacked.sort(dim=0).values[cut : count - cut].mean(0, dtype=torch.float64).to(stacked.dtype)
 
-        return map_leaves(merge, models)
+def _trimmed(stacked: Tensor, cut: int) -> Tensor:
+    if not stacked.is_floating_point():
+        return stacked.any(0) if stacked.dtype == torch.bool else stacked.amax(0)
+    middle = stacked.sort(dim=0).values[cut : len(stacked) - cut]
+    return middle.mean(0, dtype=torch.float64).to(stacked.dtype)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from consilience.core.tree import Tree, leaves, map_leaves
+from consilience.core.distant import Distant
+from consilience.core.tree import Tree, leaves, map_leaves, map_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,13 +24,13 @@ class WeightedMean:
     def merge(self, models: Tree, weights: Tensor) -> Tree:
         """Stacked models [m, ...] -> their mean."""
         single = weights.to(torch.float32)  # once, not once per tensor
+        if weights.device.type != "cuda" or any(isinstance(leaf, Distant) for leaf in leaves(models)):
+            return map_rows(_merge, models, given=(weights, single))
+        return _all_at_once(lambda stacked: _merge(stacked, weights, single), models)
 
-        def merge(stacked: Tensor) -> Tensor:
-            return weighted_mean(stacked, weights if stacked.dtype == torch.float64 else single)
 
-        if weights.device.type != "cuda":
-            return map_leaves(merge, models)
-        return _all_at_once(merge, models)
+def _merge(stacked: Tensor, weights: Tensor, single: Tensor) -> Tensor:
+    return weighted_mean(stacked, weights if stacked.dtype == torch.float64 else single)
 
 
 def _all_at_once(merge: Callable[[Tensor], Tensor], models: Tree) -> Tree:

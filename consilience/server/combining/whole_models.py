@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from consilience.core.tree import Tree, map_leaves, rows
+from consilience.core.distant import each
+from consilience.core.tree import Tree, map_rows, rows
 from consilience.server.combining.median import median
 from consilience.server.combining.weighted_mean import weighted_mean
 from consilience.server.geometry import measure
@@ -34,23 +35,26 @@ def coordinates(models: Tree, centre: Tree) -> Tensor:
     Iterations then cost m^2, not m P. A QR factorisation keeps the digits of every model, where a Gram matrix would
     lose those of the near ones beside one that is far away.
     """
-    factors = []
-    for name, value in models["params"].items():
-        if value.numel():
-            flat = value.reshape(len(value), -1).to(torch.float64) - centre["params"][name].reshape(1, -1)
-            factors.append(torch.linalg.qr(flat.T, mode="r").R)  # [min(P, m), m]
+    names = [name for name, value in models["params"].items() if value.numel()]
+    factors = each(_factor, [models["params"][name] for name in names], [centre["params"][name] for name in names])
     return torch.linalg.qr(torch.cat(factors), mode="r").R.T
+
+
+def _factor(value: Tensor, centre: Tensor) -> Tensor:
+    """[min(P, m), m] one tensor's part of the models less the centre, in a basis of what it spans."""
+    flat = value.reshape(len(value), -1).to(torch.float64) - centre.reshape(1, -1)
+    return torch.linalg.qr(flat.T, mode="r").R
 
 
 def mean_of(models: Tree, weights: Tensor) -> Tree:
     """The mean of the parameters in float64, and the median of the buffers; what has no weight is not looked at."""
     used = torch.nonzero(weights).flatten()
-
-    def mean(stacked: Tensor) -> Tensor:
-        return weighted_mean(stacked[used].to(torch.float64), weights[used]).to(stacked.dtype)
-
-    params = map_leaves(mean, models["params"])
+    params = map_rows(_mean, models["params"], given=(used, weights[used]))
     return {"params": params, "buffers": middle_buffers(models)}
+
+
+def _mean(stacked: Tensor, used: Tensor, weights: Tensor) -> Tensor:
+    return weighted_mean(stacked[used].to(torch.float64), weights).to(stacked.dtype)
 
 
 def middle_buffers(models: Tree) -> Tree:
@@ -59,4 +63,4 @@ def middle_buffers(models: Tree) -> Tree:
     Distances are over parameters (a running variance would swamp them), so that the buffers of a model that looks
     harmless may hold anything.
     """
-    return map_leaves(median, models["buffers"])
+    return map_rows(median, models["buffers"])

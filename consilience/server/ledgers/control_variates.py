@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from consilience.core.tree import Tree, map_leaves
+from consilience.core.tree import Tree, map_leaves, map_rows
 from consilience.server.protocols import Settled
 
 
@@ -40,4 +41,9 @@ class ControlVariates:
     def settle(self, ledger: Tree, round: Settled) -> tuple[Tree, Tree]:
         """Add the changes; the parameters stay as they are."""
         changes = round.cohort.reply["control_change"]
-        return map_leaves(lambda c, change: c + change.sum(0) / round.clients, ledger, changes), round.after
+        total = map_rows(_sum, changes)
+        return map_leaves(lambda c, change: c + change / round.clients, ledger, total), round.after
+
+
+def _sum(stacked: Tensor) -> Tensor:
+    return stacked.sum(0)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from consilience.core.tree import Tree, map_leaves
+from consilience.core.tree import Tree, map_leaves, map_rows
 from consilience.server.protocols import Settled
 
 
@@ -38,5 +39,11 @@ class MeanDrift:
     def settle(self, ledger: Tree, round: Settled) -> tuple[Tree, Tree]:
         """Add this round's moves, and H to the parameters."""
         stacked = round.cohort.reply["model"]["params"]
-        ledger = map_leaves(lambda h, w, x: h + (w - x).sum(0) / round.clients, ledger, stacked, round.before)
+        total = map_rows(_moves, stacked, round.before)
+        ledger = map_leaves(lambda h, moves: h + moves / round.clients, ledger, total)
         return ledger, map_leaves(torch.add, round.after, ledger)
+
+
+def _moves(stacked: Tensor, before: Tensor) -> Tensor:
+    """[...] the sum of all moves [m, ...] from one point."""
+    return (stacked - before).sum(0)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from consilience.core.checks import NonNegative, Positive, check
+from consilience.core.distant import each
 from consilience.core.tree import Tree, map_leaves
 from consilience.server.protocols import Settled
 from consilience.server.weighting.qffl import LEAST_LOSS, losses_at_start
@@ -48,8 +50,14 @@ class QfflStep:
         """The parameters on the way from `before` to `after`."""
         losses = losses_at_start(round.cohort, "q-FFL", "qffl").clamp(min=LEAST_LOSS)
         squares = torch.zeros_like(losses)
-        for name, value in round.cohort.reply["model"]["params"].items():
-            apart = value.to(torch.float64) - round.before[name].to(torch.float64)
-            squares = squares + apart.reshape(len(apart), -1).square().sum(1)
+        values = round.cohort.reply["model"]["params"]
+        for found in each(_squares, list(values.values()), [round.before[name] for name in values]):
+            squares = squares + found
         share = 1 / (1 + self.q * self.lipschitz * (round.weights * squares / losses).sum())
         return ledger, map_leaves(lambda w, to: w + share.to(w.dtype) * (to - w), round.before, round.after)
+
+
+def _squares(value: Tensor, before: Tensor) -> Tensor:
+    """[m] squared lengths of the moves of one tensor."""
+    apart = value.to(torch.float64) - before.to(torch.float64)
+    return apart.reshape(len(apart), -1).square().sum(1)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from consilience.core.checks import check
+from consilience.core.distant import each
 from consilience.core.exchange import Cohort, Notes
 from consilience.core.rounds import Diverged
 from consilience.core.tree import Tree
@@ -64,21 +65,40 @@ def cosines_to_mean(stacked: Tree, start: Tree | None, weights: Tensor) -> Tenso
     if not names:
         return torch.full_like(weights, torch.nan)
 
-    def wide(name: str) -> Tensor:  # [m, P]
-        rows = stacked[name].flatten(1).to(torch.float64)
-        return rows if start is None else rows - start[name].flatten().to(torch.float64)
-
-    scale = _power_of_two(torch.stack([wide(name).abs().amax(1) for name in names]).amax(0))  # [m]
-    mean = {name: (weights.to(scale.device) * (scale / scale.amax())) @ (wide(name) / scale[:, None]) for name in names}
-    mean_scale = _power_of_two(torch.stack([part.abs().amax() for part in mean.values()]).amax())
+    columns = [stacked[name] for name in names], [None if start is None else start[name] for name in names]
+    scale = _power_of_two(torch.stack(each(_largest, *columns)).amax(0))  # [m]
+    mean = each(_mean, *columns, given=(weights.to(scale.device) * (scale / scale.amax()), scale))
+    mean_scale = _power_of_two(torch.stack([part.abs().amax() for part in mean]).amax())
+    mean = [part / mean_scale for part in mean]
     product, square, mean_square = (torch.zeros_like(scale) for _ in range(3))
-    for name, part in mean.items():
-        rows, part = wide(name) / scale[:, None], part / mean_scale
-        product += rows @ part
-        square += rows.square().sum(1)
+    for part, (along, length) in zip(mean, each(_products, *columns, mean, given=(scale,))):
+        product += along
+        square += length
         mean_square += part.square().sum()
     cosine = (product / (square.sqrt() * mean_square.sqrt())).clamp(-1, 1)
     return torch.where((square > 0) & (mean_square == 0), 0.0, cosine)
+
+
+def _wide(stacked: Tensor, start: Tensor | None) -> Tensor:
+    """[m, P] one tensor's rows, less the start."""
+    rows = stacked.flatten(1).to(torch.float64)
+    return rows if start is None else rows - start.flatten().to(torch.float64)
+
+
+def _largest(stacked: Tensor, start: Tensor | None) -> Tensor:
+    """[m] the largest entry of each row."""
+    return _wide(stacked, start).abs().amax(1)
+
+
+def _mean(stacked: Tensor, start: Tensor | None, weights: Tensor, scale: Tensor) -> Tensor:
+    """[P] the weighted mean of the rows, each divided by its scale."""
+    return weights @ (_wide(stacked, start) / scale[:, None])
+
+
+def _products(stacked: Tensor, start: Tensor | None, mean: Tensor, scale: Tensor) -> Tensor:
+    """[2, m] products of the rows with the mean, and their squared lengths."""
+    rows = _wide(stacked, start) / scale[:, None]
+    return torch.stack([rows @ mean, rows.square().sum(1)])
 
 
 def dual_weights(cosine: Tensor, ids: list[int], what: str) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from consilience.core.checks import Positive, check
+from consilience.core.distant import each
 from consilience.core.exchange import Cohort, Notes
 from consilience.core.tree import Tree
 
@@ -65,9 +66,15 @@ def angles(cohort: Cohort, model: Tree) -> Tensor:
     share = cohort.examples / cohort.examples.sum()
     product, square = torch.zeros_like(share), torch.zeros_like(share)
     total = torch.zeros((), dtype=torch.float64, device=share.device)
-    for name, value in cohort.reply["model"]["params"].items():
-        update = (model["params"][name].to(torch.float64) - value.to(torch.float64)).reshape(len(cohort), -1)
-        mean = share @ update  # [P]
-        product, square, total = product + update @ mean, square + update.square().sum(1), total + mean.square().sum()
+    values = cohort.reply["model"]["params"]
+    for found in each(_terms, list(values.values()), [model["params"][name] for name in values], given=(share,)):
+        product, square, total = product + found["product"], square + found["square"], total + found["total"]
     length = (square.sqrt() * total.sqrt()).clamp(min=torch.finfo(torch.float64).tiny)
     return torch.acos((product / length).clamp(-1, 1))
+
+
+def _terms(value: Tensor, start: Tensor, share: Tensor) -> Tree:
+    """What one tensor adds to the products of updates and mean, and to their squared lengths."""
+    update = (start.to(torch.float64) - value.to(torch.float64)).reshape(len(value), -1)
+    mean = share @ update  # [P]
+    return {"product": update @ mean, "square": update.square().sum(1), "total": mean.square().sum()}

@@ -1,0 +1,1 @@
+"""The workload of benchmarks/flower_simulation.py as a Flower app."""

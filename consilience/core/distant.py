@@ -1,0 +1,139 @@
+"""Stacked rows that lie in other processes: shape and type are known here, values come when something reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+Work = Callable[..., Any]
+
+
+class Place(Protocol):
+    """Processes that hold rows and can work on them."""
+
+    def begin(
+        self, function: Work, calls: Sequence[tuple[Any, ...]], given: tuple[Any, ...]
+    ) -> Callable[[], list[Any]]:
+        """Start `function(*call, *given)` for every call, whose first argument is distant; (), to wait for all."""
+        ...
+
+
+class Source(Protocol):
+    """Where the rows of one stacked tensor lie."""
+
+    @property
+    def place(self) -> Place | None:
+        """Who can work on them there; None: nobody."""
+        ...
+
+    @property
+    def finite(self) -> np.ndarray | None:
+        """[m] whether each row is finite, where that is known."""
+        ...
+
+    def fetch(self, rows: np.ndarray) -> Tensor:
+        """[n, ...] these of its rows, here."""
+        ...
+
+
+class Distant(Tensor):
+    """A stacked tensor [m, ...] whose rows lie elsewhere; any operation on it fetches them first, and keeps nothing.
+
+    `leaf[3]` or `leaf[[1, 4]]` fetches those rows only; `each` and `tree.map_rows` leave them where they are.
+    """
+
+    source: Source
+    rows: np.ndarray  # which rows of the source
+
+    @staticmethod
+    def __new__(
+        cls, source: Source, rows: np.ndarray, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> Distant:
+        made: Any = Tensor._make_wrapper_subclass(cls, (len(rows), *shape), dtype=dtype, device=device)
+        made.source, made.rows = source, rows
+        return made
+
+    def __init__(self, *_: Any) -> None:
+        """All is done in `__new__`."""
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"Distant(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    def here(self) -> Tensor:
+        """All rows, as an ordinary tensor."""
+        return self.source.fetch(self.rows).to(self.device)
+
+    def take(self, index: np.ndarray) -> Distant:  # type: ignore[override]
+        """Some of the rows, still where they are."""
+        return Distant(self.source, self.rows[index], self.shape[1:], self.dtype, self.device)
+
+    @property
+    def finite(self) -> np.ndarray | None:
+        """[m] whether each row is finite, where that is known without fetching it."""
+        known = self.source.finite
+        return None if known is None else known[self.rows]
+
+    def _rows_at(self, index: Any) -> Tensor:
+        """`self[index]`, fetching no other rows where the index is over rows alone."""
+        known = index.cpu().numpy() if isinstance(index, Tensor) else index
+        if isinstance(known, (tuple, list)) or known is None or np.ndim(known) > 1:
+            return self.here()[index]
+        chosen = np.arange(len(self.rows))[known]
+        found = self.source.fetch(self.rows[np.atleast_1d(chosen)]).to(self.device)
+        return found if np.ndim(chosen) else found[0]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Metadata is known; everything else is done on the values."""
+        with torch._C.DisableTorchFunctionSubclass():
+            if func in _METADATA:
+                return func(*args, **(kwargs or {}))
+            if func is Tensor.__getitem__ and isinstance(args[0], Distant):
+                return args[0]._rows_at(args[1])
+            return cls.__torch_dispatch__(func, types, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """The operation on the values."""
+        args, kwargs = pytree.tree_map_only(Distant, Distant.here, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+_PROPERTIES = ("shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_quantized", "requires_grad", "itemsize")
+_METHODS = (
+    *("size", "dim", "ndimension", "numel", "nelement", "element_size", "stride", "__len__"),
+    *("is_floating_point", "is_complex"),
+)
+_METADATA = {
+    *(getattr(Tensor, name).__get__ for name in _PROPERTIES),
+    *(getattr(Tensor, name) for name in _METHODS),
+    *(torch.is_floating_point, torch.is_complex, torch.numel),
+}
+
+
+def each(function: Work, stacked: Sequence[Tensor], *others: Sequence[Any], given: tuple[Any, ...] = ()) -> list[Any]:
+    """`function(leaf, *others, *given)` for every stacked leaf, worked out where its rows lie.
+
+    The function is sent by name, so it must be importable; what it returns (a tensor) comes back.
+    """
+    calls = list(zip(stacked, *others))
+    by_place: dict[int, list[int]] = {}
+    for number, leaf in enumerate(stacked):
+        if isinstance(leaf, Distant) and leaf.source.place is not None:
+            by_place.setdefault(id(leaf.source.place), []).append(number)
+    waiting = []
+    for numbers in by_place.values():
+        place = stacked[numbers[0]].source.place  # type: ignore[attr-defined]
+        waiting.append((numbers, place.begin(function, [calls[number] for number in numbers], given)))
+    away = {number for numbers in by_place.values() for number in numbers}
+    found = {number: function(*call, *given) for number, call in enumerate(calls) if number not in away}
+    for numbers, finish in waiting:
+        found.update(zip(numbers, finish()))
+    return [found[number] for number in range(len(calls))]

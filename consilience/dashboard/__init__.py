@@ -1,0 +1,1 @@
+"""Runs as they go on, in a browser: reads records, changes nothing."""

@@ -1,0 +1,113 @@
+"""Who may look: anyone on this machine; from elsewhere only with a token, over TLS."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import ipaddress
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from consilience.core.checks import Invalid
+
+TOKEN_VARIABLE = "CONSILIENCE_DASHBOARD_TOKEN"
+SHORTEST_TOKEN = 20
+_MOST_BYTES = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Door:
+    """Where to listen, and what a visitor has to show."""
+
+    host: str
+    token: str = field(default="", repr=False)
+    certificate: Path | None = None
+    key: Path | None = None
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.certificate else "http"
+
+    def opens_for(self, authorization: str) -> bool:
+        """Whether an Authorization header holds the token: as a bearer's, or as the password that browsers ask for."""
+        if not self.token:
+            return True
+        kind, _, rest = authorization.partition(" ")
+        shown = rest.strip() if kind.lower() == "bearer" else _password(rest) if kind.lower() == "basic" else ""
+        return hmac.compare_digest(shown.encode(), self.token.encode())
+
+    def knows(self, host: str) -> bool:
+        """Whether a Host header names this machine: on loopback no other name is believed.
+
+        Else a web page could have its own name point to 127.0.0.1 and read what is meant for this machine alone.
+        """
+        if not is_loopback(self.host):
+            return True
+        name = host.strip().lower()
+        name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+        return name == "localhost" or is_loopback(name)
+
+
+def door(
+    host: str, *, token_file: Path | None = None, certificate: Path | None = None, key: Path | None = None
+) -> Door:
+    """What was asked for, refused where it would show the runs to others unprotected."""
+    token = _token(token_file)
+    if (certificate is None) != (key is None):
+        raise Invalid("--certificate and --key belong together: give both files, or none")
+    for name, path in (("--certificate", certificate), ("--key", key)):
+        if path is not None and not path.is_file():
+            raise Invalid(f"{name} = {str(path)!r} is no file")
+    if not is_loopback(host):
+        missing = [
+            *([] if token else [f"a token (--token-file, or {TOKEN_VARIABLE})"]),
+            *([] if certificate else ["TLS (--certificate and --key)"]),
+        ]
+        if missing:
+            raise Invalid(
+                f"--host = {host!r} can be reached from other machines, which needs {' and '.join(missing)}; "
+                "without them only 127.0.0.1 is allowed"
+            )
+    return Door(host=host, token=token, certificate=certificate, key=key)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is this machine's own; a name other than localhost may be anything."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _token(file: Path | None) -> str:
+    if file is None:
+        token, place = os.environ.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE
+    else:
+        token, place = _read_token(file), f"--token-file = {str(file)!r}"
+    if (token or file is not None) and len(token) < SHORTEST_TOKEN:
+        raise Invalid(
+            f"{place} holds a token of {len(token)} characters: use at least {SHORTEST_TOKEN}, such as the output of "
+            "python -c 'import secrets; print(secrets.token_urlsafe())'"
+        )
+    return token
+
+
+def _read_token(file: Path) -> str:
+    if not file.is_file():
+        raise Invalid(f"--token-file = {str(file)!r} is no file")
+    if os.name == "posix" and file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise Invalid(f"--token-file = {str(file)!r} can be read by others on this machine: chmod 600 {file}")
+    with open(file, encoding="utf-8", errors="replace") as stream:
+        return stream.read(_MOST_BYTES).strip()
+
+
+def _password(encoded: str) -> str:
+    try:
+        return base64.b64decode(encoded, validate=True).decode().partition(":")[2]
+    except (binascii.Error, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,35 @@
+"""The command `consilience dashboard`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from consilience.experiments.failures import guarded
+
+
+def dashboard(
+    folder: Annotated[Path, typer.Argument(metavar="[RUNS_FOLDER]", help="Where the run folders are.")] = Path("runs"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8787,
+    host: Annotated[str, typer.Option(help="Another address than loopback needs a token and TLS.")] = "127.0.0.1",
+    token_file: Annotated[
+        Path | None, typer.Option(help="A file with the token; or set CONSILIENCE_DASHBOARD_TOKEN.")
+    ] = None,
+    certificate: Annotated[Path | None, typer.Option(help="The TLS certificate, PEM.")] = None,
+    key: Annotated[Path | None, typer.Option(help="The certificate's key, PEM.")] = None,
+    refresh: Annotated[int, typer.Option(min=1, max=3600, help="Seconds until a page loads again.")] = 10,
+    similarity: Annotated[bool, typer.Option(help="Show who resembles whom, and swaps.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
+) -> None:
+    """Watch runs in a browser while they go on; read-only, on this machine alone unless told otherwise."""
+
+    def work() -> int:
+        from consilience.dashboard import access, server
+
+        door = access.door(host, token_file=token_file, certificate=certificate, key=key)
+        server.serve(folder, door, port=port, refresh=refresh, likeness_too=similarity)
+        return 0
+
+    guarded(work, debug)

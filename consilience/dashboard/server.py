@@ -1,0 +1,99 @@
+"""The dashboard as a process: Starlette finds the page, uvicorn speaks HTTP and TLS."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from consilience.core.checks import Invalid
+from consilience.dashboard.access import Door
+from consilience.dashboard.guard import App, Guard
+from consilience.dashboard.pages import Pages
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+_MOST_AT_ONCE = 64  # connections; more are answered 503
+_NEEDED = 'the dashboard needs starlette, uvicorn and matplotlib: pip install "consilience[dashboard]"'
+
+
+def application(pages: Pages, door: Door) -> App:
+    """The pages behind the guard, as an ASGI application."""
+    try:
+        from starlette.applications import Starlette
+        from starlette.responses import HTMLResponse, PlainTextResponse
+        from starlette.routing import Route
+    except ImportError as problem:
+        raise ImportError(_NEEDED) from problem
+
+    def index(request: Request) -> Response:
+        return HTMLResponse(pages.index())
+
+    def run(request: Request) -> Response:
+        text = pages.run(request.path_params["name"].rstrip("/"))
+        return PlainTextResponse("no such run\n", 404) if text is None else HTMLResponse(text)
+
+    # plain functions: Starlette runs them in threads, so that drawing holds nobody else up
+    routes = [Route("/", index, methods=["GET"]), Route("/runs/{name:path}", run, methods=["GET"])]
+    return Guard(Starlette(routes=routes), door)  # type: ignore[arg-type,unused-ignore]
+
+
+def serve(folder: Path, door: Door, *, port: int, refresh: int, likeness_too: bool) -> None:
+    """Serve until interrupted."""
+    try:
+        import matplotlib  # noqa: F401
+        import uvicorn
+    except ImportError as problem:
+        raise ImportError(_NEEDED) from problem
+    if not folder.is_dir():
+        raise Invalid(f"{str(folder)!r} is no folder: name the one that holds the run folders (default: runs)")
+    app = application(Pages(folder, refresh=refresh, likeness_too=likeness_too), door)
+    _check_tls(door)
+    listening = _listen(door.host, port)
+    config = uvicorn.Config(
+        app,  # type: ignore[arg-type,unused-ignore]
+        ssl_certfile=str(door.certificate) if door.certificate else None,
+        ssl_keyfile=str(door.key) if door.key else None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        ws="none",
+        lifespan="off",
+        limit_concurrency=_MOST_AT_ONCE,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=3,
+    )
+    name = f"[{door.host}]" if ":" in door.host else door.host
+    print(f"{door.scheme}://{name}:{listening.getsockname()[1]}/  (read-only; Ctrl-C ends it)", flush=True)
+    if not likeness_too:
+        print("who resembles whom is not shown; --similarity shows it", file=sys.stderr, flush=True)
+    with listening, contextlib.suppress(KeyboardInterrupt):  # how a dashboard ends
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, kind)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+        found.listen()  # from here on visitors wait instead of being refused
+    except OSError as problem:
+        raise Invalid(f"cannot listen on {host} port {port}: {problem.strerror}; choose another --port") from problem
+    return found
+
+
+def _check_tls(door: Door) -> None:
+    """A certificate that cannot be used is refused here, not in the first visitor's face."""
+    if door.certificate is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(door.certificate, door.key)
+    except (OSError, ssl.SSLError) as problem:
+        raise Invalid(f"--certificate = {str(door.certificate)!r} and --key cannot be used: {problem}") from problem

@@ -1,0 +1,132 @@
+"""The config of a deployment: that of any run, with `[deploy]`, and `federation.py` in the place of named data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from consilience.core.algorithm import Algorithm
+from consilience.core.checks import Count, Invalid, NonNegative, Option, Positive, Whole, check, hints_of
+from consilience.core.protocols import ServerRule
+from consilience.engines.flower.mail import Waiting
+from consilience.experiments import parts, toml_text
+from consilience.experiments.catalogue import KINDS
+from consilience.experiments.config import Config, from_table
+from consilience.experiments.names import safe_name
+from consilience.experiments.overrides import overridden
+
+CONFIG, FEDERATION = "config.toml", "federation.py"
+OWN = ("data", "partition", "model", "data_dir")  # what federation.py says instead
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deploy:
+    """Who takes part, and how patient the server is, in real seconds.
+
+    clients: in the whole federation. classes: of the targets, 0 if they are measurements. min_available: clients that
+    must be there for a round to begin; left out, all at first and any later. deadline: for a whole reply. wait: for
+    enough clients. retries, pause: how often, and after how many seconds (then twice that ...), a round that nobody
+    answered is asked again.
+    """
+
+    clients: Count = 4
+    classes: Whole = 0
+    min_available: Count | None = None
+    deadline: Positive = 600.0
+    wait: Positive = 300.0
+    retries: Whole = 3
+    pause: NonNegative = 5.0
+    secure_aggregation: bool = False
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.min_available is not None and self.min_available > self.clients:
+            raise Invalid(f"deploy.min_available = {self.min_available} is more than deploy.clients = {self.clients}")
+
+    @property
+    def waiting(self) -> Waiting:
+        """The server's patience."""
+        return Waiting(deadline=self.deadline, wait=self.wait, retries=self.retries, pause=self.pause)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeployedConfig(Config):
+    """Everything that decides a deployed run; with `own`, data and model come from federation.py."""
+
+    deploy: Deploy = field(default_factory=Deploy)
+    own: bool = True
+
+    @property
+    def label(self) -> str:
+        """What the run folder is called."""
+        return self.name or (f"{self.algorithm.name}-deployed" if self.own else Config.label.fget(self))  # type: ignore[attr-defined]
+
+    def table(self) -> dict[str, Any]:
+        """Every setting in plain values."""
+        table = Config.table(self)
+        if self.own:
+            table = {key: value for key, value in table.items() if key not in OWN}
+            table |= {"data": {"name": FEDERATION}, "partition": {"name": "as it is"}, "model": {"name": FEDERATION}}
+        known = {key: value for key, value in vars(self.deploy).items() if value is not None}
+        return {**table, "deploy": parts.write(known)}
+
+    @property
+    def kept_memories(self) -> int:
+        """How many memories of each client its node keeps on disk, so that every kept checkpoint finds its own."""
+        return self.checkpoint.every * self.checkpoint.keep + 2
+
+    def build_algorithm(self) -> Algorithm:
+        """The algorithm that the settings name."""
+        return KINDS["algorithm"].build(self.algorithm.name, self.algorithm.options)
+
+
+def load(folder: Path, case: str = "", overrides: Iterable[str] = ()) -> DeployedConfig:
+    """The config of an app: `config.toml`, or with a case `cases/CASE.toml`; everything is checked."""
+    file = Path(folder) / "cases" / f"{safe_name(case, 'case')}.toml" if case else Path(folder) / CONFIG
+    given = toml_text.read(file)
+    return from_given(given, overrides, own=(Path(folder) / FEDERATION).exists() and not case, source=str(file))
+
+
+def from_given(
+    given: Mapping[str, Any], overrides: Iterable[str] = (), *, own: bool, source: str = CONFIG
+) -> DeployedConfig:
+    """A checked config from plain tables."""
+    spelled = {key: {"name": it} if key in KINDS and isinstance(it, str) else it for key, it in given.items()}
+    table = overridden(spelled, overrides, source)
+    section = table.pop("deploy", {})
+    if not isinstance(section, Mapping):
+        raise Invalid(f"deploy = {section!r} must be a table: write [deploy] and its settings below it")
+    known = {f.name: Option(hints_of(Deploy)[f.name], f.default) for f in dataclasses.fields(Deploy)}
+    deploy = Deploy(**parts.read_options("deploy", section, known, "deploy"))
+    for key in OWN if own else ():
+        if key in table:
+            raise Invalid(f"{source}: {key} comes from {FEDERATION} in a deployment: leave it out here")
+    base = from_table(table, source=source)
+    if base.engine.get("lane") == "auto":  # each message is a process of its own, in which measuring would not pay
+        base = base.changed(lane="serial")
+    settings = {f.name: getattr(base, f.name) for f in dataclasses.fields(Config)}
+    config = DeployedConfig(**settings, deploy=deploy, own=own)
+    refuse_secure_aggregation(config.deploy, config.build_algorithm().server)
+    return config
+
+
+def refuse_secure_aggregation(deploy: Deploy, server: ServerRule) -> None:
+    """Say, before anything starts, why the server must or does see single replies."""
+    if not deploy.secure_aggregation:
+        return
+    if server.needs_each_reply:
+        inside = [getattr(server, f.name) for f in dataclasses.fields(server)]  # type: ignore[arg-type]
+        reading = [part for part in inside if getattr(part, "needs_each_reply", False)] or [server]
+        raise Invalid(
+            "deploy.secure_aggregation = true lets the server see only the sum of the replies, but "
+            f"{' and '.join(type(part).__name__ for part in reading)} looks at each of them: turn it off, or use an "
+            "algorithm that does not, such as fedavg"
+        )
+    raise Invalid(
+        "deploy.secure_aggregation = true is not offered: Flower's SecAgg+ runs in its legacy workflow only, and its "
+        "masks come from a weak generator (flwr issue 7522). TLS and node keys protect replies on the way, not from "
+        "the server; channel = {name = 'noise', ...} hides single ones in part"
+    )

@@ -1,0 +1,180 @@
+"""The client side: one Flower ClientApp that does what the server's orders say with rows that never leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from consilience.core import arrays, tree
+from consilience.core.admission import Arrival
+from consilience.core.algorithm import Algorithm, Plain
+from consilience.core.checks import Invalid
+from consilience.core.exchange import Broadcast
+from consilience.core.federation import Federation
+from consilience.core.protocols import ClientRule, LooksFirst
+from consilience.core.task import Task
+from consilience.core.tree import Tree
+from consilience.engines.flower import wire
+from consilience.engines.flower.agreement import agreement, differences
+from consilience.engines.flower.memory import Found, Keeper
+from consilience.engines.flower.rules import TRAIN, rules_of
+from consilience.engines.orders import Orders, planned_steps
+from consilience.engines.program import memories
+from consilience.engines.vectorised import Vectorised
+from consilience.environments.environment import Environment
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Site:
+    """What one node brings: the agreed algorithm and task, and its own clients' rows."""
+
+    algorithm: Algorithm
+    task: Task
+    federation: Federation  # of the clients here, and nobody else's
+    hosts: np.ndarray  # [h] their ids, ascending
+    clients: int  # in the whole federation
+    engine: Mapping[str, Any] = field(default_factory=dict)  # settings of `Vectorised`
+    memory: Path | None = None  # a folder for memories
+    kept: int = 4  # memories of each client in it
+
+    @property
+    def agreement(self) -> dict[str, str]:
+        """What must be the same on the server."""
+        return agreement(self.algorithm, self.task, self.engine.get("dtype", "float32"), self.clients)
+
+
+Open = Callable[[Any, str], Site]
+"""From Flower's Context and the name of a case to the site."""
+
+
+def client_app(open_site: Open) -> Any:
+    """A Flower ClientApp around a site: it says who it is, and answers orders."""
+    wire.records()
+    from flwr.app import Message
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp()
+
+    @app.query()
+    def query(message: Any, context: Any) -> Any:
+        return Message(introduce(message.content, context, open_site), reply_to=message)
+
+    @app.train()
+    def train(message: Any, context: Any) -> Any:
+        return Message(answer(message.content, context, open_site), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Any, context: Any) -> Any:
+        return Message(answer(message.content, context, open_site), reply_to=message)
+
+    return app
+
+
+def introduce(content: Any, context: Any, open_site: Open) -> Any:
+    """Which clients are here, how many rows they have, and what was agreed on."""
+    site = open_site(context, wire.get_json(content, "query")["case"])
+    test = site.federation.test
+    reply = wire.records().RecordDict()
+    here = {
+        "clients": site.hosts.tolist(),
+        "train": site.federation.train.sizes.tolist(),
+        "test": [0] * len(site.hosts) if test is None else test.sizes.tolist(),
+        "agreement": site.agreement,
+    }
+    wire.put_json(reply, "introduction", here)
+    return reply
+
+
+def answer(content: Any, context: Any, open_site: Open) -> Any:
+    """Do what an order says for each client it names."""
+    order = wire.get_order(content)
+    site = open_site(context, order.case)
+    _refuse_other_settings(site, order)
+    ids = np.array(order.clients, dtype=np.int64)
+    strangers = np.setdiff1d(ids, site.hosts)
+    if len(strangers):
+        raise Invalid(f"clients {strangers.tolist()} are not at this node: it holds {site.hosts.tolist()}")
+    engine = Vectorised(
+        site.task, site.federation.among(np.searchsorted(site.hosts, ids)), hosts=ids, **_settings(site.engine)
+    )
+    keeper = Keeper(state=context.state, run=order.run, folder=site.memory, kept=site.kept)
+    start = wire.get_tree(content, "start") if "start" in content else engine.start()
+    found = _memories(keeper, site.algorithm, order, start)
+    engine.restore(tree.stack([one.memory for one in found]))
+    shared, personal = (tree.to(wire.get_tree(content, name), engine.device) for name in ("shared", "personal"))
+    replies = _work(engine, site.algorithm, order, Broadcast(shared=shared, personal=personal))
+    return _packed(engine, site, order, keeper, found, replies)
+
+
+@torch.no_grad()
+def _work(engine: Vectorised, algorithm: Algorithm, order: wire.Order, broadcast: Broadcast) -> Tree:
+    """The replies, stacked in the order's client order."""
+    rule, channel = rules_of(algorithm)[order.rule]
+    ids, place = np.array(order.clients, dtype=np.int64), np.arange(len(order.clients))
+    if order.rule == TRAIN and isinstance(rule, LooksFirst):  # what it sees stays at home
+        look = _look_orders(engine, rule.look_first, ids)
+        seen = engine.fulfil(rule.look_first, Plain(), broadcast, look, round=order.round, seed=order.seed)
+        broadcast = Broadcast(shared=broadcast.shared, personal={**broadcast.personal, "seen": seen})
+    orders = Orders(
+        ids=ids,
+        place=place,
+        steps=np.array(order.steps, dtype=np.int64),
+        heard=np.array(order.heard, dtype=bool),
+        sizes=engine.store(rule.work.rows).sizes.numpy(),
+        counts={},
+    )
+    return engine.fulfil(rule, channel, broadcast, orders, round=order.round, seed=order.seed)
+
+
+def _look_orders(engine: Vectorised, rule: ClientRule, ids: np.ndarray) -> Orders:
+    sizes = engine.store(rule.work.rows).sizes.numpy()
+    steps = planned_steps(Environment(), rule.work, ids, sizes, 0, 0)
+    return Orders(ids, np.arange(len(ids)), steps, np.ones(len(ids), dtype=bool), sizes, {})
+
+
+def _packed(
+    engine: Vectorised, site: Site, order: wire.Order, keeper: Keeper, found: list[Found], replies: Tree
+) -> Any:
+    """The replies as records, with what is said about each; memories are put away."""
+    content = wire.records().RecordDict()
+    rule = rules_of(site.algorithm)[order.rule].rule
+    sizes, remembered = engine.store(rule.work.rows).sizes.tolist(), engine.recall()
+    said = []
+    for place, client in enumerate(order.clients):
+        reply = tree.rows(replies, place)
+        facts: dict[str, Any] = {"client": client, "run": order.run, "round": order.round}
+        facts |= {"examples": sizes[place], "steps": order.steps[place]}
+        memory = order.memory[place]
+        if rule.work.trains:
+            now = tree.to(tree.rows(remembered, place), "cpu")
+            memory = keeper.keep(client, found[place].memory, now)
+        digest = arrays.digest(reply, *Arrival(**facts).facts)
+        said.append(wire.Said(**facts, digest=digest, memory=memory, lost=found[place].lost))
+        flat = tree.flatten(reply)
+        content[wire.reply_name(client)] = wire.array_record(
+            {path: arrays.to_bytes(leaf) for path, leaf in flat.items()}
+        )
+    wire.put_answer(content, said)
+    return content
+
+
+def _memories(keeper: Keeper, algorithm: Algorithm, order: wire.Order, start: Tree) -> list[Found]:
+    initial = memories(algorithm.client.init(start), algorithm.channel.init(start))
+    initial = tree.to(tree.clone(initial), "cpu")
+    return [keeper.find(client, digest, initial) for client, digest in zip(order.clients, order.memory)]
+
+
+def _settings(engine: Mapping[str, Any]) -> dict[str, Any]:
+    """A message is answered by a process of its own, in which measuring lanes would take longer than using one."""
+    return {**engine, "lane": "serial" if engine.get("lane", "auto") == "auto" else engine["lane"]}
+
+
+def _refuse_other_settings(site: Site, order: wire.Order) -> None:
+    found = differences(site.agreement, order.agreement)
+    if found:
+        raise Invalid(f"the server runs something else than this node: {found}; use one config and one federation.py")

@@ -1,0 +1,101 @@
+"""What is written down client by client: who holds what, and per round how each fares and whom it resembles.
+
+It lies in files of its own, since it grows with the number of clients, and since it says who resembles whom: the
+other records can be passed on without it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from consilience.core.exchange import Cohort
+from consilience.core.federation import Federation
+from consilience.core.rounds import Round
+from consilience.experiments.evaluation import Scores
+from consilience.experiments.personal import PersonalScores
+
+MOST_CLIENTS = 500
+"""With more clients, percentiles of their values are recorded instead of the values."""
+
+MOST_COMPARED = 64
+"""So many of a cohort, the first by number, are in a recorded similarity matrix."""
+
+MOST_COUNTS = 1_000_000
+"""Larger tables client x class are left out."""
+
+PERCENTILES = np.arange(101)
+
+
+def client_row(round: Round, scores: Scores | None, personal: PersonalScores | None, classes: int) -> dict[str, Any]:
+    """One row per round, short: values to four digits, and only those that there are."""
+    row: dict[str, Any] = {"round": round.number}
+    if scores is not None:
+        values = scores.client_accuracy if classes else scores.client_loss
+        row |= _values("accuracy" if classes else "loss", values)
+    if personal is not None and len(personal.loss):
+        values = personal.accuracy if classes else personal.loss
+        row |= _values("personal_accuracy" if classes else "personal_loss", values)
+    return row | _similarity(round) | _swaps(round)
+
+
+def federation_facts(federation: Federation, label_names: tuple[str, ...]) -> dict[str, Any]:
+    """Names and row counts of the clients, and how many rows of each class they hold, where there are classes."""
+    train, test = federation.train, federation.test
+    facts: dict[str, Any] = {
+        "names": list(federation.names),
+        "labels": list(label_names),
+        "train_rows": train.sizes.tolist(),
+        "test_rows": test.sizes.tolist() if test is not None else None,
+    }
+    if federation.classes and len(federation) * federation.classes <= MOST_COUNTS and not train.y.is_floating_point():
+        facts["class_counts"] = _class_counts(federation).tolist()
+    return facts
+
+
+def _class_counts(federation: Federation) -> np.ndarray:
+    """[K, C] training labels of each client."""
+    clients, classes = len(federation), federation.classes
+    sizes, labels = federation.train.sizes.numpy(), federation.train.y.cpu().numpy()
+    order = np.concatenate([np.arange(s, s + n) for s, n in zip(federation.train.starts.numpy(), sizes)])
+    flat = labels[order].reshape(len(order), -1).astype(np.int64)  # several labels a row: each counts
+    owner = np.repeat(np.arange(clients), sizes)[:, None]
+    inside = (flat >= 0) & (flat < classes)
+    return np.bincount((owner * classes + flat)[inside], minlength=clients * classes).reshape(clients, classes)
+
+
+def _values(name: str, values: np.ndarray) -> dict[str, Any]:
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return {}
+    if len(values) > MOST_CLIENTS:
+        return {f"{name}_percentiles": np.round(np.percentile(known, PERCENTILES), 4).tolist()}
+    return {name: np.round(values, 4).tolist()}
+
+
+def _similarity(round: Round) -> dict[str, Any]:
+    """The part of the matrix below its diagonal, row by row, of those of the cohort that were compared."""
+    found, ids = round.notes.get("similarity"), _compared(round.cohort, round.notes.get("similarity"))
+    if ids is None or not isinstance(found, Tensor):
+        return {}
+    kept = min(len(ids), MOST_COMPARED)
+    below = torch.tril_indices(kept, kept, -1)
+    matrix = found.detach().to("cpu", torch.float64)
+    return {"compared": ids[:kept].tolist(), "similarity": np.round(matrix[below[0], below[1]].numpy(), 4).tolist()}
+
+
+def _compared(cohort: Cohort, matrix: Any) -> np.ndarray | None:
+    """Whom the rows of a similarity matrix stand for; None where that cannot be told."""
+    if not isinstance(matrix, Tensor) or matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
+        return None
+    answered = cohort.ids if cohort.heard is None else cohort.ids[cohort.heard]
+    return next((ids for ids in (cohort.ids, answered) if 1 < len(ids) == len(matrix)), None)
+
+
+def _swaps(round: Round) -> dict[str, Any]:
+    """Whose model each of the cohort holds from now on, where models change places."""
+    found = round.notes.get("model_of")
+    return {} if found is None else {"model_of": found.tolist()}

@@ -1,0 +1,1 @@
+"""How heterogeneous is a federation, in which ways, and what follows: `consilience diagnose`."""

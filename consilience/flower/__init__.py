@@ -1,0 +1,90 @@
+"""For users of Flower: strategies to import in place of Flower's own, and what clients need for them.
+
+    from consilience.flower import SimProx as FedAvg   # was: from flwr.serverapp.strategy import FedAvg
+
+Names are looked up when they are first used; the terms for a training loop of one's own need no Flower.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from consilience.flower.client import client_app
+    from consilience.flower.memory import at_home, load_shared, recall, remember
+    from consilience.flower.serving import Limits
+    from consilience.flower.siamese_term import FedSiamTerm
+    from consilience.flower.strategy import TooFewNodes
+    from consilience.flower.terms import (
+        FedDCTerm,
+        FedDynTerm,
+        FedProxTerm,
+        FedSplitTerm,
+        MoonTerm,
+        ScaffoldState,
+        correct_gradients,
+        scaffold_reply,
+    )
+
+_HOMES = {
+    "client_app": "client",
+    "load_shared": "memory",
+    "at_home": "memory",
+    "recall": "memory",
+    "remember": "memory",
+    "FedSiamTerm": "siamese_term",
+    "FedDCTerm": "terms",
+    "FedDynTerm": "terms",
+    "FedProxTerm": "terms",
+    "FedSplitTerm": "terms",
+    "MoonTerm": "terms",
+    "ScaffoldState": "terms",
+    "correct_gradients": "terms",
+    "scaffold_reply": "terms",
+    "Limits": "serving",
+    "TooFewNodes": "strategy",
+}
+
+__all__ = [
+    "FedDCTerm",
+    "FedDynTerm",
+    "FedProxTerm",
+    "FedSiamTerm",
+    "FedSplitTerm",
+    "Limits",
+    "MoonTerm",
+    "ScaffoldState",
+    "TooFewNodes",
+    "at_home",
+    "client_app",
+    "correct_gradients",
+    "load_shared",
+    "recall",
+    "remember",
+    "scaffold_reply",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name from its home, or a strategy by its own."""
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _HOMES:
+        found = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    else:
+        from consilience.flower.catalogue import STRATEGIES
+
+        if name not in STRATEGIES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from consilience.flower.strategy import strategy
+
+        found = strategy(name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    from consilience.flower.catalogue import STRATEGIES
+
+    return sorted({*globals(), *_HOMES, *STRATEGIES})

@@ -1,0 +1,1 @@
+"""Run folders as pictures, tables and one HTML page; reads records only."""

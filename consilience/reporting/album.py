@@ -1,0 +1,57 @@
+"""Which figures a report has, in which order, under which heading."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from consilience.reporting.figures import curves, effort, fairness, holdings, likeness, weights
+from consilience.reporting.groups import Group
+from consilience.reporting.style import Picture
+
+MOST_DETAILED = 12
+"""So many groups get figures of their own; the rest are in the common ones."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Album:
+    """All the pictures of a report: of all groups together, and of one run of each group."""
+
+    common: list[Picture]
+    details: list[tuple[Group, list[Picture]]]
+    left_out: int  # groups without details
+
+    def pictures(self) -> list[Picture]:
+        """All of them."""
+        return [*self.common, *(picture for _, pictures in self.details for picture in pictures)]
+
+
+def compiled(groups: Sequence[Group], *, likeness_too: bool | None = None) -> Album:
+    """Draw everything there are data for; who resembles whom only if asked for, or (None) if clients are simulated.
+
+    To be called within `style.drawing()`.
+    """
+    common = [*curves.over_rounds(groups), *fairness.at_the_end(groups), *curves.against_costs(groups)]
+    details, shared = [], len({_partition(group) for group in groups}) == 1
+    common += holdings.partition(groups[0].first) if shared else []
+    for number, group in enumerate(groups[:MOST_DETAILED]):
+        pictures = [] if shared else holdings.partition(group.first)
+        pictures += _details(group, likeness_too)
+        if len(groups) > 1:  # names of files differ
+            pictures = [replace(picture, name=f"{number + 1}_{picture.name}") for picture in pictures]
+        details.append((group, pictures))
+    return Album(common=common, details=details, left_out=max(0, len(groups) - MOST_DETAILED))
+
+
+def _details(group: Group, likeness_too: bool | None) -> list[Picture]:
+    run = group.first
+    pictures = [*weights.learned(run), *weights.over_rounds(run)]
+    if likeness_too or (likeness_too is None and run.is_simulated):
+        pictures += [*likeness.over_rounds(run), *likeness.swaps(run)]
+    return [*pictures, *fairness.over_rounds(run), *effort.over_rounds(run)]
+
+
+def _partition(group: Group) -> str:
+    """Which split of which data the group's shown run had."""
+    prints = group.first.facts.get("prints", {})
+    return f"{prints.get('data')} {prints.get('partition')}" if prints else group.label

@@ -1,0 +1,165 @@
+"""Metrics over rounds, traffic and time: one curve per group, with a band over its seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from consilience.reporting import style
+from consilience.reporting.groups import Band, Group
+from consilience.reporting.runs import RunData
+from consilience.reporting.style import Picture
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Metric(NamedTuple):
+    """A column of the metrics that gets a figure."""
+
+    key: str
+    title: str
+    axis: str
+    caption: str
+
+
+METRICS = (
+    Metric("accuracy", "Accuracy", "test accuracy", "Of the global model on all test rows."),
+    Metric("loss", "Loss", "test loss", "Of the global model on all test rows."),
+    Metric("absolute_error", "Mean error", "mean absolute error", "Of the global model on all test rows."),
+    Metric(
+        "client_accuracy_worst_tenth", "Worst tenth", "test accuracy", "Mean over the tenth of clients that do worst."
+    ),
+    Metric(
+        "personal_accuracy_mean", "Personal models", "test accuracy", "Each client's own model on its own test rows."
+    ),
+    Metric("personal_loss", "Loss of personal models", "test loss", "Each client's own model on its own test rows."),
+    Metric("local_accuracy_mean", "Local models", "test accuracy", "Clients' models before they were merged."),
+    Metric("train_loss", "Training loss", "training loss", "What clients met while they trained."),
+    Metric(
+        "drift_relative", "Client drift", "drift / model length", "How far clients' models moved from what they got."
+    ),
+)
+SHARES = {"accuracy", "client_accuracy_worst_tenth", "personal_accuracy_mean", "local_accuracy_mean"}
+
+
+def over_rounds(groups: Sequence[Group]) -> list[Picture]:
+    """One picture per metric that any run has."""
+    pictures = [_metric(metric, groups) for metric in METRICS]
+    return [picture for picture in pictures if picture is not None]
+
+
+def against_costs(groups: Sequence[Group]) -> list[Picture]:
+    """Quality against bytes, wall seconds and virtual seconds, each run a curve of its own."""
+    quality = next((m for m in METRICS if any(len(group.band(m.key).curves) for group in groups)), None)
+    pictures = [_traffic(groups)]
+    if quality is not None:
+        pictures += [
+            _against(groups, quality, "traffic", "traffic, up and down", _bytes),
+            _against(groups, quality, "time", "wall seconds", RunData.seconds),
+            _against(groups, quality, "virtual_time", "virtual seconds", _virtual),
+        ]
+    return [picture for picture in pictures if picture is not None]
+
+
+def _metric(metric: Metric, groups: Sequence[Group]) -> Picture | None:
+    bands = [group.band(metric.key) for group in groups]
+    if not any(band.curves for band in bands):
+        return None
+    figure = style.blank()
+    axes = figure.subplots()
+    for number, (group, band) in enumerate(zip(groups, bands)):
+        look = style.line(number)
+        for rounds, values in band.curves if len(band.curves) > 1 else ():
+            beyond = slice(max(0, int(np.searchsorted(rounds, band.rounds[-1])) if len(band.rounds) else 0), None)
+            axes.plot(rounds[beyond], values[beyond], lw=0.8, alpha=0.6, **look)
+        if len(band.curves) > 1 and len(band.rounds):
+            axes.fill_between(band.rounds, band.low, band.high, color=look["color"], alpha=0.18, lw=0)
+        marker = "o" if 0 < len(band.rounds) <= 12 else None
+        axes.plot(band.rounds, band.mean, label=group.label if len(groups) > 1 else None, marker=marker, ms=3.2, **look)
+    _frame(figure, axes, "round", metric.axis, share=metric.key in SHARES)
+    caption = metric.caption + _band_words(bands)
+    return Picture(name=metric.key, title=metric.title, caption=caption, figure=figure)
+
+
+def _against(
+    groups: Sequence[Group],
+    metric: Metric,
+    name: str,
+    axis: str,
+    cost: Callable[[RunData], tuple[np.ndarray, np.ndarray]],
+) -> Picture | None:
+    figure = style.blank()
+    axes, drawn = figure.subplots(), 0
+    for number, group in enumerate(groups):
+        label: str | None = group.label if len(groups) > 1 else None
+        for run in group.runs:
+            (rounds, values), (known, spent) = run.curve(metric.key), cost(run)
+            shared, here, there = np.intersect1d(rounds, known, return_indices=True)
+            if not len(shared) or not spent[there].max() > 0:
+                continue
+            axes.plot(spent[there], values[here], label=label, lw=1.3, marker="o", ms=2.6, **style.line(number))
+            label, drawn = None, drawn + 1  # a group is named once
+    if not drawn:
+        return None
+    if name == "traffic":
+        style.bytes_on(axes.xaxis)
+    _frame(figure, axes, axis, metric.axis, share=metric.key in SHARES, rounds=False)
+    words = {
+        "traffic": "Bytes of the trees sent, before any compression, both ways.",
+        "time": "Training and testing on the machine that ran it; the first round includes choosing a lane.",
+        "virtual_time": "What the simulated clients and links would have taken.",
+    }
+    title = f"{metric.title} against {axis.partition(',')[0]}"
+    return Picture(name=f"{metric.key}_against_{name}", title=title, caption=words[name], figure=figure)
+
+
+def _traffic(groups: Sequence[Group]) -> Picture | None:
+    figure = style.blank()
+    axes, drawn = figure.subplots(), 0
+    for group in groups:
+        run = group.first
+        ways = {way: run.curve(f"bytes_{way}_total") for way in ("up", "down")}
+        for name, (rounds, sent) in (ways if len(groups) == 1 else {group.label: _bytes(run)}).items():
+            axes.plot(rounds, sent, label=name, marker=_dot(rounds), ms=3.2, **style.line(len(axes.lines)))
+            drawn += len(rounds)
+    if not drawn:
+        return None
+    style.bytes_on(axes.yaxis)
+    _frame(figure, axes, "round", "traffic so far")
+    said = "up and down together" if len(groups) > 1 else "from clients to the server (up) and back (down)"
+    caption = f"All clients, {said}, before any compression."
+    return Picture(name="traffic", title="Traffic", caption=caption, figure=figure)
+
+
+def _frame(figure: Figure, axes: Any, x: str, y: str, *, share: bool = False, rounds: bool = True) -> None:
+    axes.set(xlabel=x, ylabel=y)
+    if rounds:
+        style.whole_numbers(axes.xaxis)
+    if share:
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, -0.02), min(max(high, low + 0.02), 1.02))
+    style.legend(figure, axes)
+
+
+def _band_words(bands: Sequence[Band]) -> str:
+    if max(len(band.curves) for band in bands) <= 1:
+        return ""
+    uneven = any(len(rounds) > len(band.rounds) for band in bands for rounds, _ in band.curves)
+    return " Line: mean over seeds; band: lowest to highest." + (" Thin: rounds that some seeds lack." * uneven)
+
+
+def _dot(rounds: np.ndarray) -> str | None:
+    return "o" if len(rounds) <= 12 else None
+
+
+def _bytes(run: RunData) -> tuple[np.ndarray, np.ndarray]:
+    rounds, up = run.curve("bytes_up_total")
+    _, down = run.curve("bytes_down_total")
+    return rounds, up + down
+
+
+def _virtual(run: RunData) -> tuple[np.ndarray, np.ndarray]:
+    return run.curve("simulated_seconds")

@@ -1,0 +1,89 @@
+"""What rounds cost and what went missing in them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from consilience.reporting import style
+from consilience.reporting.runs import RunData
+from consilience.reporting.style import Picture
+
+_MISSING = {
+    "silent": "silent",
+    "late": "late",
+    "nonfinite": "not finite",
+    "empty_client": "without rows",
+    "worker_lost": "worker lost",
+}
+
+
+def over_rounds(run: RunData) -> list[Picture]:
+    """Seconds per round, replies that were not used, and how old models were."""
+    pictures = [_seconds(run), _missing(run), _staleness(run)]
+    return [picture for picture in pictures if picture is not None]
+
+
+def _seconds(run: RunData) -> Picture | None:
+    rounds = np.array([number for number in sorted(run.timing) if number <= len(run.rows)])
+    if not len(rounds):
+        return None
+    spent = {
+        name: np.array([float(run.timing[int(number)].get(key) or 0) for number in rounds])
+        for name, key in (("training", "seconds"), ("testing", "evaluation_seconds"))
+    }
+    figure = style.blank()
+    axes = figure.subplots()
+    below = np.zeros(len(rounds))
+    for number, (name, seconds) in enumerate(spent.items()):
+        axes.bar(rounds, seconds, bottom=below, width=0.85, color=style.LINES[number], label=name, lw=0)
+        below = below + seconds
+    axes.set(xlabel="round", ylabel="wall seconds")
+    axes.grid(axis="x", visible=False)
+    style.whole_numbers(axes.xaxis)
+    style.legend(figure, axes)
+    caption = f"{below.sum():.1f} s in all; the first round includes preparing and choosing a lane."
+    return Picture(name="seconds", title="Time per round", caption=caption, figure=figure)
+
+
+def _missing(run: RunData) -> Picture | None:
+    known = {name: run.curve(key) for key, name in _MISSING.items()} | {"refused": _refused(run)}
+    known = {name: curve for name, curve in known.items() if curve[1].sum() > 0}
+    if not known:
+        return None
+    figure = style.blank()
+    axes = figure.subplots()
+    below = np.zeros(len(run.rows) + 1)
+    for number, (name, (rounds, counts)) in enumerate(known.items()):
+        axes.bar(rounds, counts, bottom=below[rounds], width=0.85, color=style.LINES[number], label=name, lw=0)
+        below[rounds] += counts
+    axes.set(xlabel="round", ylabel="replies not used")
+    axes.grid(axis="x", visible=False)
+    style.whole_numbers(axes.xaxis)
+    style.whole_numbers(axes.yaxis)
+    style.legend(figure, axes)
+    return Picture(name="missing", title="Missing replies", caption="Why replies did not count.", figure=figure)
+
+
+def _refused(run: RunData) -> tuple[np.ndarray, np.ndarray]:
+    """(rounds, replies refused for any reason but NaN and infinities, which are counted apart)."""
+    reasons = {row["round"]: row["rejected"] for row in run.rows if isinstance(row.get("rejected"), dict)}
+    counts = [sum(n for why, n in found.items() if why != "nonfinite") for found in reasons.values()]
+    return np.array(list(reasons), dtype=np.int64), np.array(counts, dtype=np.float64)
+
+
+def _staleness(run: RunData) -> Picture | None:
+    ages = {row["round"]: row["staleness"] for row in run.rows if row.get("staleness")}
+    if not ages:
+        return None
+    rounds = np.array(sorted(ages))
+    figure = style.blank()
+    axes = figure.subplots()
+    colour = style.LINES[0]
+    low, high = [min(ages[n]) for n in rounds], [max(ages[n]) for n in rounds]
+    axes.fill_between(rounds, low, high, color=colour, alpha=0.18, lw=0, label="least to most")
+    axes.plot(rounds, [float(np.mean(ages[n])) for n in rounds], color=colour, label="mean")
+    axes.set(xlabel="round", ylabel="rounds old")
+    style.whole_numbers(axes.xaxis)
+    style.legend(figure, axes)
+    caption = "How many rounds passed since the clients of each round were sent their model."
+    return Picture(name="staleness", title="Staleness", caption=caption, figure=figure)

@@ -1,0 +1,68 @@
+"""`consilience report`: from run folders to one HTML file, and PNGs beside it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+
+from consilience.core.checks import Invalid
+from consilience.experiments.disk import replace_file
+from consilience.reporting import page, style
+from consilience.reporting.album import Album, compiled
+from consilience.reporting.groups import grouped
+from consilience.reporting.runs import find
+
+NAME = "report.html"
+
+
+def write(
+    paths: Sequence[Path], out: Path | None = None, *, pictures: bool = True, likeness_too: bool | None = None
+) -> Path:
+    """Report on runs, or on folders of runs; where the page is."""
+    out = place(paths, out)
+    runs, problems = find(paths)
+    if not runs:
+        raise Invalid("no run could be read: " + "; ".join(problems))
+    groups = grouped(runs)
+    with style.drawing():
+        album = compiled(groups, likeness_too=likeness_too)
+        text = page.document(page.title(groups), page.content(groups, album, problems))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if pictures:
+            _write_pictures(album, out)
+    replace_file(out, text.encode())
+    return out
+
+
+def place(paths: Sequence[Path], out: Path | None) -> Path:
+    """Where the page goes: into the run's own folder or that of several, else here."""
+    if not paths:
+        raise Invalid("no run was named: give run folders, or a folder that holds some")
+    if out is None:
+        return Path(paths[0]) / NAME if len(paths) == 1 else Path(NAME)
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise Invalid(f"--out = {str(out)!r} must end in .html: the pictures go to a folder of that name beside it")
+    return out
+
+
+def is_possible() -> bool:
+    """Whether what draws is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def figures_of(out: Path) -> Path:
+    """The folder of a page's PNGs."""
+    return out.with_name(f"{out.stem}-figures")
+
+
+def _write_pictures(album: Album, out: Path) -> None:
+    """Every picture as a PNG; those that an earlier report left there and this one has not are removed."""
+    folder = figures_of(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    names = {f"{picture.name}.png" for picture in album.pictures()}
+    for old in folder.glob("*.png"):
+        if old.is_file() and old.name not in names:
+            old.unlink()
+    for picture in album.pictures():
+        replace_file(folder / f"{picture.name}.png", style.png(picture))

@@ -1,0 +1,161 @@
+"""How figures look: colours that all eyes tell apart, and SVG that takes them from the page it lies in.
+
+A figure is drawn once with the light colours. For the page, each colour becomes a CSS variable of the same role, so
+that one drawing is right in light and in dark; a PNG keeps the light colours on white.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+INK, SOFT, RULE = "#1f2430", "#5c6370", "#d5d9e0"
+
+LINES = ("#0072b2", "#d55e00", "#009e73", "#b0568e", "#9a6a00", "#3c9dd0", "#56606e", "#7a4fbf")
+"""After Okabe and Ito's palette; yellow and sky blue are darkened to stand out on white."""
+
+DASHES = ("-", "--", "-.", ":")
+EMPTY = "#fefefe"  # behind a heat map, where nobody was: white, and black in the dark
+
+_NAMES = {
+    EMPTY: "--empty",
+    INK: "--ink",
+    SOFT: "--soft",
+    RULE: "--rule",
+    **{hue: f"--line-{n}" for n, hue in enumerate(LINES)},
+}
+_COLOURS = re.compile("|".join(_NAMES), re.IGNORECASE)
+
+RC: dict[str, Any] = {
+    "svg.fonttype": "none",  # text stays text: small, selectable, in the reader's own font
+    "text.parse_math": False,  # a client may be called $x$
+    "font.size": 9.2,
+    "axes.titlesize": 9.5,
+    "axes.edgecolor": SOFT,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "text.color": INK,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": RULE,
+    "grid.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "savefig.facecolor": "none",
+    "legend.frameon": False,
+    "lines.linewidth": 1.7,
+    "axes.formatter.useoffset": False,
+    "axes.formatter.limits": (-4, 6),
+}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Picture:
+    """One figure with what is written above and below it."""
+
+    name: str  # of its file
+    title: str
+    caption: str
+    figure: Figure
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Matplotlib with our settings, whatever its owner has set up; not for two threads at once."""
+    try:
+        import matplotlib
+    except ImportError as problem:
+        raise ImportError('figures need matplotlib: pip install "consilience[report]"') from problem
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        parameters: Any = matplotlib.rcParams
+        parameters.update(RC)
+        yield
+
+
+def blank(*, height: float = 2.85, layout: Literal["constrained", "compressed"] = "constrained") -> Figure:
+    """An empty figure, as wide as a phone, so that text keeps its size there."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(4.3, height), layout=layout)
+
+
+def line(number: int) -> dict[str, Any]:
+    """Colour and dashes of the n-th curve: 32 that differ."""
+    return {"color": LINES[number % len(LINES)], "linestyle": DASHES[number // len(LINES) % len(DASHES)]}
+
+
+def heat() -> Any:
+    """The colours of heat maps: made for colour-blind eyes, readable in grey; without the darkest end of cividis,
+    which is hard to tell from the empty places on a dark page."""
+    import matplotlib
+    from matplotlib.colors import ListedColormap
+
+    return ListedColormap(matplotlib.colormaps["cividis"]([0.08 + 0.92 * step / 255 for step in range(256)]))
+
+
+def whole_numbers(axis: Any, most: int = 7) -> None:
+    """Ticks of rounds and client numbers are whole."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(integer=True, nbins=most, min_n_ticks=1))
+
+
+def bytes_on(axis: Any) -> None:
+    """Ticks such as 12 MB."""
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(nbins=5))
+    axis.set_major_formatter(EngFormatter(unit="B"))
+
+
+def legend(figure: Figure, axes: Any) -> None:
+    """Below the axes, out of the way of the curves; the figure grows with it. None where one curve has no name."""
+    handles, labels = axes.get_legend_handles_labels()
+    if not labels:
+        return
+    longest = max(map(len, labels))
+    columns = 1 if longest > 34 else 2 if longest > 16 else 3
+    lines = -(-len(labels) // columns)
+    figure.set_figheight(figure.get_figheight() + 0.19 * lines)
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8.5, handlelength=2.4)
+
+
+def svg(picture: Picture) -> str:
+    """The figure as SVG for a page: sizes to its place, colours from the page, no style or name of its own."""
+    import matplotlib
+
+    out = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": picture.name}):  # the same drawing gives the same text
+        picture.figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    picture.figure.set_layout_engine("none")  # it is arranged now: not again for the PNG
+    text = out.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
+    text = re.sub(r' id="[a-zA-Z0-9]+(?:\.[a-z]+)?_\d+"', "", text)  # figure_1 would be there once per picture
+    text = re.sub(r"font: (\d[\d.]*)px [^;\"]*", r"font-size: \1px", text)
+    text = re.sub(r"(?<=[ \"\-,(])(\d+\.\d{2})\d+", r"\1", text)
+    text = _COLOURS.sub(lambda hit: f"var({_NAMES[hit[0].lower()]})", text)
+    text = re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"|(<svg[^>]*?) height="[^"]*"', r"\1\2", text, count=1)
+    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
+    return text.strip()
+
+
+def png(picture: Picture) -> bytes:
+    """The figure on white, at twice the size of a screen."""
+    out = io.BytesIO()
+    picture.figure.savefig(out, format="png", dpi=180, facecolor="white", metadata={"Software": None})
+    return out.getvalue()

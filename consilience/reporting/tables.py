@@ -1,0 +1,123 @@
+"""The numbers under the figures: what each group ended with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from consilience.experiments.progress import duration
+from consilience.experiments.report import size
+from consilience.reporting.groups import Group
+from consilience.reporting.runs import RunData
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Text for a page to lay out; the first column names the line."""
+
+    head: tuple[str, ...]
+    lines: tuple[tuple[str, ...], ...]
+
+
+COLUMNS = {
+    "accuracy": "accuracy",
+    "absolute_error": "mean error",
+    "loss": "loss",
+    "f1": "F1",
+    "client_accuracy_mean": "client mean",
+    "client_accuracy_worst_tenth": "worst tenth",
+    "client_accuracy_spread": "spread",
+    "personal_accuracy_mean": "personal mean",
+    "personal_accuracy_worst_tenth": "personal worst",
+    "local_accuracy_mean": "local mean",
+}
+
+
+def final_numbers(groups: Sequence[Group]) -> Table:
+    """One line per group: mean and, over several seeds, deviation of the last values; and the best accuracy."""
+    columns: dict[str, Callable[[Group], np.ndarray]] = {}
+    for key, name in COLUMNS.items():
+        if any(len(group.final(key)) for group in groups):
+            columns[name] = partial(Group.final, key=key)
+            if key == "accuracy":
+                columns["best"] = _bests
+    lines = []
+    for group in groups:
+        first = (group.label, str(len(group.runs)), _span([len(run.rows) for run in group.runs]))
+        lines.append((*first, *(spread(values(group)) for values in columns.values())))
+    return Table(head=("method", "runs", "rounds", *columns), lines=tuple(lines))
+
+
+def costs(groups: Sequence[Group]) -> Table:
+    """One line per group: what its runs sent and took, in the mean."""
+    virtual = any(_virtual(group) is not None for group in groups)
+    head = ["cost", "sent up", "sent down", "wall time", *(["virtual time"] if virtual else []), "final drift"]
+    lines = []
+    for group in groups:
+        cells = [group.label]
+        cells += [_mean(group, _sent("up"), size), _mean(group, _sent("down"), size), _mean(group, _wall, duration)]
+        cells += [_mean(group, lambda run: run.last("simulated_seconds"), duration)] if virtual else []
+        lines.append((*cells, spread(group.final("drift_relative"))))
+    return Table(head=tuple(head), lines=tuple(lines))
+
+
+def each_run(runs: Sequence[RunData]) -> Table:
+    """One line per run."""
+    keys = [key for key in ("accuracy", "absolute_error", "loss") if any(run.last(key) is not None for run in runs)]
+    head = ("run", "algorithm", "data", "seed", "status", "rounds", *(COLUMNS[key] for key in keys))
+    lines = [
+        (
+            *(run.name, run.algorithm, run.data, str(run.seed), run.status),
+            f"{len(run.rows)} of {run.config.get('rounds', '?')}",
+            *(number(run.last(key)) for key in keys),
+        )
+        for run in runs
+    ]
+    return Table(head=head, lines=tuple(lines))
+
+
+def spread(values: np.ndarray) -> str:
+    """0.9123, or 0.9123 ± 0.0041 over several runs (standard deviation)."""
+    if not len(values):
+        return "-"
+    if len(values) == 1:
+        return number(float(values[0]))
+    return f"{number(float(values.mean()))} ± {number(float(values.std(ddof=1)))}"
+
+
+def number(value: float | None) -> str:
+    """Four digits behind the point; - for none."""
+    if value is None or not np.isfinite(value):
+        return "-"
+    return f"{value:.4f}" if abs(value) < 1e5 else f"{value:.3g}"
+
+
+def _bests(group: Group) -> np.ndarray:
+    curves = [run.curve("accuracy")[1] for run in group.runs]
+    return np.array([values.max() for values in curves if len(values)])
+
+
+def _sent(way: str) -> Callable[[RunData], float | None]:
+    return lambda run: run.last(f"bytes_{way}_total")
+
+
+def _wall(run: RunData) -> float | None:
+    _, seconds = run.seconds()
+    return float(seconds[-1]) if len(seconds) else None
+
+
+def _virtual(group: Group) -> float | None:
+    return next((value for run in group.runs if (value := run.last("simulated_seconds"))), None)
+
+
+def _mean(group: Group, of: Callable[[RunData], float | None], shown: Callable[[float], str]) -> str:
+    known = [value for run in group.runs if (value := of(run)) is not None]
+    return shown(float(np.mean(known))) if known else "-"
+
+
+def _span(counts: Sequence[int]) -> str:
+    low, high = min(counts), max(counts)
+    return str(low) if low == high else f"{low} to {high}"

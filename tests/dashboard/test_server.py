@@ -1,0 +1,264 @@
+"""The dashboard as a process of its own, asked over real HTTP on loopback."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from sample_runs import written
+from typer.testing import CliRunner
+
+from consilience import cli
+from consilience.experiments.folder import RunFolder
+
+for needed in ("matplotlib", "starlette", "uvicorn"):
+    pytest.importorskip(needed, reason='needs pip install "consilience[dashboard]"')
+
+TOKEN = "correct-horse-battery-staple"
+EVIL = "<script>alert(1)</script>"
+ROOT = Path(__file__).parents[2]
+Answer = tuple[int, dict[str, str], str]
+
+
+class Dashboard:
+    """A server process and a client for it."""
+
+    def __init__(self, folder: Path, *options: str, **environment: str) -> None:
+        command = [sys.executable, "-m", "consilience", "dashboard", str(folder), "--port", "0", *options]
+        surroundings = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=surroundings
+        )
+        assert self.process.stdout is not None
+        self.said = self.process.stdout.readline()
+        self.url = urlsplit(self.said.split()[0]) if self.said else urlsplit("")
+
+    def ask(self, method: str, path: str, **headers: str) -> Answer:
+        assert self.url.hostname and self.url.port
+        where = (self.url.hostname, self.url.port)
+        if self.url.scheme == "https":
+            trusting = ssl.create_default_context()
+            trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(*where, timeout=60, context=trusting)
+        else:
+            connection = http.client.HTTPConnection(*where, timeout=60)
+        try:
+            connection.request(method, path, headers={k.replace("_", "-"): v for k, v in headers.items()})
+            answer = connection.getresponse()
+            return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read().decode()
+        finally:
+            connection.close()
+
+    def close(self, how: int = signal.SIGINT) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+        try:
+            return self.process.wait(timeout=30)
+        finally:
+            self.process.kill()
+            for stream in (self.process.stdout, self.process.stderr):
+                assert stream is not None
+                stream.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs, one of them with hostile names, a comparison of two more, and a secret beside the folder."""
+    top = tmp_path_factory.mktemp("dashboard")
+    likeness = ({"round": 1, "compared": [0, 2], "similarity": [0.5], "model_of": [2, 0]},)
+    written(top / "runs", "plain", clients=likeness)
+    names = {"names": [EVIL, "b", "c", "d"], "labels": [], "train_rows": [1, 2, 3, 4]}
+    written(top / "runs", "hostile", algorithm="fedprox", federation=names, more=f'note = "{EVIL}"\n')
+    for seed in (0, 1):
+        written(top / "runs" / "compared", f"a-seed{seed}", seed=seed)
+    written(top, "outside")
+    (top / "runs" / "link").symlink_to(top / "outside")
+    return top / "runs"
+
+
+@pytest.fixture(scope="module")
+def dashboard(folder: Path) -> Iterator[Dashboard]:
+    running = Dashboard(folder)
+    assert running.url.hostname == "127.0.0.1", running.said
+    yield running
+    assert running.close() == 0
+
+
+def test_the_list_and_the_pages(dashboard: Dashboard) -> None:
+    status, headers, text = dashboard.ask("GET", "/")
+    assert status == 200 and headers["content-type"].startswith("text/html")
+    for name in ("plain", "hostile", "compared/a-seed0"):
+        assert f'href="/runs/{name}"' in text
+    status, _, text = dashboard.ask("GET", "/runs/plain")
+    assert status == 200 and "<svg" in text and "0.6000" in text
+    status, _, text = dashboard.ask("GET", "/runs/compared")
+    assert status == 200 and "0.6000 ± 0.0000" in text
+    assert dashboard.ask("GET", "/runs/")[0] == 200
+
+
+def test_every_page_is_locked_up(dashboard: Dashboard) -> None:
+    for path in ("/", "/runs/hostile", "/nothing"):
+        _, headers, text = dashboard.ask("GET", path)
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "script" not in policy
+        assert headers["x-content-type-options"] == "nosniff" and headers["cache-control"] == "no-store"
+        assert "server" not in headers and "<script" not in text
+
+
+@pytest.mark.parametrize(
+    "method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "MKCOL", "PROPFIND", "get", "SPLICE"]
+)
+def test_only_reading_is_possible(dashboard: Dashboard, folder: Path, method: str) -> None:
+    before = {path: path.stat().st_mtime_ns for path in sorted(folder.rglob("*"))}
+    for path in ("/", "/runs/plain", "/runs/plain/run.json"):
+        status, _, text = dashboard.ask(method, path)
+        assert status in (400, 405) and "<svg" not in text, (method, path, status)
+    assert {path: path.stat().st_mtime_ns for path in sorted(folder.rglob("*"))} == before
+
+
+def test_reading_writes_nothing_either(dashboard: Dashboard, folder: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in sorted(folder.rglob("*"))}
+    assert dashboard.ask("GET", "/runs/plain")[0] == 200
+    assert {path: path.stat().st_mtime_ns for path in sorted(folder.rglob("*"))} == before
+
+
+def test_head_has_no_body(dashboard: Dashboard) -> None:
+    assert dashboard.ask("HEAD", "/")[::2] == (200, "")
+    assert dashboard.ask("HEAD", "/", Host="evil.example")[::2] == (421, "")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("../outside", "..%2foutside", "%2e%2e/outside", "plain/../../outside", "....//outside", "link", "nowhere"),
+        *(
+            "plain/run.json",
+            "plain/config.toml",
+            "plain/checkpoints",
+            "/etc/passwd",
+            "%00",
+            "plain%00",
+            "pla",
+            "\\..\\x",
+        ),
+    ],
+)
+def test_nothing_but_the_runs_of_the_folder_is_shown(dashboard: Dashboard, name: str) -> None:
+    status, _, text = dashboard.ask("GET", f"/runs/{name}")
+    assert status in (400, 404) and "<svg" not in text, status
+
+
+def test_other_host_names_are_turned_away(dashboard: Dashboard) -> None:
+    assert dashboard.ask("GET", "/", Host="evil.example")[0] == 421
+    assert dashboard.ask("GET", "/", Host=f"localhost:{dashboard.url.port}")[0] == 200
+
+
+def test_who_resembles_whom_is_shown_on_request(dashboard: Dashboard, folder: Path) -> None:
+    _, _, text = dashboard.ask("GET", "/runs/plain")
+    assert "<h3>Similarity</h3>" not in text and "<h3>Swaps</h3>" not in text and "--similarity" in text
+    asked = Dashboard(folder, "--similarity")
+    try:
+        _, _, text = asked.ask("GET", "/runs/plain")
+        assert "<h3>Similarity</h3>" in text and "<h3>Swaps</h3>" in text
+    finally:
+        asked.close()
+
+
+def test_a_run_that_goes_on_is_drawn_again(dashboard: Dashboard, folder: Path) -> None:
+    run = RunFolder.open(written(folder, "going", accuracies=(0.11,)))
+    run.record(status="running")
+    with run.lock():
+        _, _, text = dashboard.ask("GET", "/runs/going")
+        assert 'http-equiv="refresh"' in text and "0.1100" in text and ">live<" in text
+        run.append({"round": 2, "accuracy": 0.77, "loss": 0.1, "cohort": [0], "weights": [1.0]})
+        _, _, text = dashboard.ask("GET", "/runs/going")
+        assert "0.7700" in text
+    run.record(status="finished")
+    _, _, text = dashboard.ask("GET", "/runs/going")
+    assert 'http-equiv="refresh"' not in text
+
+
+def test_a_damaged_run_does_not_take_the_others_along(dashboard: Dashboard, folder: Path) -> None:
+    bad = written(folder, "bad")
+    (bad / "run.json").write_text("{")
+    try:
+        status, _, text = dashboard.ask("GET", "/")
+        assert status == 200 and 'href="/runs/plain"' in text and "bad" in text and "damaged" in text
+        status, _, text = dashboard.ask("GET", "/runs/bad")
+        assert status == 200 and "damaged" in text
+    finally:
+        shutil.rmtree(bad)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
+def test_token_and_tls(folder: Path, tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    making = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+    subprocess.run([*making, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    options = ("--certificate", str(certificate), "--key", str(key))
+    locked = Dashboard(folder, *options, CONSILIENCE_DASHBOARD_TOKEN=TOKEN)
+    try:
+        assert locked.url.scheme == "https" and TOKEN not in locked.said
+        status, headers, text = locked.ask("GET", "/")
+        assert status == 401 and headers["www-authenticate"].startswith("Basic") and "plain" not in text
+        assert locked.ask("GET", "/runs/plain", Authorization="Bearer wrong")[0] == 401
+        assert locked.ask("POST", "/", Authorization="Bearer wrong")[0] == 401
+        assert locked.ask("GET", "/", Authorization=f"Bearer {TOKEN}")[0] == 200
+        basic = base64.b64encode(f"me:{TOKEN}".encode()).decode()
+        assert locked.ask("GET", "/runs/plain", Authorization=f"Basic {basic}")[0] == 200
+    finally:
+        locked.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--host", "0.0.0.0"), "can be reached from other machines"),
+        (("--token-file", "/nowhere"), "is no file"),
+        (("--certificate", __file__, "--key", __file__), "cannot be used"),
+    ],
+)
+def test_refusals(folder: Path, options: tuple[str, ...], words: str) -> None:
+    refused = CliRunner().invoke(cli.app, ["dashboard", str(folder), "--port", "0", *options])
+    assert refused.exit_code == 2 and words in refused.stderr and not refused.stdout
+
+
+def test_a_port_in_use_and_a_folder_that_is_not_there(dashboard: Dashboard, folder: Path) -> None:
+    taken = str(dashboard.url.port)
+    refused = CliRunner().invoke(cli.app, ["dashboard", str(folder), "--port", taken])
+    assert refused.exit_code == 2 and f"port {taken}" in refused.stderr
+    refused = CliRunner().invoke(cli.app, ["dashboard", str(folder / "nowhere"), "--port", "0"])
+    assert refused.exit_code == 2 and "is no folder" in refused.stderr
+
+
+def test_too_many_connections_are_turned_away_and_the_rest_goes_on(dashboard: Dashboard) -> None:
+    where = (str(dashboard.url.hostname), dashboard.url.port or 0)
+    crowd = [socket.create_connection(where, timeout=30) for _ in range(80)]
+    try:
+        assert until(lambda: dashboard.ask("GET", "/")[0] == 503)
+    finally:
+        for one in crowd:
+            one.close()
+    assert until(lambda: dashboard.ask("GET", "/")[0] == 200)
+
+
+def until(condition: Callable[[], bool], seconds: float = 30) -> bool:
+    """Whether it came true in time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.1)
+    return False

@@ -1,0 +1,206 @@
+"""What a deployment's config says and refuses, before anything is started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from consilience.core.checks import Invalid
+from consilience.deploy import template
+from consilience.deploy.hosting import hosts_of, settings_of
+from consilience.deploy.processes import alive, end
+from consilience.deploy.rehearsal import Rehearsal
+from consilience.deploy.serving import is_loopback, refuse_plain_text
+from consilience.deploy.settings import from_given, load
+from consilience.deploy.sources import OwnFederation, source_of
+from consilience.deploy.up import shares
+from consilience.deploy.verify import ALGORITHMS, STANDARD, Outcome, differing, verify
+from consilience.experiments.config import from_table
+
+FEDAVG = {"algorithm": {"name": "fedavg", "lr": 0.1}, "deploy": {"clients": 3, "classes": 2}}
+
+
+def test_the_template_is_a_whole_app_whose_settings_can_be_read(tmp_path: Path) -> None:
+    files = template.init(tmp_path / "hospital", clients=3)
+    assert {file.name for file in files} >= {"pyproject.toml", "server_app.py", "client_app.py", "federation.py"}
+    config = load(tmp_path / "hospital")
+    assert (config.label, config.deploy.clients, config.own) == ("hospital", 3, True)
+    assert config.table()["data"] == config.table()["model"] == {"name": "federation.py"}
+    source = source_of(tmp_path / "hospital", config)
+    held = source.held(np.array([0, 2]), {})
+    assert len(held) == 2 and held.test is not None and held.names == ("0", "2")
+    assert source.test() is None
+    with pytest.raises(Invalid, match="is not empty"):
+        template.init(tmp_path / "hospital")
+    with pytest.raises(Invalid, match="name"):
+        template.init(tmp_path / "a b")
+
+
+def test_the_model_starts_the_same_wherever_it_is_built(tmp_path: Path) -> None:
+    template.init(tmp_path / "app")
+    config = load(tmp_path / "app")
+    torch.manual_seed(1)
+    one = OwnFederation(tmp_path / "app", config).task.start()
+    torch.manual_seed(2)
+    other = OwnFederation(tmp_path / "app", config).task.start()
+    for name, value in one["params"].items():
+        assert torch.equal(value, other["params"][name])
+
+
+def test_data_and_model_come_from_one_place_only() -> None:
+    with pytest.raises(Invalid, match=r"data comes from federation.py"):
+        from_given({**FEDAVG, "data": "digits"}, own=True)
+    assert from_given({**FEDAVG, "data": "digits"}, own=False).data.name == "digits"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"clients": 0}, r"deploy.clients = 0 is out of range"),
+        ({"dedline": 3}, r"deploy.dedline is not a setting \(did you mean 'deadline'\?\)"),
+        ({"deadline": -1}, r"Deploy.deadline|deploy.deadline"),
+        ({"min_available": 9}, r"deploy.min_available = 9 is more than deploy.clients = 3"),
+    ],
+)
+def test_bad_settings_are_refused_by_key(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(Invalid, match=message):
+        from_given({**FEDAVG, "deploy": {**FEDAVG["deploy"], **changes}}, own=True)
+
+
+def test_overrides_reach_the_deploy_section() -> None:
+    config = from_given(FEDAVG, ["deploy.deadline=7", "rounds=9"], own=True)
+    assert (config.deploy.deadline, config.rounds) == (7.0, 9)
+
+
+# --- secure sums (FAULTS 62) -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "reader"), [("simprox", "SimProx"), ("krum", "Krum"), ("coordinate_median", "Median")]
+)
+def test_a_secure_sum_is_refused_with_who_reads_single_replies(name: str, reader: str) -> None:
+    given = {"algorithm": {"name": name}, "deploy": {"clients": 9, "secure_aggregation": True}}
+    with pytest.raises(Invalid, match=rf"sees? only the sum of the replies, but \w*{reader}\w* looks at each"):
+        from_given(given, own=True)
+
+
+def test_a_secure_sum_is_not_offered_even_where_it_would_do() -> None:
+    given = {"algorithm": "fedavg", "deploy": {"secure_aggregation": True}}
+    with pytest.raises(Invalid, match=r"secure_aggregation = true is not offered"):
+        from_given(given, own=True)
+
+
+# --- who and where ---------------------------------------------------------------------------------------------------
+
+
+def test_a_node_says_which_clients_it_holds() -> None:
+    assert hosts_of({"clients": "3,0"}, 4).tolist() == [0, 3]
+    assert hosts_of({"clients": 2}, 4).tolist() == [2]
+    assert hosts_of({"partition-id": 1, "num-partitions": 4}, 4).tolist() == [1]
+    for wrong in ({}, {"clients": "4"}, {"clients": "-1"}, {"clients": "a"}, {"clients": ""}):
+        with pytest.raises(Invalid):
+            hosts_of(wrong, 4)
+    assert settings_of({"settings": "rounds=3  algorithm.lr=0.1"}) == ["rounds=3", "algorithm.lr=0.1"]
+
+
+def test_clients_are_shared_out_evenly() -> None:
+    assert shares(5, 2) == [[0, 1, 2], [3, 4]]
+    with pytest.raises(Invalid, match="--local 6"):
+        shares(5, 6)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:8000", "127.1.2.3", "[::1]:8000", "localhost:1", "::1"])
+def test_loopback(address: str) -> None:
+    assert is_loopback(address)
+
+
+@pytest.mark.parametrize("address", ["10.0.0.5:8000", "0.0.0.0", "[2001:db8::1]:80", "hospital.example:8000"])
+def test_not_loopback(address: str) -> None:
+    assert not is_loopback(address)
+
+
+class PlainGrid:
+    _addr, _insecure = "10.0.0.5:8000", True
+
+
+def test_plain_text_to_another_machine_is_refused_unless_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="is not encrypted"):
+        refuse_plain_text(PlainGrid(), allowed=False)
+    refuse_plain_text(PlainGrid(), allowed=True)
+    with pytest.raises(Invalid, match="TLS is off"):
+        Rehearsal(tmp_path, shares=[[0]], place=tmp_path, secure=False, host="10.0.0.5")
+
+
+def test_a_dead_process_is_known_as_such_and_a_live_one_is_ended_by_its_id() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    assert alive(child.pid) and alive(os.getpid())
+    end(child.pid)
+    assert not alive(child.pid)  # though nobody has collected it yet
+    assert child.wait(10) == -signal.SIGTERM
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
+
+
+def test_keys_are_private_and_the_certificate_names_its_hosts(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography", reason="comes with Flower")
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+    from consilience.deploy import keys
+
+    made = keys.make(tmp_path / "keys", hosts=("127.0.0.1", "localhost"), nodes=2)
+    for secret in (made.certificate_key, *made.nodes, tmp_path / "keys" / "ca.key"):
+        assert secret.stat().st_mode & 0o077 == 0
+    certificate = x509.load_pem_x509_certificate(made.certificate.read_bytes())
+    authority = x509.load_pem_x509_certificate(made.authority.read_bytes())
+    certificate.verify_directly_issued_by(authority)
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(name.value) for name in names] == ["127.0.0.1", "localhost"]
+    assert not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    private = load_ssh_private_key(made.nodes[0].read_bytes(), None)
+    public = load_ssh_public_key(Path(f"{made.nodes[0]}.pub").read_bytes())
+    assert private.public_key() == public
+
+
+# --- verify ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_algorithm_that_verify_compares_can_be_configured() -> None:
+    from consilience.deploy.verify import _table
+
+    for name in ALGORITHMS:
+        config = from_table(_table(STANDARD, name, 2))
+        assert (config.algorithm.name, config.engine["dtype"], config.threads) == (name, "float64", 1)
+
+
+def test_an_option_of_another_algorithm_does_not_stop_verify() -> None:
+    from consilience.deploy.verify import _table
+
+    given = {**STANDARD, "algorithm": {"name": "fedprox", "mu": 0.3, "lr": 0.05}}
+    assert from_table(_table(given, "fedprox", 1)).algorithm.options["mu"] == 0.3
+    assert from_table(_table(given, "fedavg", 1)).algorithm.options["lr"] == 0.05
+
+
+def test_differences_are_found_and_skips_are_none() -> None:
+    same = [Outcome("a", "x", "1", "2"), Outcome("a", "y", "1", "2"), Outcome("a", "z", why="no", skipped=True)]
+    assert differing(same) == []
+    assert differing([*same, Outcome("b", "x", "1", "2"), Outcome("b", "y", "1", "3")]) == ["b"]
+    assert differing([*same, Outcome("b", "x", why="it broke")]) == ["b"]
+
+
+def test_verify_in_process_agrees_with_itself_and_knows_its_engines() -> None:
+    once, again = (verify(STANDARD, algorithms=["scaffold"], engines=["vectorised"], rounds=1) for _ in range(2))
+    assert once[0].model == again[0].model and once[0].metrics == again[0].metrics and not once[0].why
+    with pytest.raises(Invalid, match="did you mean 'flower'"):
+        verify(STANDARD, engines=["flowr"])
+    with pytest.raises(Invalid, match=r"partition.clients is missing"):
+        verify({"data": "digits"}, engines=["vectorised"])

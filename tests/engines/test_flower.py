@@ -1,0 +1,62 @@
+"""Every algorithm through real Flower records equals the vectorised engine, bit by bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from declared import CLIENTS, build, model_of
+
+from consilience import algorithms
+from consilience.core.rounds import Round, run
+from consilience.core.task import Task
+from consilience.environments.environment import Environment
+
+pytest.importorskip("flwr", reason='Flower is not installed: pip install "consilience[flower]"')
+
+from flower_loopback import Loopback, apps
+
+from consilience.engines.flower.engine import FlowerEngine
+from consilience.engines.vectorised import Vectorised
+
+SHARES = ([3], [0, 4], [1, 2])  # five clients on three nodes
+ENVIRONMENT = Environment(stragglers=0.4, communication=0.8)
+LONG = {"fedgen": pytest.mark.slow}  # its server trains a generator
+NAMES = [
+    pytest.param(name, marks=LONG.get(name, ())) for name in algorithms.names() if name != "centralised"
+]  # which has no clients apart
+
+
+def task_for(name: str) -> Task:
+    return Task(model_of(name, "convnet")())
+
+
+def rounds_of(name: str, engine: Any, rounds: int = 2) -> list[Round]:
+    return list(run(build(name), engine, rounds=rounds, seed=5))
+
+
+def deployed(name: str, **settings: Any) -> FlowerEngine:
+    algorithm, federation = build(name), tiny.federation()
+    grid = Loopback(apps(algorithm, lambda: task_for(name), federation, SHARES))
+    options = {"environment": ENVIRONMENT, "dtype": "float64", **settings}
+    engine = FlowerEngine(grid, task_for(name), algorithm, clients=CLIENTS, run="a-run", **options)
+    engine.meet()
+    return engine
+
+
+@pytest.mark.usefixtures("untraced")
+@pytest.mark.parametrize("name", NAMES)
+def test_through_flower_records_is_vectorised(name: str) -> None:
+    settings = {"environment": ENVIRONMENT, "dtype": "float64", "lane": "serial", "device": "cpu"}
+    here = rounds_of(name, Vectorised(task_for(name), tiny.federation(), **settings))
+    there = rounds_of(name, deployed(name))
+    for mine, theirs in zip(here, there, strict=True):
+        assert tiny.same(mine.model, theirs.model)
+        assert tiny.same(mine.snapshot.server, theirs.snapshot.server)
+        assert tiny.same(mine.cohort.reply, theirs.cohort.reply)
+        assert mine.cohort.ids.tolist() == theirs.cohort.ids.tolist()
+        assert mine.cohort.counts == theirs.cohort.counts
+        assert (mine.bytes_up, mine.bytes_down) == (theirs.bytes_up, theirs.bytes_down)
+        assert torch.equal(mine.cohort.examples, theirs.cohort.examples)

@@ -1,0 +1,152 @@
+"""Runs that train together give what they give alone, whatever they differ in."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import tiny
+
+from consilience import algorithms
+from consilience.core.algorithm import Algorithm
+from consilience.core.rounds import run
+from consilience.core.task import Task
+from consilience.core.tree import Tree
+from consilience.engines.joint import Joint, Request
+from consilience.engines.vectorised import Vectorised
+from consilience.environments.environment import Environment
+from consilience.experiments.compare.together import Meeting
+from consilience.selection.uniform import Uniform
+
+LOCAL: dict[str, Any] = {"lr": 0.1, "epochs": 2, "batch_size": 4}
+
+
+def alone(engine: Vectorised, algorithm: Algorithm, seed: int, rounds: int) -> Tree:
+    *_, last = run(algorithm, engine, rounds=rounds, seed=seed)
+    return {"server": last.snapshot.server, "memory": last.snapshot.memory}
+
+
+def jointly(engines: list[Vectorised], jobs: list[tuple[Algorithm, int]], rounds: int, same: list[int]) -> list[Tree]:
+    """The same runs in threads that meet."""
+    meeting, found = Meeting(seats=len(jobs)), dict[int, Tree]()
+
+    def work(seat: int) -> None:
+        try:
+            found[seat] = alone(engines[seat], *jobs[seat], rounds)
+        finally:
+            meeting.leave(seat)
+
+    for seat, engine in enumerate(engines):
+        engine.pass_on(lambda *parts, seat=seat, **at: meeting.ask(Request(seat, *parts, **at)))
+    threads = [threading.Thread(target=work, args=(seat,), daemon=True) for seat in range(len(jobs))]
+    for thread in threads:
+        thread.start()
+    meeting.lead(Joint(engines, same, [0] * len(engines)))
+    for thread in threads:
+        thread.join(timeout=60)
+    return [found[seat] for seat in range(len(jobs))]
+
+
+def build(name: str, **more: Any) -> Algorithm:
+    return algorithms.recipe(name)(**LOCAL, selection=Uniform(count=3), **more)
+
+
+@pytest.mark.parametrize("lane", ["batched", "serial"])
+@pytest.mark.parametrize("model", ["mlp", "convnet"])
+def test_together_is_alone(lane: str, model: str, untraced: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two seeds (with other data), three methods: models, ledgers and memories agree to rounding."""
+    jobs = [(build("fedavg"), 0), (build("fedavg"), 1), (build("scaffold"), 0), (build("scaffold"), 1)]
+    jobs += [(build("simprox"), 0), (build("ditto", lam=0.1), 1)]
+    environment = Environment(stragglers=0.4, communication=0.8)
+
+    def engines() -> list[Vectorised]:
+        build = tiny.MODELS[model]
+        sizes = {0: (9, 4, 1, 12, 6), 1: (2, 7, 3, 3, 5)}
+        return [
+            tiny.engine(build, tiny.federation(sizes[seed], seed=seed), lane=lane, environment=environment)
+            for _, seed in jobs
+        ]
+
+    met: list[int] = []
+    inner = Joint._together
+
+    def counted(self: Joint, asked: list[Request]) -> list[Tree]:
+        met.append(len(asked))
+        return inner(self, asked)
+
+    monkeypatch.setattr(Joint, "_together", counted)
+    separate = [alone(engine, *job, 3) for engine, job in zip(engines(), jobs)]
+    together = jointly(engines(), jobs, 3, [seed for _, seed in jobs])
+    for mine, theirs, (algorithm, seed) in zip(together, separate, jobs):
+        assert tiny.gap(mine, theirs) < 1e-12, (algorithm, seed)
+    assert met.count(3) == 3 and met.count(2) == 3, "SimProx's clients are FedAvg's; SCAFFOLD's two runs met, too"
+
+
+def test_unlike_modules_are_kept_apart(untraced: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal shapes are not enough: another kind, or other frozen parameters, and every run works alone."""
+    monkeypatch.setattr(Joint, "_together", lambda self, asked: pytest.fail("worked together"))
+    jobs = [(build("fedavg"), 0), (build("fedavg"), 1)]
+    joint = Joint([tiny.engine(), tiny.engine()], [0, 0], ["relu", "tanh"])
+    assert len(set(joint._kinds)) == 2
+    frozen = [tiny.seeded(tiny.mlp, seed) for seed in (0, 1)]
+    for seed, module in enumerate(frozen):
+        module[1].requires_grad_(False).weight.data.fill_(seed)
+    engines = [Vectorised(Task(module), tiny.federation(), device="cpu", lane="serial") for module in frozen]
+    assert len(set(Joint(engines, [0, 0], ["same", "same"])._kinds)) == 2
+    found = jointly(engines, jobs, 1, [0, 0])
+    assert len(found) == 2
+
+
+def test_a_run_that_fails_or_ends_early_does_not_hold_up_the_others(untraced: None) -> None:
+    engines = [tiny.engine(), tiny.engine(), tiny.engine()]
+    jobs = [(build("fedavg"), 0), (build("fedavg"), 1), (build("fedavg"), 2)]
+    meeting, found, failures = Meeting(seats=3), dict[int, Tree](), []
+
+    def work(seat: int) -> None:
+        try:
+            if seat == 1:
+                raise RuntimeError("broken before its first round")
+            found[seat] = alone(engines[seat], *jobs[seat], 1 + seat)
+        except RuntimeError as problem:
+            failures.append(str(problem))
+        finally:
+            meeting.leave(seat)
+
+    for seat, engine in enumerate(engines):
+        engine.pass_on(lambda *parts, seat=seat, **at: meeting.ask(Request(seat, *parts, **at)))
+    threads = [threading.Thread(target=work, args=(seat,), daemon=True) for seat in range(3)]
+    for thread in threads:
+        thread.start()
+    meeting.lead(Joint(engines, [0, 0, 0], [0, 0, 0]))
+    for thread in threads:
+        thread.join(timeout=60)
+    assert failures == ["broken before its first round"] and set(found) == {0, 2}
+    assert tiny.gap(found[2], alone(tiny.engine(), *jobs[2], 3)) < 1e-12
+
+
+def test_what_goes_wrong_together_reaches_every_run(untraced: None) -> None:
+    engines = [tiny.engine(), tiny.engine()]
+    meeting, failures = Meeting(seats=2), []
+
+    def work(seat: int) -> None:
+        try:
+            alone(engines[seat], build("fedavg"), 0, 1)
+        except ValueError as problem:
+            failures.append(str(problem))
+        finally:
+            meeting.leave(seat)
+
+    class Broken(Joint):
+        def fulfil(self, requests: Any) -> list[Tree]:
+            raise ValueError("out of memory")
+
+    for seat, engine in enumerate(engines):
+        engine.pass_on(lambda *parts, seat=seat, **at: meeting.ask(Request(seat, *parts, **at)))
+    threads = [threading.Thread(target=work, args=(seat,), daemon=True) for seat in range(2)]
+    for thread in threads:
+        thread.start()
+    meeting.lead(Broken(engines, [0, 0], [0, 0]))
+    for thread in threads:
+        thread.join(timeout=60)
+    assert failures == ["out of memory"] * 2

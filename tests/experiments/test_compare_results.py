@@ -1,0 +1,108 @@
+"""What is read off a run's rows, and the tables made of it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from consilience.experiments.compare import tables
+from consilience.experiments.compare.fairness import recorded_differences
+from consilience.experiments.compare.paired import paired
+from consilience.experiments.compare.plan import Comparison, plan
+from consilience.experiments.compare.results import CellResult, MethodResult, Spread, qualities, to_target
+
+
+def row(number: int, accuracy: float | None, **more: Any) -> dict[str, Any]:
+    sent = {"bytes_up_total": 1_000_000 * number, "bytes_down_total": 2_000_000 * number}
+    return {"round": number, "accuracy": accuracy, "simulated_seconds": 10.0 * number, **sent, **more}
+
+
+def test_the_target_is_the_first_tested_round_at_or_above_it() -> None:
+    rows = [row(1, 0.4), row(2, None), row(3, 0.6), row(4, 0.5), row(5, 0.7)]
+    assert to_target(rows, 0.6) == {"target_rounds": 3, "target_megabytes": 9.0, "target_seconds": 30.0}
+    assert to_target(rows, 0.4)["target_rounds"] == 1  # type: ignore[index]
+    assert to_target(rows, 0.71) is None and to_target(rows, None) is None
+
+
+def test_last_and_best_values_and_clients_by_the_models_they_would_use() -> None:
+    plain = {"client_accuracy_mean": 0.3, "client_accuracy_worst_tenth": 0.1, "loss": 2.0}
+    rows = [row(1, 0.8, **plain), row(2, 0.6, **plain), row(3, None, client_accuracy_mean=None)]
+    assert qualities(rows) == {
+        "accuracy": 0.6,
+        "best_accuracy": 0.8,
+        "clients_mean": 0.3,
+        "clients_worst_tenth": 0.1,
+        "loss": 2.0,
+    }
+    personal = {"personal_accuracy_mean": 0.9, "personal_accuracy_worst_tenth": 0.7}
+    found = qualities([*rows, row(4, 0.6, **plain, **personal)])
+    assert (found["clients_mean"], found["clients_worst_tenth"]) == (0.9, 0.7)
+    assert qualities([{"round": 1, "loss": 1.0, "absolute_error": 0.5}]) == {"loss": 1.0, "absolute_error": 0.5}
+
+
+def test_spread_is_that_of_a_sample() -> None:
+    found = Spread.of([1.0, 3.0])
+    assert found is not None and (found.n, found.mean, found.deviation) == (2, 2.0, pytest.approx(2**0.5))
+    assert Spread.of([1.0]) == Spread(n=1, mean=1.0, deviation=None) and Spread.of([]) is None
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Comparison:
+    return plan(None, algorithms=["fedavg", "fedprox"], seeds=[0, 1], target=0.9, folder=tmp_path)
+
+
+def summed(comparison: Comparison, number: int, accuracies: list[float], reached: int) -> MethodResult:
+    against = {"accuracy": paired(accuracies, [0.5, 0.6])} if number else {}
+    soon = {"target_rounds": Spread(n=reached, mean=4, deviation=1.0)} if reached else {}
+    return MethodResult(
+        method=comparison.methods[number],
+        finished=2,
+        diverged=0,
+        missing=0,
+        personal=bool(number),
+        qualities={"accuracy": Spread.of(accuracies), "loss": Spread.of([1.0, 2.0])},  # type: ignore[dict-item]
+        budget={"rounds": Spread(n=2, mean=20, deviation=0)},
+        reached=reached,
+        to_target=soon,
+        against=against,
+    )
+
+
+def test_tables_say_what_was_found(two: Comparison) -> None:
+    methods = [summed(two, 0, [0.5, 0.6], 0), summed(two, 1, [0.6, 0.7], 2)]
+    sheets = {sheet.title.split()[0]: sheet for sheet in tables.sheets(two, methods)}
+    assert [line[:3] for line in sheets["Quality"].rows] == [
+        ("fedprox", "2", "65.0 ± 7.1"),
+        ("fedavg", "2", "55.0 ± 7.1"),
+    ]
+    assert sheets["Accuracy"].rows[0][:2] == ("fedprox", "2") and sheets["Accuracy"].rows[0][2] == "+10.0"
+    assert sheets["To"].rows == (("fedprox", "2 of 2", "4 ± 1.0", "n/a"), ("fedavg", "0 of 2", "n/a", "n/a"))
+    page = tables.markdown(two, list(sheets.values()), ["a | note"])
+    assert "| fedprox | 2 | 65.0 ± 7.1 |" in page and "- a | note" in page
+    text = io.StringIO()
+    Console(file=text, width=120).print(tables.on_screen(list(sheets.values()), ["[bold]not markup"]))
+    assert "[bold]not markup" in text.getvalue() and "65.0 ± 7.1" in text.getvalue()
+    lines = list(csv.DictReader(io.StringIO(tables.methods_csv(methods))))
+    assert [float(line["accuracy_mean"]) for line in lines] == pytest.approx([0.55, 0.65])
+    assert lines[0]["target_rounds_mean"] == ""
+
+
+def test_what_run_folders_show_to_differ_is_said(two: Comparison) -> None:
+    def cell(method: str, seed: int, **more: Any) -> CellResult:
+        same: dict[str, Any] = {"trace": "t", "prints": {"partition": "p"}, "parameters": 3, "code": {"torch": "2"}}
+        return CellResult(method=method, seed=seed, status="finished", **{**same, **more})
+
+    alike = [cell(name, seed) for seed in (0, 1) for name in ("fedavg", "fedprox")]
+    assert recorded_differences(two, alike) == []
+    other = [*alike[:3], cell("fedprox", 1, trace="u", prints={"partition": "q"}, parameters=4, code={"torch": "3"})]
+    assert recorded_differences(two, other) == [
+        "fedprox: who took part in which round differs (seeds 1)",
+        "fedprox: the number of parameters differs (seeds 1)",
+        "fedprox: partition not the same (seeds 1)",
+        "the cells were computed by different versions of the code: see `code` in results.json",
+    ]

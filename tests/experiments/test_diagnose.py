@@ -1,0 +1,123 @@
+"""The command as a user gives it: what is found in federations that differ in one known way, and the page."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from consilience.core.checks import Invalid
+from consilience.experiments import config, runner
+from consilience.experiments.diagnose.advice import Advice, advise, is_label_skewed, is_shifted, is_unlike
+from consilience.experiments.diagnose.diagnosis import Diagnosis, diagnose
+from consilience.experiments.diagnose.page import page
+from consilience.experiments.diagnose.text import lines
+
+SMALL = ["model.hidden=[16]", "algorithm.epochs=1", "engine.lane=serial", "engine.device=cpu", "threads=1"]
+SMALL += ["data=digits", "rounds=2"]
+ROTATED = ["partition=feature_shift", "partition.kind=rotation", 'partition.inner={name="iid", clients=6}']
+
+pytestmark = pytest.mark.usefixtures("untraced")
+
+
+def found(*overrides: str, rounds: int = 2) -> Diagnosis:
+    return diagnose(None, [*SMALL, *overrides], rounds=rounds, say=lambda text: None)
+
+
+def kinds(of: Diagnosis, kind: str) -> str:
+    return "; ".join(item.what for item in advise(of) if item.kind == kind)
+
+
+@pytest.fixture(scope="module")
+def alike() -> Diagnosis:
+    return found("partition=iid", "partition.clients=6")
+
+
+@pytest.fixture(scope="module")
+def skewed() -> Diagnosis:
+    clock = ["environment.rows_per_second=[100, 100, 100, 100, 100, 10]", "environment.upload=1e5"]
+    return found("partition=dirichlet", "partition.clients=6", "partition.alpha=0.1", "partition.min_size=2", *clock)
+
+
+def test_clients_that_are_alike_are_called_so(alike: Diagnosis) -> None:
+    assert not is_label_skewed(alike) and not is_shifted(alike)
+    assert alike.labels.mean == pytest.approx(alike.labels.chance_mean, abs=0.03)
+    assert alike.start.b == pytest.approx(alike.start.chance, rel=0.1)
+    assert alike.quantity.gini < 0.01 and alike.effort.epochs_ratio == 1.0
+    assert "fedavg" in kinds(alike, "try first") and "scaffold" in kinds(alike, "cannot help")
+    assert "fedbn" in kinds(alike, "cannot help") and "personal" in kinds(alike, "beware")
+
+
+def test_label_skew_is_not_called_feature_shift(skewed: Diagnosis) -> None:
+    assert is_label_skewed(skewed) and not is_shifted(skewed)
+    assert skewed.start.b > 1.5 * skewed.start.chance and skewed.later.opposed > 0.2
+    assert skewed.effort.waiting > 0.4 and skewed.later_by == "fedavg" and skewed.later_round == 2
+    assert "feddyn" in kinds(skewed, "try first") and "local_only" in kinds(skewed, "try")
+    assert "fedbuff" in kinds(skewed, "try") and "fednova" not in kinds(skewed, "cannot help")
+
+
+def test_feature_shift_is_not_called_label_skew() -> None:
+    rotated = found(*ROTATED)
+    assert is_shifted(rotated) and not is_label_skewed(rotated) and is_unlike(rotated)
+
+
+def test_unequal_work_and_sizes_are_seen() -> None:
+    sizes = ["partition=quantity", "partition.clients=4", "partition.exponent=2"]
+    unequal = found(*sizes, "environment.epochs=[0.5, 1, 1, 4]", rounds=1)
+    assert unequal.effort.epochs_ratio == pytest.approx(8, rel=0.2) and unequal.quantity.gini > 0.3
+    assert "scaffold" in kinds(unequal, "try") and "count every client alike" in kinds(unequal, "beware")
+
+
+def test_inputs_can_be_compared_in_the_models_own_features() -> None:
+    few = ["data=breast_cancer", "partition=iid", "partition.clients=4", *SMALL[:-2]]
+    of = diagnose(None, few, rounds=1, encoder="model", say=lambda text: None)
+    assert of.features is not None and of.features.encoder == "the model at its start" and not of.features.is_shown
+    with pytest.raises(Invalid, match="encoder = 'mine' is not one of random, model"):
+        diagnose(None, SMALL, encoder="mine", say=lambda text: None)
+
+
+def test_a_run_folder_is_diagnosed_with_its_trained_model(tmp_path: Path) -> None:
+    overrides = ["algorithm=fedprox", "partition=iid", "partition.clients=4", "algorithm.lr=0.1", *SMALL]
+    result = runner.execute(config.load(None, overrides), folder=tmp_path / "run")
+    of = diagnose(tmp_path / "run", [], say=lambda text: None)
+    assert (of.later_round, of.later_by) == (2, "fedprox")
+    assert of.later.loss < of.start.loss and result.folder is not None
+
+
+class Outline(HTMLParser):
+    """Tags that are opened and closed, and addresses that are pointed at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "rect", "line", "br"):
+            self.open.append(tag)
+        self.addresses += [str(value) for name, value in attrs if name in ("src", "href", "xlink:href")]
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ("rect", "line"):
+            assert self.open.pop() == tag
+
+
+def test_the_page_stands_alone_and_holds_the_numbers(skewed: Diagnosis) -> None:
+    text = page(skewed, [Advice("try", "<b>this</b>", "a & b")])
+    outline = Outline()
+    outline.feed(text)
+    assert outline.open == [] and outline.addresses == [] and "http" not in text and "@import" not in text
+    assert "&lt;b&gt;this" in text and text.count("<svg") == 9
+    inside = re.search(r'<script type="application/json" id="diagnosis">(.*?)</script>', text)
+    assert inside is not None
+    numbers = json.loads(inside[1])
+    assert numbers["start"]["b"] == skewed.start.b and numbers["labels"]["counts"] == skewed.labels.counts.tolist()
+
+
+def test_every_line_has_a_number_and_a_meaning(alike: Diagnosis, skewed: Diagnosis) -> None:
+    for of in (alike, skewed):
+        assert all(line.what and line.found and line.means for line in lines(of))
+        assert all(item.because and len(item.because) < 400 for item in advise(of))

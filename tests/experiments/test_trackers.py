@@ -1,0 +1,216 @@
+"""Metrics in TensorBoard and MLflow: every round once, after crashes and resumes too, and no number changes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample_runs import SMALL, real, written
+
+from consilience.core.checks import Invalid
+from consilience.experiments import config, runner, trackers
+from consilience.experiments.folder import RunFolder
+
+pytestmark = pytest.mark.usefixtures("untraced")
+
+
+class Server:
+    """What MLflow's client talks to, as far as a run uses it; `away` makes every call fail."""
+
+    def __init__(self) -> None:
+        self.experiments: dict[str, types.SimpleNamespace] = {}
+        self.metrics: dict[str, list[tuple[str, float, int]]] = {}
+        self.params: dict[str, dict[str, str]] = {}
+        self.ended: list[str] = []
+        self.away = False
+
+    def module(self) -> types.ModuleType:
+        """A stand-in for the package."""
+        mlflow, entities = types.ModuleType("mlflow"), types.ModuleType("mlflow.entities")
+        entities.Metric = lambda key, value, timestamp, step: (key, value, step)  # type: ignore[attr-defined]
+        mlflow.MlflowClient = lambda: self  # type: ignore[attr-defined]
+        mlflow.entities = entities  # type: ignore[attr-defined]
+        return mlflow
+
+    def get_experiment_by_name(self, name: str) -> Any:
+        return self.experiments.get(name)
+
+    def create_experiment(self, name: str) -> str:
+        self.experiments[name] = types.SimpleNamespace(experiment_id="7")
+        return "7"
+
+    def create_run(self, experiment: str, run_name: str) -> Any:
+        number = f"{experiment}-{len(self.metrics)}"
+        self.metrics[number], self.params[number] = [], {}
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id=number))
+
+    def get_run(self, number: str) -> Any:
+        return self.metrics[number]
+
+    def log_param(self, run: str, key: str, value: str) -> None:
+        self.params[run][key] = value
+
+    def log_batch(self, run: str, metrics: list[tuple[str, float, int]]) -> None:
+        if self.away:
+            raise ConnectionError("nobody there")
+        self.metrics[run] += metrics
+
+    def get_metric_history(self, run: str, key: str) -> list[Any]:
+        return [types.SimpleNamespace(step=step) for name, _, step in self.metrics[run] if name == key]
+
+    def set_terminated(self, run: str) -> None:
+        self.ended.append(run)
+
+    def steps(self, run: str, key: str = "accuracy") -> list[int]:
+        return [step for name, _, step in self.metrics[run] if name == key]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    made = Server()
+    mlflow = made.module()
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    monkeypatch.setitem(sys.modules, "mlflow.entities", mlflow.entities)
+    monkeypatch.setitem(trackers.TRACKERS, "mlflow", "json")  # a package that is there
+    return made
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for TensorBoard's writer: a line of JSON for each scalar."""
+
+    class SummaryWriter:
+        made = 0
+
+        def __init__(self, log_dir: str) -> None:
+            SummaryWriter.made += 1
+            Path(log_dir).mkdir(exist_ok=True)
+            self.file = Path(log_dir) / f"events.out.tfevents.{SummaryWriter.made}"
+
+        def add_text(self, tag: str, text: str) -> None:
+            self.add_scalar(tag, 0.0, 0)
+
+        def add_scalar(self, tag: str, value: float, step: int) -> None:
+            with self.file.open("a") as file:
+                file.write(json.dumps([tag, value, step]) + "\n")
+
+        def flush(self) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    module = types.ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    monkeypatch.setitem(trackers.TRACKERS, "tensorboard", "json")
+
+
+def scalars(run: Path, tag: str) -> list[tuple[int, float]]:
+    """What all event files of a run hold together."""
+    lines = [line for file in (run / "tensorboard").iterdir() for line in file.read_text().splitlines()]
+    return [(step, value) for name, value, step in map(json.loads, lines) if name == tag]
+
+
+def stop_after(folder: Path, rounds: int, *settings: str) -> None:
+    """A run that dies without a word after so many rounds, with its last checkpoint one round back."""
+    with runner.start(config.load(None, [*SMALL, *settings, "checkpoint.every=2"]), folder=folder) as run:
+        run._tracker = trackers.opened(run.config.log, run.folder, run.config.table())
+        for observation in run.observations():
+            if observation.round.number == rounds:
+                return
+
+
+def test_nothing_is_logged_unasked(tmp_path: Path) -> None:
+    assert not (real(tmp_path / "a") / "tensorboard").exists()
+
+
+@pytest.mark.usefixtures("events")
+def test_tensorboard_has_every_round_once_after_a_crash(tmp_path: Path) -> None:
+    run = tmp_path / "a"
+    stop_after(run, 3, "log=tensorboard", "rounds=5")
+    assert [step for step, _ in scalars(run, "accuracy")] == [1, 2, 3]
+    runner.proceed(run)  # from round 2: round 3 comes again
+    rows = RunFolder.open(run).rows().rows
+    assert sorted(scalars(run, "accuracy")) == [(row["round"], row["accuracy"]) for row in rows]
+    assert len(rows) == 5
+
+
+@pytest.mark.usefixtures("events")
+def test_logging_begun_late_has_the_rounds_before_and_changes_no_number(tmp_path: Path) -> None:
+    late, never = real(tmp_path / "late"), real(tmp_path / "never", "rounds=4")
+    runner.proceed(late, ["rounds=4", "log=tensorboard"])
+    assert [step for step, _ in scalars(late, "loss")] == [1, 2, 3, 4]
+    assert (late / "metrics.jsonl").read_bytes() == (never / "metrics.jsonl").read_bytes()
+    runner.proceed(late, ["rounds=5", "log=none"])
+    assert len(scalars(late, "loss")) == 4
+
+
+def test_mlflow_has_every_round_once_after_a_crash(tmp_path: Path, server: Server) -> None:
+    run = tmp_path / "a"
+    stop_after(run, 3, "log=mlflow", "rounds=5")
+    runner.proceed(run)
+    (number,) = server.metrics
+    assert server.steps(number) == [1, 2, 3, 4, 5] and server.ended == [number]
+    assert RunFolder.open(run).facts()["mlflow_run"] == number
+    assert server.params[number]["algorithm.name"] == "simprox"
+    values = {step: value for name, value, step in server.metrics[number] if name == "accuracy"}
+    assert values == {row["round"]: row["accuracy"] for row in RunFolder.open(run).rows().rows}
+
+
+def test_a_server_that_goes_away_does_not_stop_the_run(tmp_path: Path, server: Server) -> None:
+    with runner.start(config.load(None, [*SMALL, "log=mlflow"]), folder=tmp_path / "a") as run:
+
+        def watch(live: Any) -> Any:
+            for observation in live.observations():
+                server.away = observation.round.number == 1  # while round 2 is logged
+                yield observation
+
+        run.complete(watch)
+    (number,) = server.metrics
+    assert server.steps(number) == [1, 2, 3]
+
+
+def test_a_server_that_is_not_there_is_said_and_the_run_can_go_on(tmp_path: Path, server: Server) -> None:
+    server.create_experiment = lambda name: 1 / 0  # type: ignore[assignment,method-assign,return-value]
+    with pytest.raises(Invalid, match="log=none"):
+        runner.execute(config.load(None, [*SMALL, "log=mlflow"]), folder=tmp_path / "a")
+    runner.proceed(tmp_path / "a", ["log=none"])
+    assert len(RunFolder.open(tmp_path / "a").rows().rows) == 3
+
+
+def test_secrets_are_not_passed_on(tmp_path: Path, server: Server) -> None:
+    folder = RunFolder.open(written(tmp_path, "a"))
+    tracker = trackers.opened("mlflow", folder, {"hub_token": "hf_123456", "data": {"address": "https://me:pw@host"}})
+    assert tracker is not None
+    (params,) = server.params.values()
+    assert params["hub_token"] == "***" and "pw" not in params["data.address"]
+
+
+def test_what_is_not_installed_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(trackers.TRACKERS, "mlflow", "no_such_package")
+    with pytest.raises(Invalid, match=r'pip install "consilience\[mlflow\]"'):
+        runner.execute(config.load(None, [*SMALL, "log=mlflow"]), folder=tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+    with pytest.raises(Invalid, match="log = 'wandb'"):
+        config.load(None, ["log=wandb"])
+
+
+def test_real_tensorboard_reads_it_back(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason='needs pip install "consilience[tensorboard]"')
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = tmp_path / "a"
+    stop_after(run, 3, "log=tensorboard", "rounds=5")
+    runner.proceed(run)
+    found = EventAccumulator(str(run / "tensorboard"))
+    found.Reload()
+    rows = RunFolder.open(run).rows().rows
+    assert [event.step for event in found.Scalars("accuracy")] == [1, 2, 3, 4, 5]
+    assert [event.value for event in found.Scalars("loss")] == pytest.approx([row["loss"] for row in rows], rel=1e-6)
