@@ -27,6 +27,7 @@ from consilience.engines.flower.mail import TooFewClients
 from consilience.experiments import checkpoint, identity
 from consilience.experiments.assembly import Experiment
 from consilience.experiments.catalogue import KINDS
+from consilience.experiments.config import Config
 from consilience.experiments.folder import RunFolder
 from consilience.experiments.live_run import Run
 from consilience.experiments.progress import quality
@@ -112,18 +113,22 @@ def opened(experiment: Experiment, runs: Path) -> Iterator[Run]:
         RunFolder.create(runs, config.label, config.toml(), made)
     folder = RunFolder.open(path)
     with folder.lock():
-        facts = folder.facts()
         saved = checkpoint.load_latest(folder.checkpoints)
-        found = identity.differences(facts.get("config", {}), settings, computed=saved is not None)
-        found += identity.differences(facts.get("code", {}), identity.code(), prefix="code.")
-        found += identity.differences(facts.get("prints", {}), experiment.prints, prefix="fingerprint.")
-        found = [change for change in found if not change.startswith(PATIENCE)]
-        if found:
-            raise Invalid(
-                f"{path} holds a run that cannot be continued with these settings:\n  " + "\n  ".join(found) + "\n"
-                "undo the change, or give the new run another name in config.toml"
-            )
+        refuse_another_run(folder, config, computed=saved is not None)
         yield Run(folder, experiment, saved)
+
+
+def refuse_another_run(folder: RunFolder, config: Config, *, computed: bool = True) -> None:
+    """Refuse to continue a run with settings or code that would change its numbers."""
+    facts = folder.facts()
+    found = identity.differences(facts.get("config", {}), identity.settings(config), computed=computed)
+    found += identity.differences(facts.get("code", {}), identity.code(), prefix="code.")
+    found = [change for change in found if not change.startswith(PATIENCE)]
+    if found:
+        raise Invalid(
+            f"{folder.path} holds a run that cannot be continued with these settings:\n  " + "\n  ".join(found) + "\n"
+            "undo the change, or give the new run another name in config.toml"
+        )
 
 
 def refuse_plain_text(grid: Any, *, allowed: bool) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from consilience.core.checks import Invalid
 from consilience.deploy.processes import Process, ProcessFailed, alive
 from consilience.deploy.rehearsal import Rehearsal
-from consilience.deploy.serving import LOG
+from consilience.deploy.serving import LOG, refuse_another_run
 from consilience.deploy.settings import CONFIG, DeployedConfig, load
 from consilience.experiments.failures import BAD_SETTINGS, DIVERGED, INTERRUPTED, TOO_FEW_CLIENTS, UNEXPECTED
 from consilience.experiments.folder import RunFolder
@@ -51,6 +51,8 @@ def up(
     if _is_done(folder, config):
         say(f"{folder} is finished: give it more rounds, or another name, in {CONFIG}")
         return 0, folder
+    if facts_of(folder):
+        refuse_another_run(RunFolder.open(folder), config)
     stage = Rehearsal(
         app,
         shares=shares(config.deploy.clients, nodes or config.deploy.clients),

@@ -2,7 +2,7 @@
 
 Flower's own executors start a fresh interpreter each time (its warm pools are for Kubernetes, and not for ClientApps).
 This is `flower-superexec` with the same arguments, for a SuperNode that was started with `--isolation process`; tasks,
-tokens, heartbeats and transport are Flower's. Only where processes can be forked.
+tokens, heartbeats and transport are Flower's. Linux only.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import contextlib
 import importlib
 import os
 import signal
+import sys
 from typing import Any, NoReturn
 
 PRELOADED = ("torch", "sklearn.datasets", "consilience.deploy.hosting", "consilience.experiments.catalogue")
 
 
 def is_possible() -> bool:
-    """Whether this machine can fork, and this Flower has the parts that are replaced."""
-    if not hasattr(os, "fork"):
+    """Whether a fork of a process that has loaded torch is safe here, and this Flower has what is replaced."""
+    if sys.platform != "linux":
         return False
     try:
         from flwr.supercore.superexec import run_superexec

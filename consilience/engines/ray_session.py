@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Any
 
 from consilience.core.checks import Invalid
 
+KNOCK_SECONDS = 10  # until a cluster must answer
 START_SECONDS = 300  # until all workers must be there
 _LEAST_STORE = 80 * 2**20  # Ray refuses less
 _CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -72,6 +74,7 @@ def _start(ray: Any, address: str | None, cpus: int) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is not None:
         try:
+            _knock(address)
             ray.init(address=address, **quiet)
         except (ConnectionError, ValueError, RuntimeError, OSError) as problem:
             reason = str(problem).partition("\n")[0]
@@ -81,6 +84,18 @@ def _start(ray: Any, address: str | None, cpus: int) -> None:
         return
     with _on_loopback():
         _start_here(ray, cpus, quiet)
+
+
+def _knock(address: str) -> None:
+    """Refuse an address where nothing listens: Ray itself would try for minutes."""
+    if address.startswith("ray://"):
+        raise Invalid(
+            f"engine.address = {address!r} is Ray's client mode, in which every reply would pass through one process: "
+            "run consilience on a machine of the cluster, with engine.address = 'auto'"
+        )
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()
 
 
 def _start_here(ray: Any, cpus: int, quiet: dict[str, Any]) -> None:

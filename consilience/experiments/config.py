@@ -193,6 +193,8 @@ def _named(section: str, name: str, key: str, value: Any) -> Any:
 
 def _engine(given: Table) -> Table:
     """The engine's settings; the usual engine's name goes without saying."""
+    if not isinstance(given, Mapping):
+        raise Invalid(f"engine = {given!r} must be a table, or the name of an engine: {', '.join(ENGINES)}")
     usual, name = next(iter(ENGINES)), given.get("name", next(iter(ENGINES)))
     if name not in ENGINES:
         raise Invalid(f"engine.name = {name!r} is not one of {', '.join(ENGINES)}{nearest(name, ENGINES)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import safetensors.torch
 from consilience.core import arrays
 from consilience.core.rounds import Round, run
 from consilience.deploy import keys, template
-from consilience.deploy.processes import Process
+from consilience.deploy.processes import Process, free_port
 from consilience.deploy.rehearsal import Rehearsal
 from consilience.deploy.settings import load
 from consilience.deploy.sources import source_of
@@ -146,23 +147,17 @@ def test_a_server_killed_in_mid_run_goes_on_bit_by_bit(
     assert all(0 <= row["accuracy"] <= 1 for row in there)  # clients tested the model on their own rows
 
 
-def test_keys_certificates_and_a_client_that_is_killed(app: Path, tmp_path: Path) -> None:
+def test_over_tls_too_few_clients_and_one_that_is_killed(app: Path, tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     stage = Rehearsal(app, shares=[[0], [1]], place=tmp_path / "stage", node_config={"hold": str(hold)})
     with stage:
         honest = list(stage.nodes)
-        stranger = stage.start_node(0, key=keys.node_key(tmp_path / "stranger"))
-        elsewhere = keys.make(tmp_path / "elsewhere").authority
-        fooled = stage.start_node(0, key=_copied(stage, "fooled"), authority=elsewhere)
         lonely = stage.run(runs=str(tmp_path / "runs"), settings="name=lonely deploy.clients=3 deploy.wait=20")
         folder = tmp_path / "runs" / "lonely"
         until(lambda: facts_of(folder).get("reason"), 150, unless=lambda: _ended(lonely))
         facts = facts_of(folder)
         assert facts["status"] == "too few clients"
         assert "2 of the 3 clients that are needed were there after 20 seconds (2 nodes online)" in facts["reason"]
-        until(lambda: stranger.code is not None and fooled.code is not None, 60)
-        assert "Failed to activate SuperNode" in stranger.log.read_text()
-        assert "CERTIFICATE_VERIFY_FAILED" in fooled.log.read_text()
 
         running = stage.run(runs=str(tmp_path / "runs"), settings="deploy.deadline=25 deploy.min_available=1")
         folder = tmp_path / "runs" / "real"
@@ -180,13 +175,37 @@ def test_keys_certificates_and_a_client_that_is_killed(app: Path, tmp_path: Path
     assert len(found) == ROUNDS and all(row["accuracy"] is not None for row in found)
 
 
-def _copied(stage: Rehearsal, name: str) -> Path:
-    """A registered key under another name, so that the process has a log of its own."""
-    assert stage.keys is not None
-    copy = stage.keys.nodes[0].with_name(name)
-    copy.write_bytes(stage.keys.nodes[0].read_bytes())
-    copy.chmod(0o600)
-    return copy
+def test_bad_credentials_are_refused_each_for_its_own_reason(app: Path, tmp_path: Path) -> None:
+    with Rehearsal(app, shares=[[0], [1]], place=tmp_path / "stage") as stage:
+        assert stage.keys is not None
+        address = ["flower-supernode", "--superlink", f"127.0.0.1:{stage.port}", "--max-retries", "2"]
+        trust = ["--root-certificates", str(stage.keys.authority)]
+        copy = stage.keys.nodes[0].with_name("fooled")  # a registered key, in a process with a log of its own
+        copy.write_bytes(stage.keys.nodes[0].read_bytes())
+        copy.chmod(0o600)
+        wrong = {
+            "Server disconnected": stage._process("plain", [*address, "--insecure", *_port()]),
+            "All SuperNodes must be registered": stage._process("anonymous", [*address, *trust, *_port()]),
+            "Failed to activate SuperNode": stage.start_node(0, key=keys.node_key(tmp_path / "stranger")),
+            "CERTIFICATE_VERIFY_FAILED": stage.start_node(
+                0, key=copy, authority=keys.make(tmp_path / "elsewhere").authority
+            ),
+        }
+        stage.nodes += list(wrong.values())  # so that they are stopped, whatever happens
+        name = until(lambda: re.search(r"SuperNode ID: (\d+)", stage.nodes[1].log.read_text()), 60)[1]
+        revoking = stage._process("revoke", ["flwr", "supernode", "unregister", name, "rehearsal"])
+        assert revoking.wait(60) == 0, revoking.tail()
+        stage.nodes[1].signal(signal.SIGTERM)
+        stage.nodes[1].wait(20)
+        revoked = stage.start_node(1, key=stage.keys.nodes[1])
+        for reason, process in [*wrong.items(), ("Failed to activate SuperNode", revoked)]:
+            until(lambda process=process: process.code is not None, 60)
+            assert process.code != 0 and reason in process.log.read_text()
+        assert stage.nodes[0].code is None  # the honest one stays
+
+
+def _port() -> list[str]:
+    return ["--host", "127.0.0.1", "--port", str(free_port())]
 
 
 def _ended(process: Process) -> str:

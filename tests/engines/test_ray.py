@@ -300,6 +300,16 @@ def test_the_order_of_arrival_does_not_matter() -> None:
     assert outcomes == {values.numpy().tobytes()}
 
 
+@pytest.mark.parametrize(
+    ("address", "why"), [("127.0.0.1:1", "cannot be joined|does not answer"), ("ray://x:1", "client")]
+)
+def test_an_address_that_cannot_be_used_is_refused_at_once(address: str, why: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(Invalid, match=why):
+        ray_session._start(ray, address, 1)
+    assert time.monotonic() - began < 2 * ray_session.KNOCK_SECONDS
+
+
 def test_more_workers_than_clients_are_refused() -> None:
     with pytest.raises(Invalid, match="workers = 6 is more than the 5 clients"):
         RayCluster(Task(tiny.mlp()), tiny.federation(), workers=6)

@@ -136,8 +136,8 @@ def _machines(of: Diagnosis) -> Iterator[Advice]:
         yield Advice(
             "try",
             "fedbuff, or environment.first / environment.deadline",
-            f"clients wait {of.effort.waiting:.0%} of their time for the slowest. A buffered server took 31 simulated "
-            "seconds where FedAvg took 107 for as many replies, and lost 2.6 points (one seed: docs/comparison.md)",
+            f"clients wait {of.effort.waiting:.0%} of their time for the slowest. A buffered server took 37 simulated "
+            "seconds where FedAvg took 137 for as many replies, and lost 2 points (docs/comparison.md)",
         )
     lost = 1 - float(np.mean(of.effort.heard * of.effort.available))
     if lost >= LOST:
