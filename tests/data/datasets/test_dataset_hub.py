@@ -107,9 +107,9 @@ def test_wrong_hub_data(hub):
 def test_missing_packages_name_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     monkeypatch.setitem(sys.modules, "flwr_datasets", None)
-    with pytest.raises(ImportError, match=r'package datasets: pip install "consilience\[text\]"'):
+    with pytest.raises(ImportError, match=r'package datasets: pip install "consilience\[hub\]"'):
         load("hugging_face", path="zoo")
-    with pytest.raises(ImportError, match=r'package flwr-datasets: pip install "consilience\[flower\]"'):
+    with pytest.raises(ImportError, match=r'package flwr-datasets: pip install "consilience\[hub\]"'):
         load("flower_datasets", dataset="zoo", partitioner="iid")
 
 
