@@ -24,6 +24,7 @@ from consilience.engines.program import Context, Program
 
 TRIAL_SECONDS = 0.06  # per lane and repetition
 SLOW_STEP = 0.005  # seconds of one client's step on a processor: above this, overhead is a small part of it
+WHOLE_SECONDS = 0.3  # a group that is through in this time is timed as a whole
 MARGIN = (
     1.1  # by so much one client at a time must win: clients side by side lose less to whatever else the machine does
 )
@@ -162,9 +163,27 @@ class Tuner:
                 group = group[: torch.get_num_threads()]  # a slow model: time is dear, and caches are full anyway
             steps = int(np.clip(TRIAL_SECONDS / took, 3, 200))
             repeats = 3 if took < TRIAL_SECONDS else 2
-            return max(seen / took for took, seen in (run(steps) for _ in range(repeats)))  # the first warms caches up
+            rate = max(seen / took for took, seen in (run(steps) for _ in range(repeats)))  # the first warms caches up
+            if name == "batched" and self._device.type == "cpu":
+                return min(rate, self._whole_rate(name, rate, program, store, next(self.groups(order)), prepare))
+            return rate
         except (RuntimeError, NotImplementedError, ValueError):
             return 0.0
+
+    def _whole_rate(
+        self, name: str, rate: float, program: Program, store: Rows, group: np.ndarray, prepare: Prepare
+    ) -> float:
+        """Rows per second over all steps of a group, if that takes little time; else what is known.
+
+        In a group, clients of unequal size finish one after the other: each time the shapes change, and what is saved
+        by doing things at once shrinks. A few equal steps do not show this.
+        """
+        _, _, plan = prepare(group, None)
+        if int(plan.live.sum()) / rate > WHOLE_SECONDS:
+            return rate
+        steps = int(plan.steps.max(initial=0))
+        passes = [self._time(name, False, program, store, group, prepare, steps) for _ in range(2)]
+        return max(seen / took for took, seen in passes)
 
     def _time(
         self, name: str, compile: bool, program: Program, store: Rows, group: np.ndarray, prepare: Prepare, steps: int

@@ -196,3 +196,37 @@ def test_how_many_clients_fit_depends_on_the_memory(monkeypatch: pytest.MonkeyPa
         train(engine, rounds=1)
         fits.append(engine.choice.clients_at_once)
     assert fits[0] == 1 and fits[0] < fits[1] < fits[2] == 4096
+
+
+@pytest.mark.usefixtures("quick")
+def test_batching_is_judged_by_a_whole_pass_where_that_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients finish one after the other: a few equal steps flatter the lane that does them at once."""
+    asked: list[int] = []
+
+    def slow_as_a_whole(
+        self: Tuner, name: str, rate: float, program: Any, store: Any, group: Any, prepare: Any
+    ) -> float:
+        asked.append(len(group))
+        return rate * 1e-9
+
+    monkeypatch.setattr(Tuner, "_slow_step", lambda *_: False)
+    monkeypatch.setattr(Tuner, "_whole_rate", slow_as_a_whole)
+    engine = tiny.engine(lane="auto", clients_at_once=None)
+    train(engine, rounds=1)
+    assert asked == [len(tiny.SIZES)] and engine.choice.lane != "batched"
+
+
+@pytest.mark.parametrize(("rate", "timed"), [(1e-3, 0), (1e9, 2)])
+def test_a_whole_pass_is_timed_only_where_it_is_quick(rate: float, timed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[int] = []
+
+    def time_of(self: Tuner, *given: Any) -> tuple[float, int]:
+        passes.append(given[-1])
+        return 0.5, 100
+
+    plan = type("Plan", (), {"live": np.array([[4, 4], [4, 0]]), "steps": np.array([2, 1])})
+    monkeypatch.setattr(Tuner, "_time", time_of)
+    tuner = Tuner(torch.device("cpu"), Choice(lane="auto"), None)
+    found = tuner._whole_rate("batched", rate, None, None, np.arange(2), lambda *_: (None, None, plan))  # type: ignore[arg-type]
+    assert (len(passes), found) == (timed, 200.0 if timed else rate)
+    assert set(passes) <= {2}, "all steps of the longest client"
