@@ -35,7 +35,7 @@ def key(seed: int, *purpose: int | str) -> int:
 
 
 def fold(keys: Any, counters: Any) -> Any:
-    """New keys from keys and counters (tensors broadcast; at least one is a tensor)."""
+    """New keys from keys and counters (they broadcast; at least one is a tensor, or an array of int64)."""
     offset = (counters + 1) * _WEYL
     return _mix(keys + (_signed(offset) if isinstance(offset, int) else offset))
 

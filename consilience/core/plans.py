@@ -149,13 +149,13 @@ def draw(
     width = min(longest, work.batch_size or longest)
     epochs = max(1, int((-(-steps // per_epoch)).max(initial=1)))
     starts = store.starts[places].numpy()
-    table = torch.from_numpy(np.stack([ids, sizes, per_epoch, starts])).to(device, non_blocking=True)  # [4, k]
-    client, size, passes, start = table
-
-    keys = chance.fold(chance.key(seed, "plan", round), client)
+    of_client = chance.fold(chance.key(seed, "plan", round), ids)
+    of_epoch = chance.fold(of_client[:, None], np.arange(epochs))  # [k, E]
+    # a few numbers per client: they are worked out here and sent at once, which spares the device dozens of launches
+    table = np.stack([of_client, sizes, per_epoch, starts, *of_epoch.T])
+    keys, size, passes, start, *epoch_keys = torch.from_numpy(table).to(device, non_blocking=True)  # [4 + E, k]
     if work.shuffle:
-        epoch_keys = chance.fold(keys.unsqueeze(-1), torch.arange(epochs, device=device))  # [k, E]
-        order = chance.permutations(epoch_keys, size.unsqueeze(-1), longest)
+        order = chance.permutations(torch.stack(epoch_keys, -1), size.unsqueeze(-1), longest)
     else:
         order = torch.arange(longest, device=device).expand(len(ids), epochs, longest)
 

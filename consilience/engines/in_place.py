@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from consilience.engines.tracing import Flat, Trace
+from consilience.engines.fusing import fuse
+from consilience.engines.tracing import Flat, Trace, origin
 
 aten = torch.ops.aten
 
@@ -21,11 +22,19 @@ class Moves(NamedTuple):
 
 
 class InPlace:
-    """A traced step that overwrites its carry; `compile` runs its operations through PyTorch's compiler."""
+    """A traced step that overwrites its carry.
 
-    def __init__(self, traced: Trace, leaves: int, *, keeps_old: bool = False, compile: bool = False) -> None:
+    `fused`: like operations on many leaves become one. `compile` runs the operations through PyTorch's compiler.
+    """
+
+    def __init__(
+        self, traced: Trace, leaves: int, *, keeps_old: bool = False, fused: bool = False, compile: bool = False
+    ) -> None:
         # a step that may have to keep the old carry (a masked one, on a GPU) cannot overwrite it on the way
         self.moves = Moves({}, {}, list(range(leaves))) if keeps_old else work_in_place(traced, leaves)
+        if fused:
+            fuse(traced.graph)
+            traced.rewritten()
         self._traced = traced
         self.run: Any = torch.compile(traced.module, dynamic=False) if compile else traced.run
 
@@ -100,7 +109,7 @@ def work_in_place(traced: Trace, leaves: int) -> Moves:
             copy.replace_all_uses_with(leaf)
             graph.erase_node(copy)
             results[index] = leaf
-        elif result is not leaf and _source(result).op == "placeholder":  # an old value, kept beside a new one
+        elif result is not leaf and origin(result).op == "placeholder":  # an old value, kept beside a new one
             with graph.inserting_before(output):
                 results[index] = graph.call_function(aten.clone.default, (result,))
     output.args = (results,)
@@ -113,13 +122,6 @@ def work_in_place(traced: Trace, leaves: int) -> Moves:
 
 def _changes_in_place(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target in (aten.add_.Tensor, aten.copy_.default)
-
-
-def _source(node: fx.Node) -> fx.Node:
-    """The node whose memory this one shows, through views of views."""
-    while isinstance(node.target, torch._ops.OpOverload) and node.target._schema.returns[0].alias_info is not None:
-        node = node.args[0]  # type: ignore[assignment]
-    return node
 
 
 def _counts(result: fx.Node, leaf: fx.Node, output: fx.Node) -> bool:
@@ -139,7 +141,7 @@ def _is_move(result: fx.Node, leaf: fx.Node, output: fx.Node) -> bool:
         and result.args[0] is leaf
         and isinstance(result.args[1], fx.Node)
         and list(result.users) == [output]
-        and _source(result.args[1]).op != "placeholder"  # which may be overwritten before it is added
+        and origin(result.args[1]).op != "placeholder"  # which may be overwritten before it is added
         and result.meta["dtype"] == leaf.meta["dtype"] == result.args[1].meta["dtype"]
         and result.meta["shape"] == result.args[1].meta["shape"]
     )

@@ -150,7 +150,7 @@ class Steps:
     """
 
     def __init__(self, step: Callable[[Tree, Batch, Context], Tree], *, grouped: bool) -> None:
-        self._step, self._grouped = step, grouped
+        self._step, self.grouped = step, grouped
         self.hot = HOT
         self.met: Counter[Any] = Counter()
         self.traced: dict[Any, InPlace] = {}
@@ -162,7 +162,7 @@ class Steps:
     def function(self, carry_spec: Any, context_spec: Any, batch_spec: Any, masked: bool) -> Callable[..., Flat]:
         """(carry leaves, batch leaves, context leaves) -> carry leaves."""
         step: Callable[..., Tree] = self._step
-        if self._grouped:
+        if self.grouped:
             batch_dims = Batch(0, 0, 0 if masked else None, 0, 0)  # type: ignore[arg-type]
             step = vmap(step, in_dims=(0, batch_dims, CONTEXT_DIMS), randomness="different")
 

@@ -117,18 +117,41 @@ class _Record(TorchDispatchMode):
 
     def _know(self, value: Tensor, node: fx.Node) -> None:
         node.meta["shape"], node.meta["dtype"] = value.shape, value.dtype
+        node.meta["stride"], node.meta["device"] = value.stride(), value.device
         self._nodes[id(value)] = node
         self._held.append(value)
 
 
 def simplify(graph: fx.Graph) -> None:
-    """Drop what changes nothing: detached copies, transposes of transposes, operations nobody reads."""
+    """Drop what changes nothing: detached copies, first powers, second transposes and casts, what nobody reads."""
+    casts: dict[Any, fx.Node] = {}  # of single numbers, such as a rate for every parameter
     for node in list(graph.nodes):
-        if node.target in SAME:
+        if node.target in SAME or (node.target == aten.pow.Tensor_Scalar and node.args[1] == 1):
             node.replace_all_uses_with(node.args[0])
+        elif node.target == aten._to_copy.default and node.meta["shape"] == ():
+            node.replace_all_uses_with(casts.setdefault((node.args, tuple(node.kwargs.items())), node))
+        elif node.target == aten.ones_like.default and node.meta["shape"] == ():
+            # backpropagation's start: without the objective's value, whose terms nobody may need
+            with graph.inserting_before(node):
+                options = {"dtype": node.meta["dtype"], "device": node.meta["device"]}
+                one = graph.call_function(aten.full.default, ([], 1.0), options)
+            one.meta = dict(node.meta)
+            node.replace_all_uses_with(one)
         elif node.target == aten.t.default and node.args[0].target == aten.t.default:
             node.replace_all_uses_with(node.args[0].args[0])
     graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or _changes_something(node))
+
+
+def origin(node: fx.Node) -> fx.Node:
+    """The node whose memory this one shows, through views of views."""
+    while True:
+        maker = node.args[0] if node.target is operator.getitem else node  # one of several views
+        if not isinstance(maker.target, torch._ops.OpOverload):  # type: ignore[union-attr]
+            return node
+        returns = maker.target._schema.returns  # type: ignore[union-attr]
+        if not returns or returns[0].alias_info is None:
+            return node
+        node = maker.args[0]  # type: ignore
 
 
 def _changes_something(node: fx.Node) -> bool:

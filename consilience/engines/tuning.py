@@ -122,7 +122,7 @@ class Tuner:
         if name == "serial":
             return Serial()
         if self._device.type == "cuda":
-            return GraphBatched(compile=compile) if name == "batched" else GraphStreams()
+            return GraphBatched(compile=compile) if name == "batched" else GraphStreams(compile=compile)
         return Batched() if name == "batched" else Threads(torch.get_num_threads())
 
     def _candidates(self, program: Program, order: np.ndarray) -> list[LaneName]:

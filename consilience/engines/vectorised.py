@@ -212,7 +212,7 @@ class Vectorised:
             plan = plans.draw(client.work, store, ids[group], todo, seed=seed, round=round, where=where[group])
             return program.begin(keys[self._sent(group)], context), context, plan
 
-        keys = chance.fold(chance.key(seed, "channel", round), self._sent(ids))
+        keys = self._sent(chance.fold(chance.key(seed, "channel", round), ids))
         order = np.lexsort((ids, -steps))  # longest first, then by id
         if client.work.trains:
             self._tuner.settle(program, store, order, prepare)

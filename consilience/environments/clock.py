@@ -15,8 +15,8 @@ def seconds(
     environment: Environment, round: int, ids: np.ndarray, seed: int, *, rows: np.ndarray, down: float, up: float
 ) -> np.ndarray:
     """[m] simulated seconds to receive `down` bytes, go through `rows` [m] rows and send `up` bytes."""
-    slowness = np.exp(environment.speed_spread * _normal(Draw.SPEED, 0, ids, seed))
-    luck = np.exp(environment.jitter * _normal(Draw.JITTER, round, ids, seed))
+    slowness = _log_normal(environment.speed_spread, Draw.SPEED, 0, ids, seed)
+    luck = _log_normal(environment.jitter, Draw.JITTER, round, ids, seed)
     computing = rows / _each(environment.rows_per_second, ids) * slowness
     moving = down / _each(environment.download, ids) + up / _each(environment.upload, ids)
     return (computing + moving + 2 * _each(environment.latency, ids)) * luck
@@ -41,8 +41,8 @@ def _each(value: Any, ids: np.ndarray) -> np.ndarray:
     return np.broadcast_to(known, ids.shape) if known.ndim == 0 else known[ids]
 
 
-def _normal(draw: Draw, round: int, ids: np.ndarray, seed: int) -> np.ndarray:
-    """[m] standard normal numbers: the stream's value at each client's own place, whoever else is asked for."""
-    if not len(ids):
-        return np.empty(0)
-    return np.random.default_rng([seed, int(draw), round]).standard_normal(int(ids.max()) + 1)[ids]
+def _log_normal(spread: float, draw: Draw, round: int, ids: np.ndarray, seed: int) -> np.ndarray:
+    """[m] factors around one: the stream's value at each client's own place, whoever else is asked for."""
+    if not spread or not len(ids):
+        return np.ones(len(ids))
+    return np.exp(spread * np.random.default_rng([seed, int(draw), round]).standard_normal(int(ids.max()) + 1)[ids])

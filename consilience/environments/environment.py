@@ -82,7 +82,7 @@ class Environment:
     def available(self, round: int, clients: int, seed: int) -> np.ndarray:
         """[K] flags: who can be chosen this round."""
         everyone = np.arange(clients)
-        return _uniform(Draw.AVAILABLE, round, everyone, seed) < self._each("availability", everyone)
+        return _happens(Draw.AVAILABLE, self._each("availability", everyone), round, everyone, seed)
 
     def work(
         self, round: int, ids: Any, seed: int, *, epochs: float, steps_per_epoch: Sequence[int] | np.ndarray
@@ -98,23 +98,26 @@ class Environment:
             own_epochs = np.ones(ids.shape)  # a budget has no epochs to stop between
             full = np.where(per_epoch > 0, self._each("steps", ids), 0)  # no rows, no steps
         late = self.late(round, ids, seed)
+        if not late.any():
+            return full
         luck = _uniform(Draw.PARTIAL_WORK, round, ids, seed)
         return np.where(late, _partial(full, own_epochs, per_epoch, luck), full)
 
     def reachable(self, round: int, ids: Any, seed: int) -> np.ndarray:
         """[m] flags: whose reply arrives."""
         ids = np.asarray(ids, dtype=np.int64)
-        heard = _uniform(Draw.COMMUNICATION, round, ids, seed) < self._each("communication", ids)
-        failed = _uniform(Draw.DROPOUT, round, ids, seed) < self.dropout
+        heard = _happens(Draw.COMMUNICATION, self._each("communication", ids), round, ids, seed)
+        failed = _happens(Draw.DROPOUT, np.broadcast_to(self.dropout, ids.shape), round, ids, seed)
         lost = self.late(round, ids, seed) & (self.straggler_policy == "drop")
         return heard & ~failed & ~lost
 
     def late(self, round: int, ids: Any, seed: int) -> np.ndarray:
         """[m] flags: the stragglers, exactly floor(fraction m + 1/2) of the cohort, by their own keys."""
         ids = np.asarray(ids, dtype=np.int64)
-        keys = _uniform(Draw.STRAGGLER, round, ids, seed)
-        flags = np.zeros(ids.shape, dtype=bool)
-        flags[np.lexsort((ids, keys))[: int(np.floor(self.stragglers * len(ids) + 0.5))]] = True
+        _check_numbers(round, ids, seed)
+        flags, count = np.zeros(ids.shape, dtype=bool), int(np.floor(self.stragglers * len(ids) + 0.5))
+        if count:
+            flags[np.lexsort((ids, _uniform(Draw.STRAGGLER, round, ids, seed)))[:count]] = True
         return flags
 
     def _each(self, key: str, ids: np.ndarray) -> np.ndarray:
@@ -135,10 +138,22 @@ def _partial(full: np.ndarray, epochs: np.ndarray, per_epoch: np.ndarray, luck: 
     return np.minimum(np.where(epochs >= 2, whole_epochs, some_steps), full)  # one step or none cannot be halved
 
 
+def _happens(draw: Draw, probability: np.ndarray, round: int, ids: np.ndarray, seed: int) -> np.ndarray:
+    """[m] flags, each True with its probability; what is certain is not drawn."""
+    _check_numbers(round, ids, seed)
+    if ((probability <= 0) | (probability >= 1)).all():
+        return probability >= 1
+    return _uniform(draw, round, ids, seed) < probability
+
+
 def _uniform(draw: Draw, round: int, ids: np.ndarray, seed: int) -> np.ndarray:
     """One number in [0, 1) per client: the stream's value at its own place, whoever else is asked for."""
+    _check_numbers(round, ids, seed)
     if len(ids) == 0:
         return np.empty(0)
-    if round < 0 or seed < 0 or int(ids.min()) < 0:
-        raise Invalid(f"round = {round}, seed = {seed} and client numbers must be whole numbers >= 0")
     return np.random.default_rng([seed, int(draw), round]).random(int(ids.max()) + 1)[ids]
+
+
+def _check_numbers(round: int, ids: np.ndarray, seed: int) -> None:
+    if len(ids) and (round < 0 or seed < 0 or int(ids.min()) < 0):
+        raise Invalid(f"round = {round}, seed = {seed} and client numbers must be whole numbers >= 0")

@@ -7,7 +7,7 @@ only queues replays. Two graphs per shape: one for steps in which every slot of 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,8 @@ from consilience.engines.tracing import Flat, trace
 
 SHORTEST_TAIL = 4  # steps: below this, finished clients ride along rather than the rest moving to a narrower graph
 ALIGN = 64  # values: kernels want the start of a tensor on a boundary
+CHUNKS = (16, 4, 1)  # steps in one graph: between two graphs the device waits for some microseconds
+STREAM_CHUNKS = (4, 1)  # other streams work in those microseconds
 NARROWEST = 8  # clients: below this, a narrower graph saves nothing
 
 
@@ -46,16 +48,14 @@ class GraphBatched:
         captured.load(context, plan)
         full = (plan.live == plan.width).all(1)
         going = (plan.live > 0).sum(1)
-        done = 0
-        while done < steps:
-            if width >= NARROWEST and going[done] <= width // 2 and steps - done >= SHORTEST_TAIL:
-                break
-            captured.replay(masked=not full[done])
-            done += 1
+        half = width // 2
+        narrow = np.flatnonzero(going <= half)  # from the first of these on, half of the width will do
+        done = int(narrow[0]) if width >= NARROWEST and len(narrow) and steps - narrow[0] >= SHORTEST_TAIL else steps
+        for masked, times in _chunks(~full[:done], CHUNKS):
+            captured.replay(masked=masked, times=times)
         carry = captured.unload()
         if done == steps:
             return carry
-        half = width // 2
         head = self.fold(program, tree.rows(carry, slice(0, half)), context.head(half), plan.tail(done, half), store)
         return tree.concatenate([head, tree.rows(carry, slice(half, width))])
 
@@ -72,7 +72,8 @@ class GraphBatched:
 class GraphStreams:
     """Clients side by side, each replaying a captured step of its own model on one of a few streams."""
 
-    def __init__(self, streams: int = 6) -> None:
+    def __init__(self, streams: int = 6, *, compile: bool = False) -> None:
+        self._compile = compile
         self._streams = [torch.cuda.Stream() for _ in range(streams)]
         self._captured: dict[Any, Captured] = {}
         self._common: dict[Any, Common] = {}
@@ -110,9 +111,10 @@ class GraphStreams:
                 for static, block in zip(captured.blocks, blocks):
                     static.copy_(block[client])
                 captured.load(context.of(client), plan.of(client))
-            for live in plan.live[: plan.steps[client], client]:
+            short = plan.live[: plan.steps[client], client] != plan.width
+            for masked, times in _chunks(short, STREAM_CHUNKS):
                 with torch.cuda.stream(stream):
-                    captured.replay(masked=live != plan.width)
+                    captured.replay(masked=masked, times=times)
                 yield True
             with torch.cuda.stream(stream):
                 for static, block in zip(captured.blocks, blocks):
@@ -125,7 +127,9 @@ class GraphStreams:
             common = self._common.setdefault(key[1:], Common(context))
             layout = Layout(pytree.tree_leaves(one), channels_last=True)
             first = (one, layout, context.of(0), plan.of(0))
-            self._captured[key] = Captured(program.one, program, *first, store, common, channels_last=True)
+            self._captured[key] = Captured(
+                program.one, program, *first, store, common, compile=self._compile, channels_last=True
+            )
         return self._captured[key]
 
 
@@ -203,7 +207,7 @@ class Captured:
             torch.zeros(room, *plan.first.shape[1:], dtype=torch.bool, device=device),
         ]
         self._data, self._data_spec = pytree.tree_flatten((store.x, store.y))
-        self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[bool, int], torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle()
         # cuBLAS keeps one workspace per stream: graphs that may run side by side are captured on streams of their own
         self._stream = torch.cuda.Stream()
@@ -216,22 +220,24 @@ class Captured:
         for static, fresh in zip(self._plan[1:], (plan.rows, live, plan.keys, plan.first)):
             static[: len(fresh)].copy_(fresh)
 
-    def replay(self, *, masked: bool) -> None:
-        """Queue one step."""
-        if masked not in self._graphs:
-            self._graphs[masked] = self._capture(masked)
-        self._graphs[masked].replay()
+    def replay(self, *, masked: bool, times: int) -> None:
+        """Queue so many steps."""
+        if (masked, times) not in self._graphs:
+            self._graphs[masked, times] = self._capture(masked, times)
+        self._graphs[masked, times].replay()
 
     def unload(self) -> Tree:
         """A copy of the carry, out of the static storage."""
         return pytree.tree_unflatten(self.layout.windows([block.clone() for block in self.blocks]), self._carry_spec)
 
-    def _capture(self, masked: bool) -> torch.cuda.CUDAGraph:
+    def _capture(self, masked: bool, times: int) -> torch.cuda.CUDAGraph:
         arguments = (self.carry, [*self.shared, *self._own], self._plan, self._data)
         if masked not in self._traces:
-            traced = trace(self._advance(masked), *arguments)
-            leaves = len(self.carry)
-            self._traces[masked] = InPlace(traced, leaves, keeps_old=masked, compile=self._compile)
+            keeps_old = masked and self._steps.grouped
+            traced, leaves = trace(self._advance(masked, keeps_old), *arguments), len(self.carry)
+            self._traces[masked] = InPlace(
+                traced, leaves, keeps_old=keeps_old, fused=not self._compile, compile=self._compile
+            )
         step = self._traces[masked]
         before = [block.clone() for block in self.blocks]
         torch.cuda.synchronize()
@@ -243,8 +249,9 @@ class Captured:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            step(*arguments)
-            self._plan[0].add_(1)
+            for _ in range(times):
+                step(*arguments)
+                self._plan[0].add_(1)
         return graph
 
     def _try(self, step: InPlace, arguments: tuple[Flat, ...]) -> None:
@@ -257,7 +264,9 @@ class Captured:
             step.give_up_compiling()
             step(*arguments)
 
-    def _advance(self, masked: bool) -> Callable[..., Flat]:
+    def _advance(self, masked: bool, keeps_old: bool) -> Callable[..., Flat]:
+        """The step at the counter; in a group, who has no rows left keeps the carry it has."""
+
         def advance(carry: Flat, context: Flat, plan: Flat, data: Flat) -> Flat:
             at = plan[0].reshape(1)
             rows, live, keys, first = (part.index_select(0, at).squeeze(0) for part in plan[1:])
@@ -270,13 +279,24 @@ class Captured:
             leaves, spec = pytree.tree_flatten(Batch(x=x, y=y[rows], mask=mask, key=keys, first=first))
             step = self._steps.function(self._carry_spec, self._context_spec, spec, masked)
             after = step(carry, leaves, context)
-            return [_where(live > 0, new, old) for new, old in zip(after, carry)] if masked else after
+            return [_where(live > 0, new, old) for new, old in zip(after, carry)] if keeps_old else after
 
         return advance
 
 
 def _where(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
     return torch.where(condition.reshape(condition.shape + (1,) * (yes.dim() - condition.dim())), yes, no)
+
+
+def _chunks(masked: np.ndarray, sizes: tuple[int, ...]) -> Iterator[tuple[bool, int]]:
+    """(masked, how many) for runs of steps, in as few pieces of the given sizes as greed finds; masked ones alone."""
+    at = 0
+    while at < len(masked):
+        ahead = masked[at:]
+        free = len(ahead) if not ahead.any() else int(ahead.argmax())  # steps before the next masked one
+        times = next((size for size in sizes if size <= free), 1)
+        yield bool(masked[at]), times
+        at += times
 
 
 def _room(plan: Plan) -> int:
