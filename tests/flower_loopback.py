@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,6 +54,7 @@ class Loopback:
         self.kinds: list[str] = []  # of every message that was answered
         self._waiting: dict[str, Any] = {}
         self._count = 0
+        self._one = threading.Lock()  # clients that share a process take turns
 
     def get_node_ids(self) -> list[int]:
         return sorted(self.online, reverse=True)  # not in the order of clients
@@ -77,7 +79,8 @@ class Loopback:
                 continue
             if node in self.late:
                 continue
-            replies.append(self.answer(self._waiting.pop(name)))
+            with self._one:
+                replies.append(self.answer(self._waiting.pop(name)))
         return replies
 
     def answer(self, message: Any) -> Any:
@@ -105,7 +108,7 @@ def apps(
     **settings: Any,
 ) -> list[Any]:
     """One ClientApp per share of the clients; each has its own task and only its own rows."""
-    options: dict[str, Any] = {"dtype": "float64", "lane": "serial", "device": "cpu"}
+    options: dict[str, Any] = settings.pop("engine", {"dtype": "float64", "lane": "serial", "device": "cpu"})
     made = []
     for share in shares:
         hosts = np.array(share, dtype=np.int64)
@@ -118,5 +121,5 @@ def apps(
             engine=options,
             **settings,
         )
-        made.append(client_app(lambda context, case, site=site: site))
+        made.append(client_app(lambda context, case, site=site: site, lambda context, case, site=site: site.secure))
     return made

@@ -24,7 +24,7 @@ def fedbuff(
     `concurrency` clients are at work at any time, all that the selection names unless it is given. The paper's server
     rate and momentum are the `step` (`momentum`, `adam`).
 
-    Use when: clients differ much in speed; a secure sum of the buffer is to stay possible.
+    Use when: clients differ much in speed, and nothing but a sum of their updates shall be read.
     Not when: clients are equally fast: then a synchronous round costs no more time and has no stale updates.
     """
     # Paper: a client may be in a buffer twice. Here: once, because its second turn would start from the same model.

@@ -48,7 +48,7 @@ def simprox(
     )
     common.setdefault("selection", SlidingWindow(fraction=0.3))
     weighting = common.setdefault("weighting", weights)
-    if isinstance(weighting, SimProxWeights) and weighting.prev == "own":
+    if "moved" in getattr(weighting, "reads", ()):
         others = [part for part in common.get("memory", ()) if not isinstance(part, PreviousModel)]
         common["memory"] = (*others, PreviousModel(report=True))
     return averaged(**common)

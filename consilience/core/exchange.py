@@ -51,12 +51,15 @@ class Cohort:
     refusals: tuple[Refusal, ...] = ()  # who sent what could not be used
     staleness: np.ndarray | None = None  # [m] rounds since each client was sent its model; None: all 0
     received: Broadcast | None = None  # what each was sent, in this order, where any is stale
+    traffic: int | None = None  # bytes that the clients sent, where that is not the size of the replies
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def nbytes(self) -> int:
         """What the clients really sent."""
+        if self.traffic is not None:
+            return self.traffic
         heard = len(self) if self.heard is None else int(self.heard.sum())
         return tree.nbytes(self.reply) // max(1, len(self)) * heard
 

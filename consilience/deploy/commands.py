@@ -1,4 +1,4 @@
-"""The commands `consilience deploy init | up` and `consilience verify`."""
+"""The commands `consilience deploy init | up | keys | check` and `consilience verify`."""
 
 from __future__ import annotations
 
@@ -99,6 +99,31 @@ def keys(
             return 0
         made = making.make(folder, hosts=tuple(host or ("127.0.0.1", "localhost")))
         print("\n".join(str(path) for path in (made.authority, made.certificate, made.certificate_key)))
+        return 0
+
+    guarded(work, debug)
+
+
+@deploy.command("check")
+def check_superlink(
+    superlink: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The SuperLink's address.")],
+    root_certificates: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="ca.crt.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="The SuperLink has no TLS.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Before a SuperNode is started here: is the SuperLink there, is it the right one, and do the clocks agree?"""
+
+    def work() -> int:
+        from consilience.core.checks import Invalid
+        from consilience.deploy import clock
+
+        if (root_certificates is None) != insecure:
+            raise Invalid("give --root-certificates ca.crt, or, for a SuperLink without TLS, --insecure")
+        ahead = clock.difference(superlink, root_certificates)
+        print(f"the SuperLink at {superlink} answers{'' if insecure else ', with a certificate of this CA'}")
+        if clock.refused(ahead):
+            raise Invalid(clock.explain(ahead))
+        print(clock.explain(ahead))
         return 0
 
     guarded(work, debug)

@@ -21,7 +21,10 @@ SHARED = ("dtype", "precision", "deterministic", "lane")  # settings of the engi
 
 def client_app(folder: Path | str) -> Any:
     """The ClientApp of the app in this folder."""
-    return client.client_app(lambda context, case: site_of(Path(folder), context, case))
+    return client.client_app(
+        lambda context, case: site_of(Path(folder), context, case),
+        lambda context, case: _config(Path(folder), case, tuple(settings_of(context.run_config))).build_terms(),
+    )
 
 
 def site_of(folder: Path, context: Any, case: str) -> Site:
@@ -42,6 +45,7 @@ def site_of(folder: Path, context: Any, case: str) -> Site:
         engine={**settings, "device": node.get("device", config.engine.get("device", "auto"))},
         memory=Path(str(memory)) if memory else None,
         kept=config.kept_memories,
+        secure=config.build_terms(),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import secrets
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,6 +64,11 @@ def node_key(path: Path) -> Path:
     public = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
     _write(Path(f"{path}.pub"), public + b"\n")
     return _write(Path(path), private, secret=True)
+
+
+def secret(path: Path) -> Path:
+    """A secret that a SuperLink shares with what starts its ServerApps; one that is there already is kept."""
+    return path if path.exists() else _write(path, secrets.token_hex(32).encode(), secret=True)
 
 
 def _key() -> Any:

@@ -24,6 +24,8 @@ class Rehearsal:
 
     shares: the clients of each SuperNode. place: where homes, keys and logs go. secure: TLS and node keys.
     warm_clients: messages are answered by forks of a process that has imported torch. node_config: more for every node.
+    lasting: the SuperLink keeps its state in a file and the ServerApp is no child of its, so that a run survives
+    `restart_link`.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Rehearsal:
         insecure_allowed: bool = False,
         warm_clients: bool = True,
         node_config: Mapping[str, Any] | None = None,
+        lasting: bool = False,
     ) -> None:
         if not secure and not is_loopback(host) and not insecure_allowed:
             raise Invalid(
@@ -53,7 +56,7 @@ class Rehearsal:
         self._helpers: list[Process] = []  # what starts the nodes' client processes
         self._before: Any = None  # what SIGTERM did
         self._node_config = dict(node_config or {})
-        self._warm = warm_clients and warm.is_possible()
+        self._warm, self._lasting = warm_clients and warm.is_possible(), lasting
 
     def __enter__(self) -> Rehearsal:
         if threading.current_thread() is threading.main_thread():  # SIGTERM must stop what was started, too
@@ -91,6 +94,24 @@ class Rehearsal:
     def start_link(self) -> None:
         """The SuperLink, on a free port, with its keys registered."""
         self.port = free_port()
+        if self._lasting:
+            for file in self.place.glob("state.db*"):  # of another rehearsal: its runs are not this one's
+                file.unlink()
+        self._launch_link()
+        self._write_connection()
+        registering = [self.register(Path(f"{node}.pub")) for node in (self.keys.nodes if self.keys else ())]
+        for process in registering:
+            if process.wait(60) != 0:
+                raise ProcessFailed(f"a node key was not registered:\n{process.tail()}")
+
+    def restart_link(self) -> None:
+        """The SuperLink again, on its port, with its state; nodes, ServerApp and runs go on. Only if `lasting`."""
+        if not self._lasting or self.link is None:
+            raise Invalid("a SuperLink that keeps its state in memory cannot go on: Rehearsal(lasting=True) lets it")
+        stop([self.link])
+        self._launch_link()
+
+    def _launch_link(self) -> None:
         command = ["flower-superlink", "--host", self._host, "--port", str(self.port)]
         command.append("--disable-runtime-dependency-installation")
         if self.keys is None:
@@ -98,13 +119,18 @@ class Rehearsal:
         else:
             command += ["--ssl-ca-certfile", str(self.keys.authority), "--ssl-certfile", str(self.keys.certificate)]
             command += ["--ssl-keyfile", str(self.keys.certificate_key), "--enable-supernode-auth"]
-        self.link = self._process("superlink", command)
+        again = self.link is not None
+        if self._lasting:
+            secret = keys.secret(self.place / "keys" / "superexec")
+            command += ["--database", str(self.place / "state.db"), "--isolation", "process"]
+            command += ["--superexec-auth-secret-file", str(secret)]
+        self.link = self._process("superlink-again" if again else "superlink", command)
         wait_until_listening(self.link, self._host, self.port)
-        self._write_connection()
-        registering = [self.register(Path(f"{node}.pub")) for node in (self.keys.nodes if self.keys else ())]
-        for process in registering:
-            if process.wait(60) != 0:
-                raise ProcessFailed(f"a node key was not registered:\n{process.tail()}")
+        if self._lasting and not again:  # what starts ServerApps, and is no child of the SuperLink's
+            begin = ["flower-superexec", "--runtime-api-address", f"{self._host}:{self.port}"]
+            begin += ["--superexec-auth-secret-file", str(secret)]
+            begin += ["--insecure"] if self.keys is None else ["--root-certificates", str(self.keys.authority)]
+            self._helpers.append(self._process("serverapps", begin))
 
     def register(self, public_key: Path) -> Process:
         """Let the SuperLink know a node's public key."""

@@ -90,7 +90,7 @@ def serve(grid: Any, folder: Path, run_config: Any, case: str = "") -> Path:
             run.folder.record(status="refused" if isinstance(problem, Invalid) else status, reason=str(problem))
             log.error("%s", problem)
             raise
-        log.info("finished: %s", run.folder.path)
+        log.info("%s: %s", run.folder.facts().get("status"), run.folder.path)
         return run.folder.path
 
 
@@ -174,6 +174,7 @@ def _experiment(grid: Any, config: DeployedConfig, source: Source, case: str) ->
         device="cpu" if device == "auto" else device,
         dtype=config.engine.get("dtype", "float32"),
         lane=config.engine.get("lane", "auto"),
+        secure=config.build_terms(),
     )
     inputs = {} if test is None else tree.map_leaves(lambda leaf: leaf[:0], test.x)
     data = SimpleNamespace(x=inputs, classes=source.classes, label_names=source.label_names)

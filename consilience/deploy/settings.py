@@ -10,8 +10,9 @@ from typing import Any
 
 from consilience.core.algorithm import Algorithm
 from consilience.core.checks import Count, Invalid, NonNegative, Option, Positive, Whole, check, hints_of
-from consilience.core.protocols import ServerRule
+from consilience.deploy import secrecy
 from consilience.engines.flower.mail import Waiting
+from consilience.engines.flower.secure_terms import Levels, SecureTerms, Share
 from consilience.experiments import parts, toml_text
 from consilience.experiments.catalogue import KINDS
 from consilience.experiments.config import Config, from_table
@@ -30,6 +31,10 @@ class Deploy:
     must be there for a round to begin; left out, all at first and any later. deadline: for a whole reply. wait: for
     enough clients. retries, pause: how often, and after how many seconds (then twice that ...), a round that nobody
     answered is asked again.
+
+    secure_aggregation (experimental): the server sees only the sum of the replies. secure_clip: no value of an update
+    counts for more. secure_levels: so many whole numbers stand for -clip to clip. secure_threshold: more than this
+    share of the nodes must stay to the end of a round.
     """
 
     clients: Count = 4
@@ -40,6 +45,9 @@ class Deploy:
     retries: Whole = 3
     pause: NonNegative = 5.0
     secure_aggregation: bool = False
+    secure_clip: Positive = 8.0
+    secure_levels: Levels = 1 << 22
+    secure_threshold: Share = 0.5
 
     def __post_init__(self) -> None:
         check(self)
@@ -82,6 +90,26 @@ class DeployedConfig(Config):
         """The algorithm that the settings name."""
         return KINDS["algorithm"].build(self.algorithm.name, self.algorithm.options)
 
+    def build_terms(self) -> SecureTerms | None:
+        """The terms of secure sums; None where replies go in clear."""
+        deploy, algorithm = self.deploy, self.build_algorithm()
+        if not deploy.secure_aggregation:
+            return None
+        terms = secrecy.secure_terms(
+            algorithm,
+            clip=deploy.secure_clip,
+            levels=deploy.secure_levels,
+            threshold=deploy.secure_threshold,
+        )
+        secrecy.refuse_settings(
+            clients=deploy.clients,
+            min_available=deploy.min_available,
+            levels=deploy.secure_levels,
+            limits=self.limits,
+            tests_each_model=self.evaluation.local,
+        )
+        return terms
+
 
 def load(folder: Path, case: str = "", overrides: Iterable[str] = ()) -> DeployedConfig:
     """The config of an app: `config.toml`, or with a case `cases/CASE.toml`; everything is checked."""
@@ -109,24 +137,5 @@ def from_given(
         base = base.changed(lane="serial")
     settings = {f.name: getattr(base, f.name) for f in dataclasses.fields(Config)}
     config = DeployedConfig(**settings, deploy=deploy, own=own)
-    refuse_secure_aggregation(config.deploy, config.build_algorithm().server)
+    config.build_terms()  # and with it the algorithm: both are checked before anything starts
     return config
-
-
-def refuse_secure_aggregation(deploy: Deploy, server: ServerRule) -> None:
-    """Say, before anything starts, why the server must or does see single replies."""
-    if not deploy.secure_aggregation:
-        return
-    if server.needs_each_reply:
-        inside = [getattr(server, f.name) for f in dataclasses.fields(server)]  # type: ignore[arg-type]
-        reading = [part for part in inside if getattr(part, "needs_each_reply", False)] or [server]
-        raise Invalid(
-            "deploy.secure_aggregation = true lets the server see only the sum of the replies, but "
-            f"{' and '.join(type(part).__name__ for part in reading)} looks at each of them: turn it off, or use an "
-            "algorithm that does not, such as fedavg"
-        )
-    raise Invalid(
-        "deploy.secure_aggregation = true is not offered: Flower's SecAgg+ runs in its legacy workflow only, and its "
-        "masks come from a weak generator (flwr issue 7522). TLS and node keys protect replies on the way, not from "
-        "the server; channel = {name = 'noise', ...} hides single ones in part"
-    )

@@ -13,6 +13,7 @@ import numpy as np
 from consilience.core.checks import Invalid
 from consilience.deploy.processes import Process, ProcessFailed, alive
 from consilience.deploy.rehearsal import Rehearsal
+from consilience.deploy.secrecy import refuse_shared_nodes
 from consilience.deploy.serving import LOG, refuse_another_run
 from consilience.deploy.settings import CONFIG, DeployedConfig, load
 from consilience.experiments.failures import BAD_SETTINGS, DIVERGED, INTERRUPTED, TOO_FEW_CLIENTS, UNEXPECTED
@@ -48,6 +49,9 @@ def up(
     if not (Path(app) / "pyproject.toml").exists():
         raise Invalid(f"{app} is no Flower app: `consilience deploy init {app}` makes one around {CONFIG}")
     folder = (Path(app) / "runs" / config.label).resolve()
+    held = shares(config.deploy.clients, nodes or config.deploy.clients)
+    if config.deploy.secure_aggregation:
+        refuse_shared_nodes(held)
     if _is_done(folder, config):
         say(f"{folder} is finished: give it more rounds, or another name, in {CONFIG}")
         return 0, folder
@@ -55,7 +59,7 @@ def up(
         refuse_another_run(RunFolder.open(folder), config)
     stage = Rehearsal(
         app,
-        shares=shares(config.deploy.clients, nodes or config.deploy.clients),
+        shares=held,
         place=Path(app) / "rehearsal",
         secure=secure,
         host=host,
@@ -88,18 +92,17 @@ def follow(stage: Rehearsal, run: Process, folder: Path, say: Say) -> None:
         started = facts.get("server_pid") not in (None, before)
         if started:
             stage.servers.add(facts["server_pid"])
-        if started and facts.get("status") in CODES:
+        lost = stage.link is not None and stage.link.code is not None
+        if started and facts.get("status") in CODES and not (lost and facts["status"] == "interrupted"):
             run.wait(10)
             _pass_on(log, place, say)
             return
+        if lost:  # before anything else that follows from it: Flower's own command ends, and the ServerApp
+            raise ServerLost("the SuperLink died")
         if ended:
             raise ProcessFailed(f"the run ended without a result; Flower's log, {run.log}, ends with:\n{run.tail()}")
         if started and not alive(facts["server_pid"]):
             raise ServerLost("the ServerApp died")
-        try:
-            stage.check()
-        except ProcessFailed as problem:
-            raise ServerLost("the SuperLink died") from problem
         for node in stage.nodes:
             if node.code is not None and node.name not in dead:
                 dead.add(node.name)

@@ -2,123 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import safetensors.torch
-import torch
+from rehearsed import ROUNDS, digest_of, end, ended, in_process, rows, until, write_app
 
 from consilience.core import arrays
-from consilience.core.rounds import Round, run
-from consilience.deploy import keys, template
-from consilience.deploy.processes import Process, free_port
+from consilience.deploy import keys
+from consilience.deploy.processes import free_port
 from consilience.deploy.rehearsal import Rehearsal
-from consilience.deploy.settings import load
-from consilience.deploy.sources import source_of
 from consilience.deploy.up import facts_of
-from consilience.engines.vectorised import Vectorised
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "consilience[flower]"')
 pytestmark = pytest.mark.slow
 
-CLIENTS, ROUNDS = 2, 3
-CONFIG = f"""
-name = "real"
-rounds = {ROUNDS}
-threads = 1
-algorithm = {{ name = "scaffold", lr = 0.1, epochs = 1, batch_size = 8, selection = "everyone" }}
-engine = {{ dtype = "float64", device = "cpu", lane = "serial" }}
-deploy = {{ clients = {CLIENTS}, classes = 3, deadline = 120, wait = 120, retries = 1 }}
-"""
-FEDERATION = """
-import time
-from pathlib import Path
-
-import torch
-from torch import nn
-
-
-def model():
-    return nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-
-
-def data(client, node):
-    draw = torch.Generator().manual_seed(client)
-    y = torch.randint(0, 3, (40 + 7 * client,), generator=draw)
-    x = torch.randn(len(y), 12, generator=draw, dtype=torch.float64) + y[:, None]
-    hold = Path(f"{node.get('hold', '/nowhere')}-{client}")
-    for _ in range(600 if hold.exists() else 0):  # a test makes this client slow
-        hold.with_suffix(".reached").touch()
-        time.sleep(0.1)
-        if not hold.exists():
-            break
-    return x[8:], y[8:], x[:8], y[:8]
-"""
-
 
 @pytest.fixture
 def app(tmp_path: Path) -> Path:
-    folder = tmp_path / "app"
-    template.init(folder, clients=CLIENTS)
-    (folder / "config.toml").write_text(CONFIG)
-    (folder / "federation.py").write_text(FEDERATION)
-    return folder
-
-
-def until(happened: Callable[[], Any], seconds: float, *, unless: Callable[[], str] = lambda: "") -> Any:
-    """What `happened` gives once it gives something; a failure if that takes too long."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = happened()
-        if found:
-            return found
-        problem = unless()
-        assert not problem, problem
-        time.sleep(0.1)
-    raise AssertionError(f"nothing happened in {seconds} seconds; {unless()}")
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    file = folder / "metrics.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-def in_process(app: Path) -> list[Round]:
-    config = load(app)
-    source = source_of(app, config)
-    federation = source.held(np.arange(CLIENTS), {})
-    engine = Vectorised(source.task, federation, dtype="float64", lane="serial", device="cpu")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as the config says: the last bits depend on it
-    try:
-        return list(run(config.build_algorithm(), engine, rounds=ROUNDS, seed=config.seed))
-    finally:
-        torch.set_num_threads(threads)
-
-
-def digest_of(folder: Path) -> str:
-    return arrays.digest(safetensors.torch.load((folder / "model.safetensors").read_bytes()))
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """Ask the launcher to stop what it started; make it, if it does not."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(40)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10)
+    return write_app(tmp_path / "app")
 
 
 @pytest.fixture
@@ -137,8 +44,8 @@ def test_a_server_killed_in_mid_run_goes_on_bit_by_bit(
     launched: subprocess.Popen[str], app: Path, tmp_path: Path
 ) -> None:
     folder, said = app / "runs" / "real", tmp_path / "up.log"
-    ended = lambda: "" if launched.poll() is None else said.read_text()  # noqa: E731
-    until(lambda: (folder / "checkpoints" / "round-00000001").exists(), 200, unless=ended)
+    died = lambda: "" if launched.poll() is None else said.read_text()  # noqa: E731
+    until(lambda: (folder / "checkpoints" / "round-00000001").exists(), 200, unless=died)
     os.kill(facts_of(folder)["server_pid"], signal.SIGKILL)
     assert launched.wait(300) == 0, said.read_text()
     assert "the ServerApp died; starting again from the last checkpoint, once" in said.read_text()
@@ -160,20 +67,20 @@ def test_over_tls_too_few_clients_and_one_that_is_killed(app: Path, tmp_path: Pa
         honest = list(stage.nodes)
         lonely = stage.run(runs=str(tmp_path / "runs"), settings="name=lonely deploy.clients=3 deploy.wait=20")
         folder = tmp_path / "runs" / "lonely"
-        until(lambda: facts_of(folder).get("reason"), 150, unless=lambda: _ended(lonely))
+        until(lambda: facts_of(folder).get("reason"), 150, unless=lambda: ended(lonely))
         facts = facts_of(folder)
         assert facts["status"] == "too few clients"
         assert "2 of the 3 clients that are needed were there after 20 seconds (2 nodes online)" in facts["reason"]
 
         running = stage.run(runs=str(tmp_path / "runs"), settings="deploy.deadline=25 deploy.min_available=1")
         folder = tmp_path / "runs" / "real"
-        until(lambda: len(rows(folder)) >= 1, 150, unless=lambda: _ended(running))
+        until(lambda: len(rows(folder)) >= 1, 150, unless=lambda: ended(running))
         Path(f"{hold}-1").touch()
-        until(lambda: Path(f"{hold}-1").with_suffix(".reached").exists(), 60, unless=lambda: _ended(running))
+        until(lambda: Path(f"{hold}-1").with_suffix(".reached").exists(), 60, unless=lambda: ended(running))
         helper = stage._helpers[1:2]  # what answers for client 1
         for process in (*helper, honest[1]):
             process.signal(signal.SIGKILL)
-        until(lambda: facts_of(folder).get("status") == "finished", 200, unless=lambda: _ended(running))
+        until(lambda: facts_of(folder).get("status") == "finished", 200, unless=lambda: ended(running))
     found = rows(folder)
     assert found[0]["cohort"] == [0, 1] and found[0]["silent"] == 0
     after = [row for row in found if row["cohort"] == [0]]
@@ -212,10 +119,6 @@ def test_bad_credentials_are_refused_each_for_its_own_reason(app: Path, tmp_path
 
 def _port() -> list[str]:
     return ["--host", "127.0.0.1", "--port", str(free_port())]
-
-
-def _ended(process: Process) -> str:
-    return "" if process.code is None else process.tail(40)
 
 
 def test_verify_over_a_deployment(tmp_path: Path) -> None:

@@ -186,3 +186,49 @@ def test_too_few_clients_are_written_down(app: Path, tmp_path: Path) -> None:
     facts = RunFolder.open(tmp_path / "runs" / "there").facts()
     assert facts["status"] == "too few clients" and "2 of the 3 clients" in facts["reason"]
     assert "2 of the 3 clients" in (tmp_path / "runs" / "there" / "deploy.log").read_text()
+
+
+# --- secure sums -----------------------------------------------------------------------------------------------------
+
+SECRET = "deploy.secure_aggregation=true deploy.min_available=3"
+
+
+def test_a_run_of_secure_sums_is_an_ordinary_run_that_repeats_and_resumes_to_the_bit(tmp_path: Path) -> None:
+    app = an_app(tmp_path / "app", "fedprox")
+    folder = served(app, tmp_path / "runs", settings=SECRET)
+    _, model = in_process(app)
+    found = safetensors.torch.load((folder / "model.safetensors").read_bytes())
+    for name, value in {**model["params"], **model["buffers"]}.items():
+        assert float((found[name].double() - value.double()).abs().max()) <= 3 * CLIENTS * 3.6e-6  # three rounds
+    assert digest(folder) != arrays.digest({**model["params"], **model["buffers"]})  # rounded to 2^22 levels
+    said = (folder / "deploy.log").read_text()
+    assert said.count("EXPERIMENTAL: secure sums") == 1 and "flwr issue 7522" in said
+    served(app, tmp_path / "again", settings=f"{SECRET} rounds=1")
+    resumed = served(app, tmp_path / "again", settings=SECRET)
+    assert digest(resumed) == digest(folder)
+    assert (resumed / "metrics.jsonl").read_bytes() == (folder / "metrics.jsonl").read_bytes()
+    with pytest.raises(Invalid, match=r"deploy.secure_aggregation: True -> False"):
+        served(app, tmp_path / "again", settings="rounds=4 deploy.min_available=3")
+
+
+def test_a_sum_that_fails_is_counted_in_the_row_and_the_run_goes_on(tmp_path: Path) -> None:
+    app = an_app(tmp_path / "app", "fedavg", TEST_ROWS)
+    given = {"runs": str(tmp_path / "runs"), "settings": f"{SECRET} deploy.deadline=0.3"}
+    grid = grid_for(app, **given)
+    look, stages = grid.get_node_ids, 4
+
+    def falter(node: int, reply: Any) -> Any:
+        if grid.kinds.count("train") == stages * CLIENTS:  # the first round is over
+            grid.deaf = set(sorted(grid.apps)[:2])
+        return reply
+
+    def back() -> list[int]:
+        if grid.kinds.count("train") > stages * CLIENTS:  # and so is the second
+            grid.deaf = set()
+        return look()
+
+    grid.tamper, grid.get_node_ids = falter, back  # type: ignore[method-assign]
+    found = rows(serve(grid, app, given))
+    assert [row["rejected"].get("secure_sum", 0) for row in found] == [0, 1, 0]
+    assert found[1]["cohort"] == [] and found[1]["silent"] == 2 and found[1]["loss"] == found[0]["loss"]
+    assert "1 of 3 nodes answered stage 1 of 4, and 2 are needed" in found[1]["refused"][0]

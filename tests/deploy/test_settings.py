@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import declared
 import numpy as np
 import pytest
 import torch
 
+from consilience import algorithms
 from consilience.core.checks import Invalid
 from consilience.deploy import template
 from consilience.deploy.hosting import hosts_of, settings_of
@@ -92,10 +94,94 @@ def test_a_secure_sum_is_refused_with_who_reads_single_replies(name: str, reader
         from_given(given, own=True)
 
 
-def test_a_secure_sum_is_not_offered_even_where_it_would_do() -> None:
-    given = {"algorithm": "fedavg", "deploy": {"secure_aggregation": True}}
-    with pytest.raises(Invalid, match=r"secure_aggregation = true is not offered"):
-        from_given(given, own=True)
+def secret(name: str, **changes: Any) -> dict[str, Any]:
+    """A config that asks for secure sums; algorithms get what they cannot do without."""
+    options = {
+        "duw_fedavg": {"weighting": {"name": "schedule", "table": [[1 / 9] * 9]}},
+        "duw_fednova": {"weighting": {"name": "schedule", "table": [[1 / 9] * 9]}},
+        "feddm": {"shape": [1, 6, 6]},
+        "fedsplit": {"step": 1.0, "keeps_z": True},
+        "fedprox_fedsplit": {"step": 1.0},
+    }
+    algorithm = {"name": name, **options.get(name, {}), **changes.pop("algorithm", {})}
+    return {
+        "algorithm": algorithm,
+        **changes,
+        "deploy": {"clients": 9, "secure_aggregation": True, **changes.get("deploy", {})},
+    }
+
+
+READERS = [
+    name for name in algorithms.names() if name != "centralised" and declared.build(name).server.needs_each_reply
+]
+OFFERED = {
+    **dict.fromkeys(["ditto", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbn", "fedper"], "examples"),
+    **dict.fromkeys(["fedprox", "fedrep", "fedyogi", "moon"], "examples"),
+    **dict.fromkeys(["feddc", "feddyn", "scaffold"], "uniform"),
+}
+OTHERS = {
+    "duw_fedavg": "ScheduleWeights",
+    "duw_fednova": "PacedAveraging",
+    "fedasync": "Buffered",
+    "fedbuff": "Buffered",
+    "fedprox_fedsplit": "Splitting",
+    "local_only": "Bystander",
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_algorithm_that_reads_single_replies_refuses_a_secure_sum(name: str) -> None:
+    with pytest.raises(Invalid, match=r"only the sum of the replies, but \w+( and \w+)* looks at each of them"):
+        from_given(secret(name), own=True)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_weights_ages_or_broadcasts_refuse_it_by_name(name: str) -> None:
+    with pytest.raises(Invalid, match=rf"one mean, by example counts or uniform, and {OTHERS[name]} needs"):
+        from_given(secret(name), own=True)
+
+
+@pytest.mark.parametrize("name", OFFERED)
+def test_a_secure_sum_is_offered_where_it_will_do(name: str) -> None:
+    terms = from_given(secret(name), own=True).build_terms()
+    assert terms is not None and terms.weights == OFFERED[name]
+    assert (terms.clip, terms.levels, terms.threshold) == (8.0, 2**22, 0.5)
+
+
+def test_every_algorithm_is_offered_or_refused() -> None:
+    assert {*READERS, *OFFERED, *OTHERS, "centralised"} == set(algorithms.names())
+    assert from_given({**FEDAVG}, own=True).build_terms() is None
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"deploy": {"clients": 2}}, r"deploy.clients = 2, but .* at least 3 clients"),
+        ({"deploy": {"min_available": 2}}, r"deploy.min_available = 2, but .* at least 3 clients"),
+        ({"deploy": {"secure_clip": 0}}, r"deploy.secure_clip = 0.0 is out of range: it must be > 0"),
+        ({"deploy": {"secure_levels": 10}}, r"deploy.secure_levels = 10 is out of range: it must be >= 256"),
+        ({"deploy": {"secure_threshold": 0.3}}, r"deploy.secure_threshold = 0.3 is out of range: it must be >= 0.5"),
+        ({"deploy": {"secure_levels": 2**29}}, r"secure_levels = 536870912 is too much .* at most 477218588"),
+        ({"deploy": {"secure_clipp": 1}}, r"did you mean 'secure_clip'"),
+        ({"limits": {"max_norm": 1.0}}, r"limits.max_norm = 1 measures each update at the server"),
+        ({"evaluation": {"local": True}}, r"evaluation.local = true tests each client's model"),
+        (
+            {"algorithm": {"selection": {"name": "power_of_choice", "count": 3}}},
+            r"hides what each client loses, by which PowerOfChoice",
+        ),
+        ({"algorithm": {"channel": "quantise"}}, r"sums numbers, and channel Quantise"),
+        ({"algorithm": {"channel": "over_the_air"}}, r"sums numbers, and channel OverTheAir"),
+        ({"algorithm": {"combine": "median"}}, r"Median looks at each"),
+    ],
+)
+def test_what_a_secure_sum_cannot_have_is_refused_with_the_reason(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(Invalid, match=why):
+        from_given(secret("fedavg", **given), own=True)
+
+
+def test_ledgers_need_the_mean_that_the_model_takes() -> None:
+    with pytest.raises(Invalid, match=r"ControlVariates needs another one: use uniform weights"):
+        from_given(secret("scaffold", algorithm={"weighting": "by_examples"}), own=True)
 
 
 # --- who and where ---------------------------------------------------------------------------------------------------

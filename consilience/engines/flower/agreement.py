@@ -10,10 +10,13 @@ from consilience.core import tree
 from consilience.core.algorithm import Algorithm
 from consilience.core.plain_text import plain
 from consilience.core.task import Task
+from consilience.engines.flower.secure_terms import SecureTerms
 
 
-def agreement(algorithm: Algorithm, task: Task, dtype: str, clients: int) -> dict[str, str]:
-    """Digests of the algorithm with all its settings, the model's tensors, the loss and the number type."""
+def agreement(
+    algorithm: Algorithm, task: Task, dtype: str, clients: int, secure: SecureTerms | None = None
+) -> dict[str, str]:
+    """Digests of the algorithm with all its settings, the model's tensors, the loss, the number type, secure sums."""
     start = tree.flatten(task.start())
     shapes = [(path, tuple(leaf.shape), str(leaf.dtype)) for path, leaf in sorted(start.items())]
     return {
@@ -22,6 +25,7 @@ def agreement(algorithm: Algorithm, task: Task, dtype: str, clients: int) -> dic
         "loss": task.loss_name,
         "dtype": dtype,
         "clients": str(clients),
+        "secure_aggregation": "no" if secure is None else _short(repr(secure)),
     }
 
 

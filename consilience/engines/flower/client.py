@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,11 +18,14 @@ from consilience.core.exchange import Broadcast
 from consilience.core.federation import Federation
 from consilience.core.protocols import ClientRule, LooksFirst
 from consilience.core.task import Task
+from consilience.core.template import Template
 from consilience.core.tree import Tree
 from consilience.engines.flower import wire
 from consilience.engines.flower.agreement import agreement, differences
 from consilience.engines.flower.memory import Found, Keeper
-from consilience.engines.flower.rules import TRAIN, rules_of
+from consilience.engines.flower.rules import TESTS, TRAIN, rules_of
+from consilience.engines.flower.secure_client import contribution, masked, refuse_repetition
+from consilience.engines.flower.secure_terms import SecureTerms
 from consilience.engines.orders import Orders, planned_steps
 from consilience.engines.program import memories
 from consilience.engines.vectorised import Vectorised
@@ -41,18 +44,22 @@ class Site:
     engine: Mapping[str, Any] = field(default_factory=dict)  # settings of `Vectorised`
     memory: Path | None = None  # a folder for memories
     kept: int = 4  # memories of each client in it
+    secure: SecureTerms | None = None  # of the sums that are all it sends to
 
     @property
     def agreement(self) -> dict[str, str]:
         """What must be the same on the server."""
-        return agreement(self.algorithm, self.task, self.engine.get("dtype", "float32"), self.clients)
+        dtype = self.engine.get("dtype", "float32")
+        return agreement(self.algorithm, self.task, dtype, self.clients, self.secure)
 
 
 Open = Callable[[Any, str], Site]
 """From Flower's Context and the name of a case to the site."""
+Terms = Callable[[Any, str], SecureTerms | None]
+"""From the same to the terms of its secure sums, without a look at any rows; None where replies go in clear."""
 
 
-def client_app(open_site: Open) -> Any:
+def client_app(open_site: Open, secure: Terms = lambda context, case: None) -> Any:
     """A Flower ClientApp around a site: it says who it is, and answers orders."""
     wire.records()
     from flwr.app import Message
@@ -66,6 +73,9 @@ def client_app(open_site: Open) -> Any:
 
     @app.train()
     def train(message: Any, context: Any) -> Any:
+        terms = secure(context, _case(message.content))
+        if terms is not None:
+            return masked(message, context, terms, lambda content, ctx: answer_for_sum(content, ctx, open_site, terms))
         return Message(answer(message.content, context, open_site), reply_to=message)
 
     @app.evaluate()
@@ -78,6 +88,8 @@ def client_app(open_site: Open) -> Any:
 def introduce(content: Any, context: Any, open_site: Open) -> Any:
     """Which clients are here, how many rows they have, and what was agreed on."""
     site = open_site(context, wire.get_json(content, "query")["case"])
+    if site.secure is not None and len(site.hosts) != 1:
+        raise Invalid(f"this node holds clients {site.hosts.tolist()}: a secure sum needs one client on each node")
     test = site.federation.test
     reply = wire.records().RecordDict()
     here = {
@@ -90,11 +102,41 @@ def introduce(content: Any, context: Any, open_site: Open) -> Any:
     return reply
 
 
+class Done(NamedTuple):
+    """What became of an order, not yet packed."""
+
+    engine: Vectorised
+    site: Site
+    order: wire.Order
+    keeper: Keeper
+    found: list[Found]  # the memories before
+    shared: Tree  # what was received
+    replies: Tree  # stacked
+
+
 def answer(content: Any, context: Any, open_site: Open) -> Any:
     """Do what an order says for each client it names."""
+    return _packed(_done(content, context, open_site))
+
+
+def answer_for_sum(content: Any, context: Any, open_site: Open, terms: SecureTerms) -> Any:
+    """Do what an order says for the one client here, for SecAgg+ to mask."""
+    done = _done(content, context, open_site, in_clear=False)
+    if len(done.order.clients) != 1:
+        raise Invalid(f"a secure sum needs one client on each node, and clients {done.order.clients} were asked here")
+    reply = tree.rows(done.replies, 0)
+    Template.of(reply).check(reply)  # before the memory that belongs to it is put away
+    return contribution(context, done.order.seed, _said(done, 0, digest=""), reply, done.shared, terms)
+
+
+def _done(content: Any, context: Any, open_site: Open, *, in_clear: bool = True) -> Done:
     order = wire.get_order(content)
     site = open_site(context, order.case)
     _refuse_other_settings(site, order)
+    if site.secure is not None and in_clear != (order.rule in TESTS):
+        raise Invalid(f"of {order.rule!r}, this node gives {'a sum only' if in_clear else 'no sum'}")
+    if not in_clear:
+        refuse_repetition(context, order)
     ids = np.array(order.clients, dtype=np.int64)
     strangers = np.setdiff1d(ids, site.hosts)
     if len(strangers):
@@ -108,7 +150,7 @@ def answer(content: Any, context: Any, open_site: Open) -> Any:
     engine.restore(tree.stack([one.memory for one in found]))
     shared, personal = (tree.to(wire.get_tree(content, name), engine.device) for name in ("shared", "personal"))
     replies = _work(engine, site.algorithm, order, Broadcast(shared=shared, personal=personal))
-    return _packed(engine, site, order, keeper, found, replies)
+    return Done(engine, site, order, keeper, found, shared, replies)
 
 
 @torch.no_grad()
@@ -137,30 +179,43 @@ def _look_orders(engine: Vectorised, rule: ClientRule, ids: np.ndarray) -> Order
     return Orders(ids, np.arange(len(ids)), steps, np.ones(len(ids), dtype=bool), sizes, {})
 
 
-def _packed(
-    engine: Vectorised, site: Site, order: wire.Order, keeper: Keeper, found: list[Found], replies: Tree
-) -> Any:
+def _packed(done: Done) -> Any:
     """The replies as records, with what is said about each; memories are put away."""
     content = wire.records().RecordDict()
-    rule = rules_of(site.algorithm)[order.rule].rule
-    sizes, remembered = engine.store(rule.work.rows).sizes.tolist(), engine.recall()
     said = []
-    for place, client in enumerate(order.clients):
-        reply = tree.rows(replies, place)
-        facts: dict[str, Any] = {"client": client, "run": order.run, "round": order.round}
-        facts |= {"examples": sizes[place], "steps": order.steps[place]}
-        memory = order.memory[place]
-        if rule.work.trains:
-            now = tree.to(tree.rows(remembered, place), "cpu")
-            memory = keeper.keep(client, found[place].memory, now)
-        digest = arrays.digest(reply, *Arrival(**facts).facts)
-        said.append(wire.Said(**facts, digest=digest, memory=memory, lost=found[place].lost))
+    for place, client in enumerate(done.order.clients):
+        reply = tree.rows(done.replies, place)
+        said.append(_said(done, place, digest=arrays.digest(reply, *Arrival(**_facts(done, place)).facts)))
         flat = tree.flatten(reply)
         content[wire.reply_name(client)] = wire.array_record(
             {path: arrays.to_bytes(leaf) for path, leaf in flat.items()}
         )
     wire.put_answer(content, said)
     return content
+
+
+def _facts(done: Done, place: int) -> dict[str, Any]:
+    order, rule = done.order, rules_of(done.site.algorithm)[done.order.rule].rule
+    facts: dict[str, Any] = {"client": order.clients[place], "run": order.run, "round": order.round}
+    return facts | {
+        "examples": int(done.engine.store(rule.work.rows).sizes[place]),
+        "steps": order.steps[place],
+    }
+
+
+def _said(done: Done, place: int, *, digest: str) -> wire.Said:
+    """What is said about one reply; the memory that goes with it is put away."""
+    order, before = done.order, done.found[place]
+    memory = order.memory[place]
+    if rules_of(done.site.algorithm)[order.rule].rule.work.trains:
+        now = tree.to(tree.rows(done.engine.recall(), place), "cpu")
+        memory = done.keeper.keep(order.clients[place], before.memory, now)
+    return wire.Said(**_facts(done, place), digest=digest, memory=memory, lost=before.lost)
+
+
+def _case(content: Any) -> str:
+    """The case that a message belongs to."""
+    return wire.get_json(content, wire.ABOUT)["case"] if wire.ABOUT in content else wire.get_order(content).case
 
 
 def _memories(keeper: Keeper, algorithm: Algorithm, order: wire.Order, start: Tree) -> list[Found]:

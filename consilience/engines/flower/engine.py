@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,9 @@ from consilience.engines.flower.inbox import Inbox, read
 from consilience.engines.flower.mail import Mail, Post, TooFewClients, Waiting
 from consilience.engines.flower.roster import Roster
 from consilience.engines.flower.rules import LOOK_FIRST, TRAIN, name_of, rules_of
+from consilience.engines.flower.secure_cohort import SecureRound, refuse_tables
+from consilience.engines.flower.secure_sum import refuse_other_flower
+from consilience.engines.flower.secure_terms import EXPERIMENTAL, FEWEST, SecureTerms
 from consilience.engines.orders import Orders, planned_steps
 from consilience.engines.program import memories
 from consilience.engines.templates import reply_template
@@ -43,8 +47,8 @@ class FlowerEngine:
 
     `algorithm` is built on both sides from one config, so only trees and small settings travel. `test`: rows that the
     server may test on; without them clients test on their own. min_available: clients that must be there for a round to
-    begin; left out, all must be there at first, and any later. Memories stay with their clients: `recall` gives their
-    digests.
+    begin; left out, all must be there at first, and any later. secure: of the replies to training, the server sees only
+    the sum. Memories stay with their clients: `recall` gives their digests.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class FlowerEngine:
         device: str = "cpu",
         dtype: str = "float32",
         lane: LaneName = "serial",
+        secure: SecureTerms | None = None,
     ) -> None:
         self.device, self.dtype = resolve_device(device), DTYPES[dtype]
         self.environment, self._limits = environment or Environment(), limits or Limits()
@@ -74,7 +79,7 @@ class FlowerEngine:
         self._task = task.to(self.device, self.dtype)
         self._algorithm, self._rules = algorithm, rules_of(algorithm)
         self._run, self._case = run, case
-        self._agreement = agreement(algorithm, task, dtype, clients)
+        self._agreement, self._secure = agreement(algorithm, task, dtype, clients, secure), secure
         self._mail = Mail(grid)
         self._roster = Roster(
             self._mail,
@@ -84,12 +89,16 @@ class FlowerEngine:
             waiting=self._waiting,
             limits=self._limits,
         )
-        self._at_first, self._least = min_available or clients, min_available or 1
+        self._at_first, self._least = min_available or clients, min_available or (FEWEST if secure else 1)
         self._test = None if test is None else test.to(self.device, self.dtype)
         start = self.start()
+        if secure is not None:
+            refuse_other_flower()
+            refuse_tables(start)
         self._remembers = bool(tree.flatten(memories(algorithm.client.init(start), algorithm.channel.init(start))))
         self._digests = [""] * clients
         self._templates: dict[str, Template] = {}
+        self._turn = 0  # secure sums begun
         self._stale: list[Refusal] = []  # replies to earlier messages, to be counted with the next round's
 
     @property
@@ -115,6 +124,8 @@ class FlowerEngine:
 
     def meet(self) -> None:
         """Wait until enough clients are there."""
+        if self._secure is not None:
+            log.warning(EXPERIMENTAL)
         here = self._roster.wait_for(self._at_first)
         log.info("%d of %d clients are here, with %d rows", int(here.sum()), len(here), int(self.sizes.sum()))
 
@@ -158,25 +169,71 @@ class FlowerEngine:
         if not len(orders.ids):
             return self._cohort(orders, Inbox(), round)
         template = self._template(name, client, channel, broadcast)
+        if name == TRAIN and self._secure is not None:
+            return self._exchange_sum(self._secure, broadcast, orders, template, round, seed)
         for attempt in range(self._waiting.retries + 1):
             post = self._ask(name, broadcast, orders, round, seed)
             found = read(post, orders, template, self._roster.node_of, round, self._run, self._limits)
             if len(found.admitted.ids) or not client.work.trains:
                 break
-            if attempt < self._waiting.retries:
-                pause = self._waiting.pause * 2**attempt
-                log.warning("round %d: nobody answered; asking again in %g seconds", round + 1, pause)
-                time.sleep(pause)
-                self._roster.wait_for(self._least)
+            self._pause(attempt, round)
         else:
-            raise TooFewClients(
-                f"round {round + 1}: none of {len(orders.ids)} clients sent a usable reply, "
-                f"{self._waiting.retries + 1} times in a row ({found.reasons(post)}). "
-                "The last finished round is saved: start it again to go on"
-            )
+            raise self._nobody(orders, round, found.reasons(post))
         for each, digest in found.memory.items():
             self._digests[each] = digest
         return self._cohort(orders, found, round)
+
+    def _exchange_sum(
+        self, terms: SecureTerms, broadcast: Broadcast, orders: Orders, template: Template, round: int, seed: int
+    ) -> Cohort:
+        """Training of which only the sum is seen; a sum that cannot be had is a round that changes nothing."""
+        for attempt in range(self._waiting.retries + 1):
+            self._turn += 1
+            nodes = self._roster.alone()
+            asked = SecureRound(
+                orders=orders,
+                nodes={client: nodes[client] for client in orders.ids.tolist() if client in nodes},
+                template=template,
+                received=Broadcast(shared=tree.to(broadcast.shared, "cpu"), personal=broadcast.personal),
+                round=round,
+                run=self._run,
+                case=self._case,
+                turn=self._turn,
+            )
+            found, layout = asked.ask(
+                self._mail,
+                terms,
+                lambda places: self._letter(TRAIN, broadcast, orders.of(places), round, seed),
+                self._waiting.deadline,
+            )
+            self._count_stale(found.stale)
+            if found.met or len(asked.nodes) < FEWEST:
+                break
+            self._pause(attempt, round)
+        else:
+            raise self._nobody(orders, round, found.why)
+        stale, self._stale = self._stale, []
+        cohort = asked.cohort(found, layout, stale)
+        if found.mean is not None:
+            for said, _ in found.told.values():
+                self._digests[said.client] = said.memory
+        examples = cohort.examples.to(self.device)
+        return replace(cohort, reply=tree.to(cohort.reply, self.device), examples=examples)
+
+    def _pause(self, attempt: int, round: int) -> None:
+        """Give clients that did not answer some time, unless this was the last attempt."""
+        if attempt < self._waiting.retries:
+            pause = self._waiting.pause * 2**attempt
+            log.warning("round %d: nobody answered; asking again in %g seconds", round + 1, pause)
+            time.sleep(pause)
+            self._roster.wait_for(self._least)
+
+    def _nobody(self, orders: Orders, round: int, why: str) -> TooFewClients:
+        return TooFewClients(
+            f"round {round + 1}: none of {len(orders.ids)} clients sent a usable reply, "
+            f"{self._waiting.retries + 1} times in a row ({why}). "
+            "The last finished round is saved: start it again to go on"
+        )
 
     def _ask(self, name: str, broadcast: Broadcast, orders: Orders, round: int, seed: int) -> Post:
         """One message to each node, for all of its clients that are chosen."""
@@ -190,13 +247,13 @@ class FlowerEngine:
             letters[node] = self._letter(name, broadcast, mine, round, seed)
         kind = "train" if name == TRAIN else "evaluate"
         post = self._mail.ask(letters, kind, f"round {round + 1}", self._waiting.deadline)
-        self._stale += [
-            Refusal(
-                client=f"of node {node}", reason="stale_round", detail=f"its answer to {group} came after the deadline"
-            )
-            for node, group in post.stale
-        ]
+        self._count_stale(post.stale)
         return post
+
+    def _count_stale(self, stale: list[tuple[int, str]]) -> None:
+        for node, group in stale:
+            detail = f"its answer to {group} came after the deadline"
+            self._stale.append(Refusal(client=f"of node {node}", reason="stale_round", detail=detail))
 
     def _letter(self, name: str, broadcast: Broadcast, mine: Orders, round: int, seed: int) -> Any:
         clients = mine.ids.tolist()

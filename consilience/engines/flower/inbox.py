@@ -61,7 +61,7 @@ def read(
             continue
         for one in said:
             try:
-                arrival, kept = _arrival(one, content, steps, node_of.get(one.client) == node), _memory(one)
+                arrival, kept = _arrival(one, content, steps, node_of.get(one.client) == node), memory_of(one)
                 arrivals.append(arrival)
                 memory.setdefault(one.client, kept)
             except (Refused, TypeError) as problem:
@@ -102,7 +102,7 @@ def _arrival(said: wire.Said, content: Any, steps: Mapping[int, int], is_its_nod
     )
 
 
-def _memory(said: wire.Said) -> tuple[str, bool]:
+def memory_of(said: wire.Said) -> tuple[str, bool]:
     """A memory's digest and whether the one before was lost, if they are that."""
     text = said.memory
     if not isinstance(text, str) or len(text) not in (0, 64) or not all(c in "0123456789abcdef" for c in text):

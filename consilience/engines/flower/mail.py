@@ -11,6 +11,7 @@ from typing import Any
 
 from consilience.core.checks import NonNegative, Positive, Whole, check
 from consilience.core.plain_text import plain
+from consilience.engines.flower.fetching import Fetching
 
 log = logging.getLogger("consilience.flower")
 
@@ -52,7 +53,7 @@ class Mail:
     """Sends through a Flower Grid; remembers what was not answered in time."""
 
     def __init__(self, grid: Any) -> None:
-        self._grid = grid
+        self._grid, self._fetching = grid, Fetching(grid)
         self._overdue: dict[str, tuple[int, str, float]] = {}  # message -> node, group, when to forget it
 
     def nodes(self) -> list[int]:
@@ -70,7 +71,7 @@ class Mail:
         sent = {message: node for node, message in zip(nodes, self._grid.push_messages(messages)) if message}
         pause = POLLS[0]
         while True:
-            for reply in self._grid.pull_messages([*sent, *self._overdue]):
+            for reply in self._fetching.look([*sent, *self._overdue], end):
                 self._sort(reply, sent, post, kind, group)
             left = end - time.monotonic()
             if not sent or left <= 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from consilience.engines.flower.agreement import differences
 from consilience.engines.flower.mail import Mail, TooFewClients, Waiting
 
 log = logging.getLogger("consilience.flower")
+
+AGAIN = 30.0  # seconds that a node which never says who it is can hold up each round in the end
 
 
 class Roster:
@@ -31,6 +34,7 @@ class Roster:
         self.node_of: dict[int, int] = {}  # client -> node that is online
         self._met: set[int] = set()  # nodes that have introduced themselves
         self._refused: dict[int, str] = {}
+        self._unanswered: Counter[int] = Counter()  # node -> how often it did not say who it is
 
     def __len__(self) -> int:
         return len(self.train)
@@ -47,6 +51,11 @@ class Roster:
         here = np.zeros(len(self), dtype=bool)
         here[list(self.node_of)] = True
         return here
+
+    def alone(self) -> dict[int, int]:
+        """Client -> node, of the clients that share their node with nobody."""
+        held = Counter(self.node_of.values())
+        return {client: node for client, node in self.node_of.items() if held[node] == 1}
 
     def wait_for(self, least: int) -> np.ndarray:
         """[K] who is online, once at least so many are; `TooFewClients` when that takes too long."""
@@ -78,7 +87,12 @@ class Roster:
         for node in nodes:
             letters[node] = wire.records().RecordDict()
             wire.put_json(letters[node], "query", {"case": self._case})
-        post = self._mail.ask(letters, "query", "introduction", min(self._waiting.deadline, self._waiting.wait))
+        most = min(self._waiting.deadline, self._waiting.wait)
+        # whoever is new has all of the time; if all were silent before, half of what they had then
+        patience = max(min(AGAIN, most), most * 0.5 ** min(self._unanswered[node] for node in nodes))
+        post = self._mail.ask(letters, "query", "introduction", patience)
+        answered = {*post.replies, *post.failures}
+        self._unanswered = Counter({node: self._unanswered[node] + 1 for node in nodes if node not in answered})
         claims: list[tuple[int, Any]] = []
         sizes: dict[int, tuple[int, int]] = {}
         for node, content in post.replies.items():

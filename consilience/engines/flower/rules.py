@@ -10,7 +10,8 @@ from consilience.core.dispatch import LOOK
 from consilience.core.evaluate import Evaluate
 from consilience.core.protocols import AsksFirst, Channel, ClientRule, LooksBack, LooksFirst, PersonalRule
 
-TRAIN, LOOK_FIRST = "train", "look_first"
+TRAIN, LOOK_FIRST, TEST, TEST_OWN = "train", "look_first", "test", "test_own_model"
+TESTS = (TEST, TEST_OWN)  # counts and losses of a model on a client's test rows
 
 
 class Asked(NamedTuple):
@@ -25,7 +26,7 @@ def rules_of(algorithm: Algorithm) -> dict[str, Asked]:
     client, plain = algorithm.client, Plain()
     known = {
         TRAIN: Asked(client, algorithm.channel),
-        "test": Asked(Evaluate(), plain),
+        TEST: Asked(Evaluate(), plain),
     }
     if isinstance(algorithm.selection, AsksFirst):
         known["loss"] = Asked(Evaluate(work=LOOK), plain)
@@ -34,7 +35,7 @@ def rules_of(algorithm: Algorithm) -> dict[str, Asked]:
     if isinstance(client, LooksBack):
         known["look_back"] = Asked(client.look_back, plain)
     if isinstance(client, PersonalRule):
-        known["test_own_model"] = Asked(Evaluate(rule=client), plain)
+        known[TEST_OWN] = Asked(Evaluate(rule=client), plain)
     return known
 
 

@@ -14,6 +14,7 @@ from consilience.core.refusal import Refused
 from consilience.core.tree import SEPARATOR, Tree
 
 STYPE = "numpy.ndarray"  # Flower's name for .npy bytes
+ABOUT, ASIDE = "about", "aside"  # records of messages that belong to a secure sum
 LONGEST = 1 << 22  # characters of a JSON text: thousands of clients on one node
 
 
@@ -45,6 +46,14 @@ class Said:
     digest: Any
     memory: Any  # digest of the memory afterwards
     lost: Any  # whether the memory that the server asked for was gone
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aside:
+    """What a client says in clear beside a reply that only the sum of all will show."""
+
+    clipped: Any  # values that were beyond the clip
+    counters: Any  # path -> whole number: a counter has no mean
 
 
 def records() -> Any:
@@ -143,6 +152,15 @@ def get_answer(content: Any) -> list[Said]:
         return [Said(**one) for one in given]
     except TypeError as problem:
         raise Refused("format", key="answer", detail=str(problem)) from None
+
+
+def get_aside(content: Any) -> Aside:
+    """What a client says beside a masked reply; nothing of it is believed yet."""
+    given = get_json(content, ASIDE)
+    try:
+        return Aside(**given)
+    except TypeError as problem:
+        raise Refused("format", key=ASIDE, detail=str(problem)) from None
 
 
 def reply_name(client: int) -> str:

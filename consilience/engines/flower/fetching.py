@@ -1,0 +1,87 @@
+"""Fetches replies one by one, beside the server's own thread: one that drips holds up neither the round nor the others.
+
+Flower shows a reply as soon as its header is there, and then waits inside `pull_messages` for the tensors: up to two
+hours, as long as the client sends a piece every three minutes.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+SLOW = 1.0  # seconds after which a reply is left to a thread of its own, and the others go on
+LAST = 5.0  # seconds beyond the deadline for fetching what the clients had sent before it
+
+
+class Fetching:
+    """Whole replies from a Flower Grid; whatever a client does, `look` comes back in time."""
+
+    def __init__(self, grid: Any) -> None:
+        self._grid = grid
+        self._found: queue.SimpleQueue[list[Any] | BaseException] = queue.SimpleQueue()
+        self._slow: dict[str, threading.Thread] = {}  # message -> who is still fetching its reply
+
+    def look(self, messages: Sequence[str], until: float) -> list[Any]:
+        """Replies to these messages that are whole by now, at the latest `LAST` seconds after `until` (monotonic)."""
+        self._slow = {message: thread for message, thread in self._slow.items() if thread.is_alive()}
+        left = [message for message in messages if message not in self._slow]
+        replies = self._collected()
+        while left and (walk := self._walk(left, until + LAST)) is not None:
+            replies += self._collected()
+            left = walk
+        return replies + self._collected()
+
+    def _walk(self, messages: list[str], end: float) -> list[str] | None:
+        """Fetch one after another; those after one that is slow, to be fetched by the next walk, or None at the end."""
+        walk = _Walk(self._grid, messages, self._found)
+        walk.thread.start()
+        while walk.thread.is_alive():
+            now = time.monotonic()
+            slow = now - walk.since >= SLOW
+            if slow or now >= end:
+                at = walk.leave()
+                if at is not None:
+                    self._slow[messages[at]] = walk.thread
+                    return messages[at + 1 :] if now < end else None
+            walk.thread.join(max(0.01, min(end - now, SLOW / 4)))
+        return None
+
+    def _collected(self) -> list[Any]:
+        found: list[Any] = []
+        while not self._found.empty():
+            one = self._found.get()
+            if isinstance(one, BaseException):
+                raise one
+            found += one
+        return found
+
+
+class _Walk:
+    """One thread's way through some messages; left alone, it ends after the one it is at."""
+
+    def __init__(self, grid: Any, messages: list[str], found: queue.SimpleQueue[list[Any] | BaseException]) -> None:
+        self._grid, self._messages, self._found = grid, messages, found
+        self._lock = threading.Lock()
+        self._at, self._left = 0, False
+        self.since = time.monotonic()  # when it began with the message it is at
+        self.thread = threading.Thread(target=self._go, daemon=True)  # it must not keep a finished server alive
+
+    def leave(self) -> int | None:
+        """Which message it is at, and will be the last; None if it has just ended."""
+        with self._lock:
+            self._left = True
+            return self._at if self._at < len(self._messages) else None
+
+    def _go(self) -> None:
+        try:
+            for message in self._messages:
+                self._found.put(list(self._grid.pull_messages([message])))
+                with self._lock:
+                    if self._left:
+                        return
+                    self._at, self.since = self._at + 1, time.monotonic()
+        except BaseException as problem:  # the server's thread shall know
+            self._found.put(problem)
