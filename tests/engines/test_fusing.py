@@ -69,6 +69,26 @@ def test_a_number_held_by_a_tensor_serves_the_whole_list() -> None:
     assert found.count(aten._foreach_mul.Tensor) == 1 and found.count(aten._foreach_div.Tensor) == 1
 
 
+def test_a_number_on_the_left_or_of_another_type_stays_where_it_is() -> None:
+    def step(w: list[Tensor]) -> list[Tensor]:
+        total = torch.stack([leaf.sum() for leaf in w]).sum()
+        return [*(total / leaf for leaf in w), *(leaf * total.double() for leaf in w)]
+
+    assert not [op for op in operations(fused(step, some())) if "foreach" in str(op)]
+
+
+def test_statistics_are_read_before_and_after_a_batch_norm_changes_them() -> None:
+    def step(w: list[Tensor], mean: list[Tensor], variance: list[Tensor]) -> list[Tensor]:
+        mean, variance = [m.clone() for m in mean], [v.clone() for v in variance]
+        before = [m * 2 for m in mean]
+        out = [torch.native_batch_norm(x, None, None, m, v, True, 0.1, 1e-5)[0] for x, m, v in zip(w, mean, variance)]
+        return [*before, *out, *(m * 2 for m in mean)]
+
+    sizes = [leaf.shape[1] for leaf in some()]
+    found = operations(fused(step, some(), [torch.zeros(n) for n in sizes], [torch.ones(n) for n in sizes]))
+    assert found.count(aten.mul.Tensor) == 10 and aten._foreach_mul.Scalar not in found
+
+
 def test_casts_are_joined_by_their_types() -> None:
     def step(w: list[Tensor]) -> list[Tensor]:
         low = [leaf.to(torch.bfloat16) for leaf in w]
