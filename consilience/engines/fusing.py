@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from consilience.engines.tracing import origin
+from consilience.engines.tracing import origin, overwritten
 
 aten = torch.ops.aten
 FEWEST = 4  # operations: below this, a list is not worth its bookkeeping
-NORMS = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default)  # change their statistics without saying so
 
 
 class Family(NamedTuple):
@@ -62,9 +61,9 @@ class Call(NamedTuple):
 
 def fuse(graph: fx.Graph) -> None:
     """Join like operations: those that need inputs only before all others, those that make results only after them."""
-    overwritten = _overwritten(graph)
+    changed = overwritten(graph)
     found = ((node, _call(node)) for node in graph.nodes)
-    calls = {n: c for n, c in found if c and not overwritten & {n, *(origin(other) for other in c.needs)}}
+    calls = {n: c for n, c in found if c and not changed & {n, *(origin(other) for other in c.needs)}}
     early = _generations(calls, graph.nodes, lambda node: calls[node].needs, "placeholder")
     others = {node: call for node, call in calls.items() if node not in early}
     late = _generations(others, reversed(graph.nodes), lambda node: list(node.users), "output")
@@ -74,20 +73,6 @@ def fuse(graph: fx.Graph) -> None:
         _join_alike(graph, [node for node, at in early.items() if at == generation], first)
     for generation in sorted(set(late.values()), reverse=True):  # counted from the end
         _join_alike(graph, [node for node, at in late.items() if at == generation], output)
-
-
-def _overwritten(graph: fx.Graph) -> set[fx.Node]:
-    """Values that some operation changes: whatever touches them must not be moved."""
-    found: set[fx.Node] = set()
-    for node in graph.nodes:
-        if node.target in NORMS:
-            found.update(origin(value) for value in node.args[3:5] if isinstance(value, fx.Node))
-        elif isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
-            for argument, value in zip(node.target._schema.arguments, node.args):
-                if argument.alias_info is not None and argument.alias_info.is_write:
-                    some = value if isinstance(value, (list, tuple)) else [value]
-                    found.update(origin(one) for one in some)
-    return found
 
 
 def _generations(

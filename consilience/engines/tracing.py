@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 Flat = list[Any]  # tensors, and None where there is none
+NORMS = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default)  # change their statistics without saying so
 SAME = (aten.detach.default, aten.alias.default)  # their result is their argument, as far as values go
 
 
@@ -124,11 +125,12 @@ class _Record(TorchDispatchMode):
 
 def simplify(graph: fx.Graph) -> None:
     """Drop what changes nothing: detached copies, first powers, second transposes and casts, what nobody reads."""
+    changed = overwritten(graph)
     casts: dict[Any, fx.Node] = {}  # of single numbers, such as a rate for every parameter
     for node in list(graph.nodes):
-        if node.target in SAME or (node.target == aten.pow.Tensor_Scalar and node.args[1] == 1):
+        if node.target in SAME or _is_first_power(node, changed):
             node.replace_all_uses_with(node.args[0])
-        elif node.target == aten._to_copy.default and node.meta["shape"] == ():
+        elif node.target == aten._to_copy.default and node.meta["shape"] == () and _lasts(node, changed):
             node.replace_all_uses_with(casts.setdefault((node.args, tuple(node.kwargs.items())), node))
         elif node.target == aten.ones_like.default and node.meta["shape"] == ():
             # backpropagation's start: without the objective's value, whose terms nobody may need
@@ -142,6 +144,17 @@ def simplify(graph: fx.Graph) -> None:
     graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or _changes_something(node))
 
 
+def _is_first_power(node: fx.Node, changed: set[fx.Node]) -> bool:
+    if node.target != aten.pow.Tensor_Scalar or node.args[1] != 1:
+        return False
+    return node.args[0].meta.get("dtype") == node.meta["dtype"] and _lasts(node, changed)  # type: ignore[union-attr]
+
+
+def _lasts(node: fx.Node, changed: set[fx.Node]) -> bool:
+    """Whether neither the value nor what it is made of is overwritten."""
+    return not changed & {node, *(origin(other) for other in node.all_input_nodes)}
+
+
 def origin(node: fx.Node) -> fx.Node:
     """The node whose memory this one shows, through views of views."""
     while True:
@@ -152,6 +165,20 @@ def origin(node: fx.Node) -> fx.Node:
         if not returns or returns[0].alias_info is None:
             return node
         node = maker.args[0]  # type: ignore
+
+
+def overwritten(graph: fx.Graph) -> set[fx.Node]:
+    """Values that some operation changes: whatever touches them must not be moved."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.target in NORMS:
+            found.update(origin(value) for value in node.args[3:5] if isinstance(value, fx.Node))
+        elif isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+            for argument, value in zip(node.target._schema.arguments, node.args):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    some = value if isinstance(value, (list, tuple)) else [value]
+                    found.update(origin(one) for one in some)
+    return found
 
 
 def _changes_something(node: fx.Node) -> bool:

@@ -45,7 +45,35 @@ def takes_lists(x: Tensor, y: Tensor) -> Tensor:
     return torch.cat([x, y], 1)[:, [0, 5, 2]].to(torch.float64)
 
 
-FUNCTIONS = [derivative, normalised, several_values, changes_a_copy, reads_a_constant, takes_lists]
+def casts_a_counter_twice(x: Tensor, y: Tensor) -> Tensor:
+    count = x.sum()  # one number, cast before and after it changes
+    before = count.to(torch.float64)
+    count.view(1).add_(1)  # by another name
+    return before * 1000 + count.to(torch.float64) + y
+
+
+def first_power_of_what_changes(x: Tensor, y: Tensor) -> Tensor:
+    copy = x.clone()
+    same = copy**1
+    copy.add_(y)
+    return same * copy
+
+
+def first_power_of_whole_numbers(x: Tensor, y: Tensor) -> Tensor:
+    return x.argmax(1) ** 1.0 / 2 + y.sum()
+
+
+FUNCTIONS = [
+    derivative,
+    normalised,
+    several_values,
+    changes_a_copy,
+    reads_a_constant,
+    takes_lists,
+    casts_a_counter_twice,
+    first_power_of_what_changes,
+    first_power_of_whole_numbers,
+]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -56,7 +84,8 @@ def test_replay_equals_the_function(function: Callable[[Tensor, Tensor], Tensor]
     for x, y in (first, second):
         before = x.clone()
         value, same = traced([x], [y, None])
-        assert torch.equal(value, function(x, y)) and same is x
+        wanted = function(x, y)
+        assert value.dtype == wanted.dtype and torch.equal(value, wanted) and same is x
         assert torch.equal(x, before)
 
 
