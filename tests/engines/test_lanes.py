@@ -17,6 +17,7 @@ import torch
 from consilience.algorithms.fedavg import fedavg
 from consilience.core.rounds import Round, run
 from consilience.engines import program, tuning
+from consilience.engines.lanes import cuda
 from consilience.engines.tuning import Choice, Tuner
 from consilience.environments.environment import Environment
 
@@ -230,3 +231,19 @@ def test_a_whole_pass_is_timed_only_where_it_is_quick(rate: float, timed: int, m
     found = tuner._whole_rate("batched", rate, None, None, np.arange(2), lambda *_: (None, None, plan))  # type: ignore[arg-type]
     assert (len(passes), found) == (timed, 200.0 if timed else rate)
     assert set(passes) <= {2}, "all steps of the longest client"
+
+
+@pytest.mark.parametrize(
+    ("masked", "wanted"),
+    [
+        ("", []),
+        ("....." * 5, [(False, 16), (False, 4), (False, 4), (False, 1)]),
+        ("....m", [(False, 4), (True, 1)]),
+        ("mm...m", [(True, 1), (True, 1), (False, 1), (False, 1), (False, 1), (True, 1)]),
+    ],
+)
+def test_steps_are_cut_into_few_graphs_with_masked_ones_alone(masked: str, wanted: list[tuple[bool, int]]) -> None:
+    flags = np.array([letter == "m" for letter in masked], dtype=bool)
+    found = list(cuda.chunks(flags, (16, 4, 1)))
+    assert found == wanted
+    assert [flag for flag, times in found for _ in range(times)] == flags.tolist()
