@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from consilience.engines.fusing import fuse
+from consilience.engines.products import add_product, factors
 from consilience.engines.tracing import Flat, Trace, origin
 
 aten = torch.ops.aten
@@ -17,6 +18,7 @@ class Moves(NamedTuple):
     """How leaves of the carry, by their positions, come by their new values."""
 
     added: dict[float, list[int]]  # by alpha: leaf + alpha x output
+    multiplied: list[tuple[int, int, float]]  # leaf + alpha x the product of two outputs
     counted: dict[Any, list[int]]  # by number: leaf + number
     copied: list[int]  # whatever the step returns
 
@@ -24,14 +26,23 @@ class Moves(NamedTuple):
 class InPlace:
     """A traced step that overwrites its carry.
 
+    `products`: a matrix product that is added to a leaf is added as it is made, which rounds a little differently.
     `fused`: like operations on many leaves become one. `compile` runs the operations through PyTorch's compiler.
     """
 
     def __init__(
-        self, traced: Trace, leaves: int, *, keeps_old: bool = False, fused: bool = False, compile: bool = False
+        self,
+        traced: Trace,
+        leaves: int,
+        *,
+        keeps_old: bool = False,
+        products: bool = False,
+        fused: bool = False,
+        compile: bool = False,
     ) -> None:
         # a step that may have to keep the old carry (a masked one, on a GPU) cannot overwrite it on the way
-        self.moves = Moves({}, {}, list(range(leaves))) if keeps_old else work_in_place(traced, leaves)
+        copied = Moves({}, [], {}, list(range(leaves)))
+        self.moves = copied if keeps_old else work_in_place(traced, leaves, products=products)
         if fused:
             fuse(traced.graph)
             traced.rewritten()
@@ -51,6 +62,8 @@ class InPlace:
         after = self.run(*carry, *(leaf for flat in rest for leaf in flat))
         for alpha, places in self.moves.added.items():
             add_all([carry[at] for at in places], [after[at] for at in places], alpha)
+        for at, other, alpha in self.moves.multiplied:
+            add_product(carry[at], after[at], after[other], alpha)
         for by, places in self.moves.counted.items():
             torch._foreach_add_([carry[at] for at in places], by)
         kept = [at for at in self.moves.copied if after[at] is not carry[at]]
@@ -83,17 +96,18 @@ def copy_all(targets: Flat, sources: Flat) -> None:
         torch._foreach_copy_(to, of)
 
 
-def work_in_place(traced: Trace, leaves: int) -> Moves:
+def work_in_place(traced: Trace, leaves: int, *, products: bool = False) -> Moves:
     """Rewrite the graph, whose first `leaves` inputs are the carry and whose outputs are the next one.
 
     A leaf that the step copies, changes and returns (batch norm's statistics) is changed directly. A leaf that ends as
-    `leaf + alpha x` (a gradient step) returns x instead: the caller adds all of them in one fused operation.
+    `leaf + alpha x` (a gradient step) returns x instead: the caller adds all of them in one fused operation. With
+    `products`, an x that is a product returns its factors.
     """
     graph: fx.Graph = traced.graph
     carry = [node for node in graph.nodes if node.op == "placeholder"][:leaves]
     (output,) = (node for node in graph.nodes if node.op == "output")
     results = list(output.args[0])
-    moves = Moves({}, {}, [])
+    moves = Moves({}, [], {}, [])
     for index, (leaf, result) in enumerate(zip(carry, results)):
         copy = result.args[0] if _changes_in_place(result) else result
         if _counts(result, leaf, output):
@@ -101,8 +115,15 @@ def work_in_place(traced: Trace, leaves: int) -> Moves:
             results[index] = leaf
             continue
         if _is_move(result, leaf, output):
-            moves.added.setdefault(float(result.kwargs.get("alpha", 1.0)), []).append(index)
-            results[index] = result.args[1]
+            alpha, value = float(result.kwargs.get("alpha", 1.0)), result.args[1]
+            found = factors(value, leaf, carry) if products else None
+            if found:
+                moves.multiplied.append((index, len(results), alpha))
+                results[index] = found[0]
+                results.append(found[1])
+            else:
+                moves.added.setdefault(alpha, []).append(index)
+                results[index] = value
             continue
         moves.copied.append(index)
         if copy.target == aten.clone.default and copy.args[0] is leaf and len(leaf.users) == 1:

@@ -22,12 +22,14 @@ from consilience.engines.lanes.cuda import GraphBatched, GraphStreams
 from consilience.engines.lanes.serial import Serial, Threads
 from consilience.engines.program import Context, Program
 
-TRIAL_SECONDS = 0.06  # per lane and repetition
+TRIAL_SECONDS = 0.15  # per lane and repetition; at 0.06 what threads cost at their start counted for a third
 SLOW_STEP = 0.005  # seconds of one client's step on a processor: above this, overhead is a small part of it
+SAMPLE = 8  # clients that a trial of batching takes on a processor
 WHOLE_SECONDS = 0.3  # a group that is through in this time is timed as a whole
 MARGIN = (
     1.1  # by so much one client at a time must win: clients side by side lose less to whatever else the machine does
 )
+NARROWING = 1.15  # a group that narrows takes so much longer than its widths explain: measured on two cores
 LaneName = Literal["auto", "batched", "batched-matmul", "streams", "serial"]
 Prepare = Callable[[np.ndarray, int | None], tuple[Tree, Context, Plan]]
 """(positions in the cohort, most steps) -> carry, context, plan of a sample group."""
@@ -101,9 +103,29 @@ class Tuner:
             if name == "batched" and self._device.type == "cpu" and self._slow_step(program, store, order, prepare):
                 continue  # all that batching can save is overhead
             rates[name] = self._rate(name, False, program, store, order, prepare)
+        if self._device.type == "cpu":
+            rates = self._over_the_cohort(rates, program, store, next(self.groups(order)), prepare)
         if "streams" in rates and "serial" in rates:
             rates["serial"] /= MARGIN
         return max(rates, key=lambda name: rates[name])
+
+    def _over_the_cohort(
+        self, rates: dict[LaneName, float], program: Program, store: Rows, group: np.ndarray, prepare: Prepare
+    ) -> dict[LaneName, float]:
+        """Rows per second over all steps of a group, from those over a few steps.
+
+        Clients of unequal size finish one after the other: what is saved by doing things at once shrinks, and a core
+        may be left without a client. A few equal steps do not show this.
+        """
+        steps = prepare(group, None)[2].steps
+        found = dict(rates)
+        if rates.get("streams"):
+            found["streams"] *= balance(steps, torch.get_num_threads())
+        if rates.get("batched"):
+            found["batched"] = narrowing(rates["batched"], min(SAMPLE, len(steps)), rates.get("serial", 0.0), steps)
+            rate = self._whole_rate("batched", found["batched"], program, store, group, prepare)
+            found["batched"] = min(found["batched"], rate)
+        return found
 
     def _slow_step(self, program: Program, store: Rows, order: np.ndarray, prepare: Prepare) -> bool:
         """Whether one client's step, untraced, takes so long that the overhead around it does not matter."""
@@ -147,7 +169,7 @@ class Tuner:
         """Rows trained per second, or 0 if the lane cannot run this program."""
         group = next(self.groups(order))
         if self._device.type == "cpu":  # enough clients to keep the lane busy, and the caches as full as they will be
-            group = group[:8] if name == "batched" else group[: 2 * torch.get_num_threads()]
+            group = group[:SAMPLE] if name == "batched" else group[: 2 * torch.get_num_threads()]
 
         def run(steps: int) -> tuple[float, int]:
             return self._time(name, compile, program, store, group, prepare, steps)
@@ -163,21 +185,14 @@ class Tuner:
                 group = group[: torch.get_num_threads()]  # a slow model: time is dear, and caches are full anyway
             steps = int(np.clip(TRIAL_SECONDS / took, 3, 200))
             repeats = 3 if took < TRIAL_SECONDS else 2
-            rate = max(seen / took for took, seen in (run(steps) for _ in range(repeats)))  # the first warms caches up
-            if name == "batched" and self._device.type == "cpu":
-                return min(rate, self._whole_rate(name, rate, program, store, next(self.groups(order)), prepare))
-            return rate
+            return max(seen / took for took, seen in (run(steps) for _ in range(repeats)))  # the first warms caches up
         except (RuntimeError, NotImplementedError, ValueError):
             return 0.0
 
     def _whole_rate(
         self, name: str, rate: float, program: Program, store: Rows, group: np.ndarray, prepare: Prepare
     ) -> float:
-        """Rows per second over all steps of a group, if that takes little time; else what is known.
-
-        In a group, clients of unequal size finish one after the other: each time the shapes change, and what is saved
-        by doing things at once shrinks. A few equal steps do not show this.
-        """
+        """Rows per second over all steps of a group, if that takes little time; else what is known."""
         _, _, plan = prepare(group, None)
         if int(plan.live.sum()) / rate > WHOLE_SECONDS:
             return rate
@@ -200,6 +215,27 @@ class Tuner:
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def balance(steps: np.ndarray, cores: int) -> float:
+    """The part of the time in which cores have a client, each taking the next one when it is done."""
+    busy = np.zeros(cores, dtype=np.int64)
+    for client in steps:
+        busy[busy.argmin()] += client
+    return float(steps.sum() / (cores * busy.max(initial=1)))
+
+
+def narrowing(rate: float, clients: int, alone: float, steps: np.ndarray) -> float:
+    """A group's rate when those that are done leave it, from the rates of some clients at once and of one alone.
+
+    A step's time is taken to grow by the same amount with every client, and every change of width to cost something.
+    """
+    at_once = clients / rate  # seconds for a row of each
+    one = min(1 / alone, at_once) if alone else at_once / clients
+    more = (at_once - one) / max(clients - 1, 1)
+    widths = np.bincount(steps)[::-1].cumsum()[::-1][1:]  # clients at the first step, at the second ...
+    extra = NARROWING if steps.min() < steps.max() else 1.0
+    return float(steps.sum() / (one + (widths - 1) * more).sum() / extra)
 
 
 @torch.no_grad()

@@ -234,6 +234,41 @@ def test_a_whole_pass_is_timed_only_where_it_is_quick(rate: float, timed: int, m
 
 
 @pytest.mark.parametrize(
+    ("steps", "cores", "wanted"),
+    [([3, 3], 2, 1.0), ([5], 2, 0.5), ([9, 6, 5, 4], 2, 24 / 26), ([7, 5, 1, 1], 4, 14 / 28), ([8, 3], 1, 1.0)],
+)
+def test_a_core_may_be_left_without_a_client(steps: list[int], cores: int, wanted: float) -> None:
+    assert tuning.balance(np.array(steps), cores) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_a_group_that_narrows_trains_fewer_rows_a_second() -> None:
+    # four at once: 10 rows/s each, a step of 0.1 s; one alone: 25 rows/s, 0.04 s; so 0.02 s for each further client
+    assert tuning.narrowing(40.0, 4, 25.0, np.array([5, 5, 5, 5])) == pytest.approx(40.0)
+    # widths 4, 3, 1, 1, 1: 0.1 + 0.08 + 3 x 0.04 s for ten steps
+    assert tuning.narrowing(40.0, 4, 25.0, np.array([5, 2, 2, 1])) == pytest.approx(10 / 0.3 / tuning.NARROWING)
+    # eight clients where four were tried: 0.18 s a step
+    assert tuning.narrowing(40.0, 4, 25.0, np.array([3] * 8)) == pytest.approx(8 / 0.18)
+    # nobody knows what one alone takes: as much as its share
+    assert tuning.narrowing(40.0, 4, 0.0, np.array([5, 2, 2, 1])) == pytest.approx(40.0 / tuning.NARROWING)
+    # one alone is slower than four at once: then a narrow step saves nothing
+    assert tuning.narrowing(40.0, 4, 5.0, np.array([5, 2])) == pytest.approx(7 / 0.5 / tuning.NARROWING)
+
+
+@pytest.mark.usefixtures("quick")
+def test_lanes_are_compared_over_the_whole_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two long clients and three short ones: batching wins on the first steps, and loses on the others."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(Tuner, "_slow_step", lambda *_: False)
+    monkeypatch.setattr(Tuner, "_whole_rate", lambda self, name, rate, *_: rate)
+    rates = {"batched": 40.0, "streams": 38.0, "serial": 20.0}
+    monkeypatch.setattr(Tuner, "_rate", lambda self, name, *_: rates[name])
+    for sizes, best in (((60, 60, 60, 60, 60), "batched"), ((60, 60, 4, 4, 4), "streams")):
+        engine = tiny.engine(data=tiny.federation(sizes), lane="auto")
+        train(engine, rounds=1)
+        assert engine.choice.lane == best
+
+
+@pytest.mark.parametrize(
     ("masked", "wanted"),
     [
         ("", []),

@@ -16,6 +16,7 @@ from consilience.core.plans import Batch, Plan
 from consilience.core.tree import Tree
 from consilience.engines.in_place import InPlace, copy_all
 from consilience.engines.program import Context, Program, Steps
+from consilience.engines.thin_convolutions import multiply_thin_gradients
 from consilience.engines.tracing import Flat, trace
 
 ALIGN = 64  # values: kernels want the start of a tensor on a boundary
@@ -123,9 +124,10 @@ class Captured:
         if masked not in self._traces:
             keeps_old = masked and self._steps.grouped
             traced, leaves = trace(self._advance(masked, keeps_old), *arguments), len(self.carry)
-            self._traces[masked] = InPlace(
-                traced, leaves, keeps_old=keeps_old, fused=not self._compile, compile=self._compile
-            )
+            if torch.backends.cudnn.deterministic:
+                multiply_thin_gradients(traced)
+            options = {"products": True, "fused": not self._compile, "compile": self._compile}
+            self._traces[masked] = InPlace(traced, leaves, keeps_old=keeps_old, **options)
         step = self._traces[masked]
         before = [block.clone() for block in self.blocks]
         torch.cuda.synchronize()

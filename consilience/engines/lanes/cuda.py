@@ -70,7 +70,7 @@ class GraphBatched:
 class GraphStreams:
     """Clients side by side, each replaying a captured step of its own model on one of a few streams."""
 
-    def __init__(self, streams: int = 6, *, compile: bool = False) -> None:
+    def __init__(self, streams: int = 12, *, compile: bool = False) -> None:
         self._compile = compile
         self._streams = [torch.cuda.Stream() for _ in range(streams)]
         self._captured: dict[Any, Captured] = {}
