@@ -22,7 +22,7 @@ from consilience.core import tree
 from consilience.core.algorithm import Algorithm
 from consilience.core.checks import Option, options_of
 from consilience.core.federation import Federation
-from consilience.core.rounds import run
+from consilience.core.rounds import Round, run
 from consilience.core.task import Task
 from consilience.engines.vectorised import Vectorised
 from consilience.experiments.parts import name_of, parts_of
@@ -77,7 +77,7 @@ def build(name: str, clients: int = CLIENTS) -> Algorithm:
     return algorithms.recipe(name)(**needed(name, clients))
 
 
-def engine(together: bool = False) -> Counting:
+def engine(name: str = "") -> Counting:
     """Alike clients with a small network that has all the heads any method asks for."""
     draw = torch.Generator().manual_seed(0)
     clients = [
@@ -85,10 +85,11 @@ def engine(together: bool = False) -> Counting:
         for _ in range(CLIENTS)
     ]
     federation = Federation.from_clients(clients, classes=CLASSES)
-    network = siamese_heads(models.build("mlp", INPUTS, CLASSES, seed=0), projection=32)
-    return Counting(
-        Task(network), federation.pooled() if together else federation, device="cpu", lane="serial", clients_at_once=64
-    )
+    network = models.build("mlp", INPUTS, CLASSES, seed=0)
+    if name != "dp_fedavg":  # which refuses their batch norm
+        network = siamese_heads(network, projection=32)
+    federation = federation.pooled() if name == "centralised" else federation
+    return Counting(Task(network), federation, device="cpu", lane="serial", clients_at_once=64)
 
 
 def described(name: str) -> dict[str, str]:
@@ -98,7 +99,7 @@ def described(name: str) -> dict[str, str]:
         "method": f"`{name}`",
         "paper": said["paper"],
         "changes": ", ".join(dict.fromkeys(differences(algorithm, build("fedavg")))) or "nothing",
-        "keeps": kept(name, engine().start()),
+        "keeps": kept(name, engine(name).start()),
         "server sees": "each reply" if algorithm.server.needs_each_reply else "a sum",
         **{label.lower(): said[label] for label in LABELS},
     }
@@ -106,15 +107,22 @@ def described(name: str) -> dict[str, str]:
 
 def measured(name: str, fedavg_work: float = 1.0) -> dict[str, str]:
     """What a round of all clients shows: traffic per client, and multiplications per row, FedAvg's being one."""
-    algorithm, together = build(name), name == "centralised"
-    if not together:
-        algorithm = dataclasses.replace(algorithm, selection=Everyone())
-    counting = engine(together)
-    one = next(run(algorithm, counting, rounds=1))
+    one, work = worked(name, engine(name))
+    if name == "dp_fedavg":  # on a network of its own
+        fedavg_work = worked("fedavg", engine(name))[1]
     model = tree.nbytes(one.model)
     down, up = one.bytes_down / len(one.chosen) / model, one.bytes_up / max(1, len(one.cohort)) / model
-    work = counting.flops / float(one.cohort.examples.sum()) / fedavg_work
+    work /= fedavg_work
     return {"down / up": f"{number(down)} / {number(up)}", "client work": number(work)}
+
+
+def worked(name: str, counting: Counting) -> tuple[Round, float]:
+    """A round of all clients, and its multiplications per row."""
+    algorithm = build(name)
+    if name != "centralised":
+        algorithm = dataclasses.replace(algorithm, selection=Everyone())
+    one = next(run(algorithm, counting, rounds=1))
+    return one, counting.flops / float(one.cohort.examples.sum())
 
 
 def sections(name: str) -> dict[str, str]:

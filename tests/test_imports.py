@@ -19,14 +19,16 @@ PARTS = {"selection", "client", "channel", "server"}
 RECIPES = PARTS | {"core", "algorithms"}
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
+    "privacy": {"core"},
     **{part: {"core"} for part in PARTS},
+    "server": {"core", "privacy"},  # a private server counts what it spends
     "environments": {"core"},
     "models": {"core"},
     "data": {"core", "models"},  # a data set may be stored as the features of a frozen encoder
     "engines": {"core", "environments"},
     "algorithms": PARTS | {"core"},
     "meta": RECIPES,
-    "experiments": RECIPES | {"meta", "engines", "data", "environments", "models"},
+    "experiments": RECIPES | {"meta", "engines", "data", "environments", "models", "privacy"},
     "training": RECIPES | {"meta", "engines", "data", "environments", "models", "experiments"},
     "flower": RECIPES | {"engines", "environments"},  # for users of Flower; our own engine over it is in `engines`
     "deploy": RECIPES | {"engines", "data", "environments", "models", "experiments"},

@@ -144,6 +144,16 @@ class Buffers(Protocol):
 
 
 @runtime_checkable
+class MovesAlone(Protocol):
+    """A server rule that moves in every round, also in one without replies, for which `update` gets an empty cohort."""
+
+    @property
+    def moves_alone(self) -> bool:
+        """Whether it does."""
+        ...
+
+
+@runtime_checkable
 class TrainsModel(Protocol):
     """A server rule that trains the model itself, on what the replies hold, after `update` has filed them."""
 

@@ -23,6 +23,7 @@ from consilience.core.protocols import (
     LearnsSizes,
     LooksBack,
     LooksFirst,
+    MovesAlone,
     TrainsModel,
 )
 from consilience.core.screening import if_enough
@@ -96,8 +97,9 @@ def run(
         cohort = screen(cohort, received.among(ids, cohort.ids), limits)
         cohort, looked = _look_back(algorithm, engine, cohort, received.among(ids, cohort.ids), seed)
         cohort = if_enough(cohort, limits)
+        alone = isinstance(server, MovesAlone) and server.moves_alone
         # a round without a usable reply changes nothing
-        state, notes = server.update(here.server, cohort) if len(cohort) else (here.server, {})
+        state, notes = server.update(here.server, cohort) if len(cohort) or alone else (here.server, {})
         if len(cohort) and isinstance(server, TrainsModel):
             if not isinstance(engine, HasTask):
                 raise Invalid(f"{type(server).__name__} trains a model itself, but {type(engine).__name__} runs none")
@@ -109,7 +111,7 @@ def run(
             server=state,
             memory=engine.recall(),
             losses=_losses(done.losses, cohort),
-            bad_rounds=0 if len(cohort) else here.bad_rounds + 1,
+            bad_rounds=0 if len(cohort) or (alone and not len(done.chosen)) else here.bad_rounds + 1,
             in_flight=done.flight.tidy().tree(),
         )
         yield Round(

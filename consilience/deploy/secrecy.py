@@ -13,6 +13,7 @@ from consilience.core.checks import Invalid
 from consilience.core.protocols import AsksFirst, Channel, LooksBack, ServerRule
 from consilience.engines.flower.secure_terms import FEWEST, MODULUS, SecureTerms
 from consilience.server.averaging import Averaging
+from consilience.server.private_averaging import PrivateAveraging
 from consilience.server.weighting.by_examples import ByExamples
 from consilience.server.weighting.uniform import UniformWeights
 
@@ -38,6 +39,15 @@ def secure_terms(algorithm: Algorithm, *, clip: float, levels: int, threshold: f
         raise Invalid(f"{ON} gives the server one mean, and {names} needs another one: use uniform weights")
     _refuse_questions(algorithm)
     return SecureTerms(weights=weights, clip=clip, levels=levels, threshold=threshold)
+
+
+def refuse_private(algorithm: Algorithm) -> None:
+    """Refuse an algorithm whose noise must never be drawn twice for one round."""
+    if isinstance(algorithm.server, PrivateAveraging):
+        raise Invalid(
+            "algorithm.name = 'dp_fedavg' cannot be deployed yet: a round that is done again after a crash, with other "
+            "replies and the same noise, would give the noise away. Simulate it with `consilience run`"
+        )
 
 
 def refuse_settings(

@@ -138,4 +138,5 @@ def from_given(
     settings = {f.name: getattr(base, f.name) for f in dataclasses.fields(Config)}
     config = DeployedConfig(**settings, deploy=deploy, own=own)
     config.build_terms()  # and with it the algorithm: both are checked before anything starts
+    secrecy.refuse_private(config.build_algorithm())
     return config

@@ -17,6 +17,7 @@ from consilience.core.algorithm import Algorithm
 from consilience.core.checks import Invalid, options_of
 from consilience.core.exchange import Pool
 from consilience.core.federation import Federation
+from consilience.core.protocols import Engine
 from consilience.core.task import Task
 from consilience.data import datasets
 from consilience.data.dataset import Dataset
@@ -27,6 +28,7 @@ from consilience.engines.vectorised import Vectorised
 from consilience.experiments.catalogue import ENGINES, KINDS
 from consilience.experiments.config import Config
 from consilience.experiments.parts import made
+from consilience.experiments.privacy_ledger import refuse_overspending
 from consilience.selection.together import Together
 
 
@@ -76,6 +78,7 @@ def assemble(config: Config, data: Dataset | None = None) -> Experiment:
     engine = made("engine", lambda: where(task, federation, **settings), {})
     algorithm = KINDS["algorithm"].build(config.algorithm.name, config.algorithm.options)
     _try_client(algorithm, task)
+    _try_privacy(config, algorithm, engine)
     _try_selection(config, algorithm, federation)
     prints = {"data": data_fingerprint(data), "partition": fingerprint(rows)}
     return Experiment(
@@ -174,6 +177,13 @@ def _try_client(algorithm: Algorithm, task: Task) -> None:
     for part in (algorithm.client, *getattr(algorithm.client, "terms", ())):
         if hasattr(part, "check_against"):
             made("algorithm", functools.partial(part.check_against, task), {})
+
+
+def _try_privacy(config: Config, algorithm: Algorithm, engine: Engine) -> None:
+    """Refuse more rounds than a privacy budget holds, and models that would release more than the parameters."""
+    clients = len(engine.sizes)
+    refuse = functools.partial(refuse_overspending, algorithm.server, engine.start(), clients=clients)
+    made("algorithm", functools.partial(refuse, rounds=config.rounds), {})
 
 
 def _try_selection(config: Config, algorithm: Algorithm, federation: Federation) -> None:

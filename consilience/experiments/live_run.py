@@ -25,6 +25,7 @@ from consilience.experiments.folder import RunFolder
 from consilience.experiments.interrupts import Interrupts
 from consilience.experiments.masking import secrets_in
 from consilience.experiments.personal import personal_test
+from consilience.experiments.privacy_ledger import accounted
 from consilience.experiments.record import Observation, Observer
 from consilience.experiments.result import Result
 from consilience.experiments.row_log import RecordError
@@ -78,6 +79,7 @@ class Run:
                 resume=self._resume,
                 limits=config.limits,
             )
+            rounds = accounted(rounds, experiment.algorithm.server, self.folder)
             for observation in observer.watch(rounds, self._model, self._traffic):
                 position = self._record(observation)
                 due = self._is_due(observation.round.number)

@@ -1,0 +1,52 @@
+"""DP-FedAvg: federated averaging that hides whether any one client took part."""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict, Unpack
+
+from consilience.algorithms._common import averaged
+from consilience.client.terms.term import Term
+from consilience.core.algorithm import Algorithm
+from consilience.core.checks import Count, Decay, Fraction, NonNegative, Positive
+from consilience.selection.poisson import Poisson
+from consilience.server.averaging import Averaging
+from consilience.server.private_averaging import PrivateAveraging
+from consilience.server.protocols import Step
+
+
+class Local(TypedDict, total=False):
+    """What may be chosen freely: who takes part, and how much each counts, is part of the privacy proof."""
+
+    lr: Positive
+    momentum: Decay
+    weight_decay: NonNegative
+    lr_decay: Fraction
+    optimiser: Literal["sgd", "adam", "adamw"]
+    epochs: Positive
+    batch_size: Count | None
+    terms: tuple[Term, ...]
+    step: Step
+
+
+def dp_fedavg(
+    *,
+    bound: Positive = 1.0,
+    noise: Positive = 1.0,
+    rate: Fraction = 1.0,
+    delta: Positive = 1e-5,
+    epsilon: Positive | None = None,
+    **local: Unpack[Local],
+) -> Algorithm:
+    """McMahan et al. 2018: w <- w + (sum_k clip(w_k - w, bound) + N(0, (noise bound)^2)) / (rate K).
+
+    Each of K clients takes part with probability `rate`. The models of all rounds together are (epsilon, delta)-private
+    with respect to adding or removing one client; `epsilon`, if given, is a budget that is never exceeded. There are no
+    other weights and selections: those by similarity, loss or size depend on other clients' data.
+
+    Use when: the model will be published, and no single client may be recognised in it.
+    Not when: there are few clients: noise for ten of them drowns what they learn.
+    """
+    plain = averaged(**local)
+    assert isinstance(plain.server, Averaging)
+    server = PrivateAveraging(bound=bound, noise=noise, rate=rate, delta=delta, epsilon=epsilon, step=plain.server.step)
+    return Algorithm(selection=Poisson(rate=rate), client=plain.client, server=server)

@@ -1,0 +1,78 @@
+"""Epsilon against a closed form, against another way to ask the same library, and against published numbers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+from scipy.special import log_ndtr
+
+from consilience.core.checks import Invalid
+from consilience.privacy import Spending, noise_for
+
+dp_accounting = pytest.importorskip("dp_accounting", reason="the extra `dp` is not installed")
+
+
+def gaussian_epsilon(noise: float, delta: float) -> float:
+    """Balle and Wang 2018: the least epsilon of one Gaussian mechanism of sensitivity 1, exactly."""
+
+    def log_delta(epsilon: float) -> float:
+        above = log_ndtr(0.5 / noise - epsilon * noise)
+        below = epsilon + log_ndtr(-0.5 / noise - epsilon * noise)
+        return above + math.log1p(-math.exp(below - above)) if below < above else -math.inf
+
+    return brentq(lambda epsilon: log_delta(epsilon) - math.log(delta), 1e-9, 1e4)
+
+
+GRID = list(itertools.product((0.7, 1.0, 2.0, 5.0, 20.0), (1, 3, 10, 30, 100), (1e-3, 1e-5, 1e-7)))
+
+
+@pytest.mark.parametrize(("noise", "rounds", "delta"), GRID)
+def test_without_sampling_rounds_are_one_gaussian(noise: float, rounds: int, delta: float) -> None:
+    """T rounds of noise s are one of noise s / sqrt(T): never below the truth, and at most a per cent above."""
+    exact = gaussian_epsilon(noise / math.sqrt(rounds), delta)
+    found = Spending(noise=noise, delta=delta).epsilon(rounds)
+    assert exact * (1 - 1e-9) <= found <= exact * 1.01 + 1e-3
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_with_sampling_it_is_the_reference_accountants(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    noise, rate = float(draw.uniform(0.6, 3)), float(draw.uniform(0.005, 0.9))
+    rounds, delta = int(draw.integers(1, 200)), float(10.0 ** -draw.uniform(3, 7))
+    accountant = dp_accounting.pld.PLDAccountant()
+    event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
+    accountant.compose(event, rounds)
+    found, wanted = Spending(noise=noise, rate=rate, delta=delta).epsilon(rounds), accountant.get_epsilon(delta)
+    assert wanted * (1 - 1e-6) <= found <= wanted * 1.01 + 1e-6
+
+
+def test_a_published_setting() -> None:
+    assert Spending(noise=1.0, rate=0.01, delta=1e-5).epsilon(1000) == pytest.approx(1.828, rel=2e-3)
+
+
+def test_it_grows_with_rounds_and_rate_and_shrinks_with_noise() -> None:
+    costs = [Spending(noise=1.0, rate=0.2).epsilon(rounds) for rounds in (0, 1, 2, 5, 20)]
+    assert costs[0] == 0 and sorted(costs) == costs and len(set(costs)) == 5
+    assert Spending(noise=1.0, rate=0.1).epsilon(5) < Spending(noise=1.0, rate=0.2).epsilon(5)
+    assert Spending(noise=2.0, rate=0.2).epsilon(5) < Spending(noise=1.0, rate=0.2).epsilon(5)
+
+
+@pytest.mark.parametrize("budget", [0.5, 2.0, 8.0])
+def test_as_many_rounds_as_fit_and_no_more(budget: float) -> None:
+    spending = Spending(noise=1.5, rate=0.3)
+    rounds = spending.rounds_within(budget)
+    assert (rounds == 0 or spending.epsilon(rounds) <= budget) and spending.epsilon(rounds + 1) > budget
+
+
+def test_as_little_noise_as_will_do() -> None:
+    noise = noise_for(3.0, rounds=20, rate=0.25)
+    assert Spending(noise=noise, rate=0.25).epsilon(20) <= 3.0 < Spending(noise=0.998 * noise, rate=0.25).epsilon(20)
+
+
+def test_a_delta_of_one_promises_nothing() -> None:
+    with pytest.raises(Invalid, match=r"delta = 1\.0 must be below 1"):
+        Spending(noise=1.0, delta=1.0)
