@@ -36,7 +36,9 @@ _COLUMNS = {
     "personal_accuracy_mean": "personal: mean",
     "train_loss": "train loss",
     "drift_relative": "drift",
+    "epsilon": "epsilon",
 }
+_NOT_BETTER = ("client_accuracy_spread", "epsilon")  # least when all fail alike, or at the start
 _MOST_CLIENTS = 40
 
 
@@ -70,7 +72,7 @@ def results(rows: Sequence[dict[str, Any]], timing: Sequence[dict[str, Any]]) ->
         known = [(row[key], row["round"]) for row in rows if row.get(key) is not None]
         if key in ("round", "train_loss", "drift_relative") or not known:
             continue
-        if key == "client_accuracy_spread":  # least when all fail alike
+        if key in _NOT_BETTER:
             table.add_row(name, _number(known[-1][0]), "", "")
             continue
         lower = key in ("loss", "absolute_error")

@@ -7,6 +7,7 @@ No tensor is ever touched before a fork, so children start with no threads but t
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -82,6 +83,8 @@ def _serve() -> None:
         *(f"consilience.experiments.{n}" for n in ("runner", "report")),
     ):
         importlib.import_module(module)  # whatever a child would import on its way
+    with contextlib.suppress(ImportError):
+        importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
     from consilience.experiments.catalogue import listing
 
     listing()  # imports every recipe, data set and part
