@@ -36,7 +36,8 @@ def main(name, lane="auto"):
     fed = workloads.Federation(w)
     x, y = fed._tensors(np.array(fed.x_train), fed.y_train)
     task = Task(workloads.build_model(w))
-    engine = Vectorised(task, Federation(train=Rows.gather(x, y, fed.parts), classes=10), lane=lane)
+    federation = Federation(train=Rows.gather(x, y, fed.parts), classes=10)
+    engine = Vectorised(task, federation, lane=lane, rounds_ahead=w.rounds)
     algorithm = fedavg(
         lr=w.lr,
         epochs=w.epochs,

@@ -25,6 +25,8 @@ from consilience.engines.program import Context, Program
 TRIAL_SECONDS = 0.15  # per lane and repetition; at 0.06 what threads cost at their start counted for a third
 SLOW_STEP = 0.005  # seconds of one client's step on a processor: above this, overhead is a small part of it
 SAMPLE = 8  # clients that a trial of batching takes on a processor
+BATCHING_SECONDS = 1.5  # a trial of batching: PyTorch's transforms are imported, a step is recorded
+MOST_GAIN = 3.4  # times faster that batching was on a processor, at best
 WHOLE_SECONDS = 0.3  # a group that is through in this time is timed as a whole
 MARGIN = (
     1.1  # by so much one client at a time must win: clients side by side lose less to whatever else the machine does
@@ -100,8 +102,11 @@ class Tuner:
             return names[0]
         rates: dict[LaneName, float] = {}
         for name in names:
-            if name == "batched" and self._device.type == "cpu" and self._slow_step(program, store, order, prepare):
-                continue  # all that batching can save is overhead
+            if name == "batched" and self._device.type == "cpu":
+                if self._slow_step(program, store, order, prepare):
+                    continue  # all that batching can save is overhead
+                if not self._pays(max(rates.values()), order, prepare):
+                    continue
             rates[name] = self._rate(name, False, program, store, order, prepare)
         if self._device.type == "cpu":
             rates = self._over_the_cohort(rates, program, store, next(self.groups(order)), prepare)
@@ -126,6 +131,13 @@ class Tuner:
             rate = self._whole_rate("batched", found["batched"], program, store, group, prepare)
             found["batched"] = min(found["batched"], rate)
         return found
+
+    def _pays(self, rate: float, order: np.ndarray, prepare: Prepare) -> bool:
+        """Whether the whole run, at this rate, takes so long that batching could save more than trying it costs."""
+        if self._rounds_ahead is None or not rate:
+            return True
+        rows = sum(int(prepare(group, None)[2].live.sum()) for group in self.groups(order))
+        return rows * self._rounds_ahead / rate * (1 - 1 / MOST_GAIN) > BATCHING_SECONDS
 
     def _slow_step(self, program: Program, store: Rows, order: np.ndarray, prepare: Prepare) -> bool:
         """Whether one client's step, untraced, takes so long that the overhead around it does not matter."""

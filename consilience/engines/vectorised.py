@@ -44,7 +44,8 @@ class Vectorised:
     (clients side by side: CUDA graphs, or one per CPU core), "serial", or "auto", which measures them on the first
     round. `choice` says which was taken.
     clients_at_once: the largest group; by default what fits into memory.
-    compile, rounds_ahead: whether to compile (CUDA only); by default if it pays for itself in the rounds ahead.
+    compile, rounds_ahead: whether to compile (CUDA only); by default if it pays for itself in the rounds ahead. On a
+    CPU, batching is only tried if there are enough of them.
     hosts: the federation holds only these clients of a larger one, in ascending order (an engine that spreads its
     clients gives each of several such engines its own, and calls `fulfil`).
     """

@@ -268,6 +268,19 @@ def test_lanes_are_compared_over_the_whole_cohort(monkeypatch: pytest.MonkeyPatc
         assert engine.choice.lane == best
 
 
+@pytest.mark.parametrize(("ahead", "tried"), [(None, True), (1, False), (10**6, True)])
+def test_batching_is_only_tried_where_it_may_save_the_trial(
+    ahead: int | None, tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(Tuner, "_slow_step", lambda *_: False)
+    monkeypatch.setattr(Tuner, "_whole_rate", lambda self, name, rate, *_: rate)
+    monkeypatch.setattr(Tuner, "_rate", lambda self, name, *_: seen.append(name) or 1000.0)
+    train(tiny.engine(lane="auto", rounds_ahead=ahead), rounds=1)
+    assert ("batched" in seen) is tried and {"streams", "serial"} < {*seen, ""}
+
+
 @pytest.mark.parametrize(
     ("masked", "wanted"),
     [
