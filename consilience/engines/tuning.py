@@ -22,7 +22,8 @@ from consilience.engines.lanes.cuda import GraphBatched, GraphStreams
 from consilience.engines.lanes.serial import Serial, Threads
 from consilience.engines.program import Context, Program
 
-TRIAL_SECONDS = 0.15  # per lane and repetition; at 0.06 what threads cost at their start counted for a third
+TRIAL_SECONDS = 0.15  # per lane and repetition; at 0.06 what threads cost at their start counted for a third ...
+SLOW_TRIAL_SECONDS = 0.06  # ... unless a step takes this long anyway
 SLOW_STEP = 0.005  # seconds of one client's step on a processor: above this, overhead is a small part of it
 SAMPLE = 8  # clients that a trial of batching takes on a processor
 BATCHING_SECONDS = 1.5  # a trial of batching: PyTorch's transforms are imported, a step is recorded
@@ -195,7 +196,8 @@ class Tuner:
             took, _ = run(1)  # the first replay is slower
             if took > TRIAL_SECONDS and self._device.type == "cpu" and name != "batched":
                 group = group[: torch.get_num_threads()]  # a slow model: time is dear, and caches are full anyway
-            steps = int(np.clip(TRIAL_SECONDS / took, 3, 200))
+            enough = TRIAL_SECONDS if took < SLOW_STEP * len(group) else SLOW_TRIAL_SECONDS
+            steps = int(np.clip(enough / took, 3, 200))
             repeats = 3 if took < TRIAL_SECONDS else 2
             return max(seen / took for took, seen in (run(steps) for _ in range(repeats)))  # the first warms caches up
         except (RuntimeError, NotImplementedError, ValueError):
