@@ -23,8 +23,8 @@ from consilience.server.steps.replace import Replace
 from consilience.server.weighting.by_examples import ByExamples
 
 
-class Common(TypedDict, total=False):
-    """Keyword arguments of every recipe; see `averaged` for the defaults."""
+class Solving(TypedDict, total=False):
+    """How clients train."""
 
     lr: Positive
     momentum: Decay
@@ -33,6 +33,11 @@ class Common(TypedDict, total=False):
     optimiser: Literal["sgd", "adam", "adamw"]
     epochs: Positive
     batch_size: Count | None
+
+
+class Common(Solving, total=False):
+    """Keyword arguments of every recipe; see `averaged` for the defaults."""
+
     selection: Selection
     terms: tuple[Term, ...]
     memory: tuple[Memory, ...]

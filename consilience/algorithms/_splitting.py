@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, Unpack
 
-from consilience.algorithms._common import averaged
+from consilience.algorithms._common import Solving, averaged
 from consilience.client.local_training import LocalTraining
 from consilience.client.prox_centering import Centring, ReflectedProximal
 from consilience.client.terms.term import Term
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Count, Decay, Fraction, Invalid, NonNegative, Positive, check_value
+from consilience.core.checks import Invalid, Positive, check_value
 from consilience.core.protocols import Channel, Selection
 from consilience.server.splitting import Splitting
 
 
-class Local(TypedDict, total=False):
+class Local(Solving, total=False):
     """Of the options that recipes share, those of the client: this server has no other weighting, combine or step."""
 
-    lr: Positive
-    momentum: Decay
-    weight_decay: NonNegative
-    lr_decay: Fraction
-    optimiser: Literal["sgd", "adam", "adamw"]
-    epochs: Positive
-    batch_size: Count | None
     selection: Selection
     terms: tuple[Term, ...]
     channel: Channel

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict, Unpack
+from typing import Unpack
 
-from consilience.algorithms._common import averaged
+from consilience.algorithms._common import Solving, averaged
 from consilience.client.terms.term import Term
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Count, Decay, Fraction, NonNegative, Positive
+from consilience.core.checks import Fraction, Positive
 from consilience.selection.poisson import Poisson
 from consilience.server.averaging import Averaging
 from consilience.server.private_averaging import PrivateAveraging
 from consilience.server.protocols import Step
 
 
-class Local(TypedDict, total=False):
+class Local(Solving, total=False):
     """What may be chosen freely: who takes part, and how much each counts, is part of the privacy proof."""
 
-    lr: Positive
-    momentum: Decay
-    weight_decay: NonNegative
-    lr_decay: Fraction
-    optimiser: Literal["sgd", "adam", "adamw"]
-    epochs: Positive
-    batch_size: Count | None
     terms: tuple[Term, ...]
     step: Step
 

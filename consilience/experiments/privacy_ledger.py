@@ -19,6 +19,7 @@ def refuse_overspending(server: ServerRule, start: Tree, *, clients: int, rounds
     if not isinstance(server, PrivateAveraging):
         return
     server.init(start, clients)
+    server.spending.epsilon(rounds)  # refuses to start where nobody could count
     try:
         server.refuse_overspending(rounds)
     except Spent as problem:

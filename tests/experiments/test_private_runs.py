@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,13 @@ def test_too_many_rounds_are_refused_before_anything_starts(tmp_path: Path) -> N
     assert not any(tmp_path.iterdir())
     noise = float(str(caught.value).split("algorithm.noise = ")[1].split()[0])
     assert start(tmp_path, "algorithm.epsilon=1.0", f"algorithm.noise={noise * 1.001}").history[-1]["epsilon"] <= 1.0
+
+
+def test_without_the_accountant_nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting.pld", None)
+    with pytest.raises(Invalid, match=r"pip install 'consilience\[dp\]'"):
+        start(tmp_path, "algorithm.noise=2.71")  # of which nobody has asked before
+    assert not any(tmp_path.iterdir())
 
 
 def test_batch_norm_is_refused_before_anything_starts(tmp_path: Path) -> None:
