@@ -83,11 +83,11 @@ def ours(name: str, rounds: int, folder: Path) -> None:
     federation = Federation.from_clients([workload.rows(folder, k) for k in range(workload.CLIENTS)])
     task = Task(workload.build())
     if name == "ray":
-        from consilience.engines.ray_cluster import RayCluster
+        from consilience.engines.ray.cluster import RayCluster
 
         engine = RayCluster(task, federation, device="cpu", rounds_ahead=rounds)
     else:
-        from consilience.engines.vectorised import Vectorised
+        from consilience.engines.vectorised.engine import Vectorised
 
         engine = Vectorised(task, federation, device="cpu", rounds_ahead=rounds)  # type: ignore[assignment]
     algorithm = fedavg(

@@ -25,8 +25,8 @@ from consilience.core.federation import Federation
 from consilience.core.rounds import run
 from consilience.core.task import Task
 from consilience.core.tree import Tree
-from consilience.engines.ray_cluster import RayCluster
-from consilience.engines.vectorised import Vectorised
+from consilience.engines.ray.cluster import RayCluster
+from consilience.engines.vectorised.engine import Vectorised
 from consilience.models import build
 from consilience.selection import Everyone
 

@@ -40,18 +40,18 @@ from consilience.core.tree import Tree
 from consilience.data import datasets
 from consilience.data.federate import federate
 from consilience.data.partition import Dirichlet, Iid
-from consilience.engines.vectorised import Vectorised
+from consilience.engines.vectorised.engine import Vectorised
 from consilience.models import build
-from consilience.server.combining.bulyan import Bulyan
-from consilience.server.combining.centred_clipping import CentredClipping
-from consilience.server.combining.geometric_median import GeometricMedian
-from consilience.server.combining.krum import Krum, MultiKrum
-from consilience.server.combining.median import Median
-from consilience.server.combining.nearest_neighbour_mixing import NearestNeighbourMixing
-from consilience.server.combining.trimmed_mean import TrimmedMean
-from consilience.server.combining.weighted_mean import WeightedMean
+from consilience.server.averaging.combining.bulyan import Bulyan
+from consilience.server.averaging.combining.centred_clipping import CentredClipping
+from consilience.server.averaging.combining.geometric_median import GeometricMedian
+from consilience.server.averaging.combining.krum import Krum, MultiKrum
+from consilience.server.averaging.combining.median import Median
+from consilience.server.averaging.combining.nearest_neighbour_mixing import NearestNeighbourMixing
+from consilience.server.averaging.combining.trimmed_mean import TrimmedMean
+from consilience.server.averaging.combining.weighted_mean import WeightedMean
+from consilience.server.averaging.weighting.uniform import UniformWeights
 from consilience.server.protocols import Combine
-from consilience.server.weighting.uniform import UniformWeights
 
 CLIENTS, HOSTILE = 20, 0.2
 F = int(CLIENTS * HOSTILE)

@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from consilience.algorithms.fedprox import fedprox
     from consilience.algorithms.simprox import simprox
     from consilience.core.algorithm import Algorithm
-    from consilience.core.checks import Invalid
     from consilience.core.federation import Federation, Rows
     from consilience.core.plans import Work
     from consilience.core.rounds import Diverged, run
+    from consilience.core.settings import Invalid
     from consilience.core.task import Task
     from consilience.data.dataset import Dataset
     from consilience.data.datasets import load as load_data
     from consilience.data.federate import federate
     from consilience.data.partition import partition
-    from consilience.engines.vectorised import Vectorised
+    from consilience.engines.vectorised.engine import Vectorised
     from consilience.environments.environment import Environment
     from consilience.experiments.result import Result
     from consilience.meta import Schedule, learn_schedule
     from consilience.models import build as build_model
     from consilience.selection import Everyone, SlidingWindow, Uniform
-    from consilience.server.weighting.schedule import ScheduleWeights
+    from consilience.server.averaging.weighting.schedule import ScheduleWeights
     from consilience.training import train
 
 __all__ = [

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from consilience.compare.command import compare
 from consilience.dashboard.command import dashboard
-from consilience.deploy.commands import deploy, verify
-from consilience.experiments.compare.command import compare
-from consilience.experiments.diagnose.command import diagnose
-from consilience.experiments.failures import guarded
+from consilience.diagnose.command import diagnose
+from consilience.flower.deploy.commands import deploy, verify
 from consilience.reporting.command import after_run
 from consilience.reporting.command import report as report_command
+from consilience.runs.failures import guarded
 
 if TYPE_CHECKING:  # PyTorch takes seconds to import: `--help` must not wait for it
     from rich.console import Console
@@ -34,7 +34,7 @@ app = typer.Typer(
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and the run folder.")]
 Log = Annotated[str, typer.Option(help="Log metrics there, too: tensorboard or mlflow.", show_default=False)]
 Report = Annotated[
-    bool, typer.Option(envvar="CONSILIENCE_REPORT", help="Draw report.html in the run folder (needs matplotlib).")
+    bool, typer.Option(envvar="CONSILIENCE_REPORT", help="Draw terminal.html in the run folder (needs matplotlib).")
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")]
 Settings = Annotated[
@@ -62,7 +62,8 @@ def run(
     """Train, and leave a run folder that can be resumed, shown and repeated."""
 
     def work() -> int:
-        from consilience.experiments import config, runner
+        from consilience.experiments import runner
+        from consilience.experiments.config import config
 
         path, overrides = split(arguments or [])
         settings = config.load(path, [*overrides, *given(name=name, log=log)])
@@ -120,7 +121,8 @@ def learn(
     def work() -> int:
         from rich.console import Console
 
-        from consilience.experiments import config, learn
+        from consilience.experiments import learn
+        from consilience.experiments.config import config
 
         path, overrides = split(arguments or [])
         settings = config.load(path, overrides)
@@ -146,7 +148,7 @@ def list_(
     """Show algorithms, data sets, partitions, environments, models and parts with their options."""
 
     def work() -> int:
-        from consilience.experiments import catalogue, catalogue_text
+        from consilience.experiments.config import catalogue, catalogue_text
 
         found = catalogue.listing()
         if what:
@@ -169,12 +171,13 @@ def show(
     """Show a run's settings and metrics, or list the runs."""
 
     def work() -> int:
-        from consilience.experiments import folder, report
+        from consilience.reporting import terminal
+        from consilience.runs import folder
 
         if run is None:
-            screen().print(report.run_list(folder.runs(runs)), highlight=False)
+            screen().print(terminal.run_list(folder.runs(runs)), highlight=False)
             return 0
-        screen().print(report.whole_run(folder.RunFolder.open(run), rows, config), highlight=False, soft_wrap=True)
+        screen().print(terminal.whole_run(folder.RunFolder.open(run), rows, config), highlight=False, soft_wrap=True)
         return 0
 
     guarded(work, debug)
@@ -191,14 +194,15 @@ def evaluate(
     """Test a run's latest model: over all test rows, and client by client."""
 
     def work() -> int:
-        from consilience.experiments import report, retest
+        from consilience.experiments import retest
+        from consilience.reporting import terminal
 
         overrides = [*(settings or []), *([f"data.name={data}"] if data else [])]
         found = retest.retest(run, overrides)
         screen().print(f"{run}, after round {found.round}", highlight=False)
-        screen().print(report.scores(found.scores, found.names, everyone=everyone), highlight=False)
+        screen().print(terminal.scores(found.scores, found.names, everyone=everyone), highlight=False)
         if found.personal is not None:
-            screen().print("", report.personal(found.personal), sep="\n", highlight=False)
+            screen().print("", terminal.personal(found.personal), sep="\n", highlight=False)
         return 0
 
     guarded(work, debug)
@@ -221,7 +225,7 @@ def split(arguments: list[str]) -> tuple[str | None, list[str]]:
     """The config file, if any, and the overrides among the arguments."""
     paths = [text for text in arguments if "=" not in text]
     if len(paths) > 1:
-        from consilience.core.checks import Invalid
+        from consilience.core.settings import Invalid
 
         raise Invalid(f"{paths[1]!r} is neither the config file ({paths[0]!r} is) nor a setting: write key=value")
     return paths[0] if paths else None, [text for text in arguments if "=" in text]
@@ -242,10 +246,10 @@ def watcher(quiet: bool) -> Callable[[Run], Iterator[Observation]] | None:
     def watch(live: Run) -> Iterator[Observation]:
         from rich.console import Console
 
-        from consilience.experiments import progress, report
+        from consilience.reporting import progress, terminal
 
         console = Console(stderr=True)
-        console.print(report.overview(live.folder.facts(), live.config.table()), highlight=False, soft_wrap=True)
+        console.print(terminal.overview(live.folder.facts(), live.config.table()), highlight=False, soft_wrap=True)
         for note in live.notes:
             console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
         if live.done:
@@ -263,16 +267,16 @@ def given(**options: str) -> list[str]:
 
 def conclude(result: Result, quiet: bool, pictures: bool) -> int:
     """The results table, the folder, what to do next and where the report is; the exit code."""
-    from consilience.experiments import report
-    from consilience.experiments.folder import RunFolder
+    from consilience.reporting import terminal
+    from consilience.runs.folder import RunFolder
 
     assert result.folder is not None
     if quiet:
         print(result.folder)
     else:
         timing = RunFolder.open(result.folder).timing.read().rows
-        screen().print(report.results(result.history, timing), highlight=False)
-        screen().print(report.next_steps(result.folder, bool(result.stopped)), highlight=False, soft_wrap=True)
+        screen().print(terminal.results(result.history, timing), highlight=False)
+        screen().print(terminal.next_steps(result.folder, bool(result.stopped)), highlight=False, soft_wrap=True)
         if pictures:
             screen().print(after_run(result), highlight=False, soft_wrap=True, markup=False)
     return 128 + result.stopped if result.stopped else 0

@@ -7,23 +7,23 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from consilience.core.admission import Limits
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Count, Invalid, Whole, check_value
 from consilience.core.federation import Federation
 from consilience.core.losses import Loss
 from consilience.core.rounds import run
+from consilience.core.screening import Limits
+from consilience.core.settings import Count, Invalid, Whole, check_value
 from consilience.core.task import Task
 from consilience.core.tree import to
-from consilience.engines.vectorised import Vectorised
+from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
 from consilience.experiments.assembly import try_model
-from consilience.experiments.catalogue import engine_options
-from consilience.experiments.parts import read_options
+from consilience.experiments.config.catalogue import engine_options
+from consilience.experiments.config.parts import read_options
 from consilience.experiments.personal import personal_test
-from consilience.experiments.progress import shown
 from consilience.experiments.record import Observation, Observer
 from consilience.experiments.result import Result
+from consilience.reporting.progress import shown
 from consilience.selection.together import Together
 
 

@@ -20,15 +20,15 @@ from consilience import algorithms, models
 from consilience.algorithms._common import averaged
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Option, options_of
 from consilience.core.federation import Federation
 from consilience.core.rounds import Round, run
+from consilience.core.settings import Option, options_of
 from consilience.core.task import Task
-from consilience.engines.vectorised import Vectorised
-from consilience.experiments.parts import name_of, parts_of
+from consilience.engines.vectorised.engine import Vectorised
+from consilience.experiments.config.parts import name_of, parts_of
 from consilience.models.siamese import siamese_heads
 from consilience.selection import Everyone
-from consilience.server.weighting.schedule import ScheduleWeights
+from consilience.server.averaging.weighting.schedule import ScheduleWeights
 
 PAGE = Path(__file__).with_name("algorithms.md")
 BEGIN, END = "<!-- table: written by docs/make_algorithms.py -->", "<!-- end of table -->"

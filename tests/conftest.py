@@ -7,7 +7,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-from consilience.engines import program
+from consilience.engines.vectorised import program
 
 # the same cases on every run, and no deadline: the first case pays for torch's lazy set-up
 settings.register_profile(

@@ -11,9 +11,9 @@ from torch import nn
 
 from consilience import algorithms
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import options_of
+from consilience.core.settings import options_of
 from consilience.selection import Everyone
-from consilience.server.weighting.schedule import ScheduleWeights
+from consilience.server.averaging.weighting.schedule import ScheduleWeights
 
 CLIENTS = len(tiny.SIZES)
 

@@ -11,7 +11,7 @@ import numpy as np
 from consilience.core.algorithm import Algorithm
 from consilience.core.federation import Federation
 from consilience.core.task import Task
-from consilience.engines.flower.client import Site, client_app
+from consilience.flower.engine.client import Site, client_app
 
 
 def through_bytes(message: Any) -> Any:

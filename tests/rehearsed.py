@@ -14,13 +14,13 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from consilience.core import arrays
 from consilience.core.rounds import Round, run
-from consilience.deploy import template
-from consilience.deploy.processes import Process
-from consilience.deploy.settings import load
-from consilience.deploy.sources import source_of
-from consilience.engines.vectorised import Vectorised
+from consilience.engines.vectorised.engine import Vectorised
+from consilience.flower.deploy import template
+from consilience.flower.deploy.processes import Process
+from consilience.flower.deploy.settings import load
+from consilience.flower.deploy.sources import source_of
+from consilience.wire import arrays
 
 CLIENTS, ROUNDS = 2, 3
 CONFIG = f"""

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from consilience.experiments import config, runner
-from consilience.experiments.folder import RunFolder
+from consilience.experiments import runner
+from consilience.experiments.config import config
+from consilience.runs.folder import RunFolder
 
 SMALL = (
     *("rounds=3", "threads=1", "model.hidden=[4]", "partition.clients=6", "algorithm.epochs=1"),

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from consilience.core import tree
-from consilience.core.exchange import Broadcast, Cohort
-from consilience.core.flight import Patience
+from consilience.core.exchange import Broadcast, Cohort, Patience
 
 
 class Script:

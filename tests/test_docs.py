@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 
 import consilience as cs
 from consilience import cli
-from consilience.engines import tuning
-from consilience.experiments import catalogue, config
+from consilience.compare import plan
+from consilience.engines.vectorised import tuning
 from consilience.experiments.assembly import assemble
-from consilience.experiments.compare import plan
+from consilience.experiments.config import catalogue, config
 
 COMMANDS = typer.main.get_command(cli.app)
 

@@ -20,7 +20,7 @@ from documents import DOCS, FILES, ROOT, Command, all_commands
 from typer.testing import CliRunner
 
 from consilience import cli
-from consilience.engines import tuning
+from consilience.engines.vectorised import tuning
 
 EMBEDDED = ("digits", "breast_cancer", "synthetic")
 TRAINING = ("run", "learn", "compare")

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 import consilience as cs
-from consilience.experiments import config, runner
+from consilience.experiments import runner
+from consilience.experiments.config import config
 
 ROOT = Path(__file__).parents[1]
 

@@ -13,8 +13,8 @@ from consilience.core import tree
 from consilience.core.federation import Federation
 from consilience.core.task import Task
 from consilience.core.tree import Tree
-from consilience.engines.lanes.serial import Threads
-from consilience.engines.vectorised import Vectorised
+from consilience.engines.vectorised.engine import Vectorised
+from consilience.engines.vectorised.lanes.serial import Threads
 from consilience.models.siamese import siamese_heads
 
 SIZES = (9, 4, 1, 12, 6)  # five clients of unequal size, one with a single row

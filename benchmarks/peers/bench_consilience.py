@@ -16,9 +16,9 @@ from consilience.algorithms.fedavg import fedavg
 from consilience.core.federation import Federation, Rows
 from consilience.core.rounds import run
 from consilience.core.task import Task
-from consilience.engines.vectorised import Vectorised
-from consilience.server.weighting.by_examples import ByExamples
-from consilience.server.weighting.uniform import UniformWeights
+from consilience.engines.vectorised.engine import Vectorised
+from consilience.server.averaging.weighting.by_examples import ByExamples
+from consilience.server.averaging.weighting.uniform import UniformWeights
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pkgutil
 from collections.abc import Callable
 
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Invalid, nearest
+from consilience.core.settings import Invalid, nearest
 
 Recipe = Callable[..., Algorithm]
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from consilience.core.algorithm import Algorithm
-from consilience.server.averaging import Averaging
-from consilience.server.buffered import Buffered
+from consilience.server.averaging.averaging import Averaging
+from consilience.server.rules.buffered import Buffered
 
 
 def buffered(algorithm: Algorithm, **options: Any) -> Algorithm:

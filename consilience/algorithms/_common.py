@@ -12,15 +12,15 @@ from consilience.client.memory.memory import Memory
 from consilience.client.solvers import SGD, Adam, Solver
 from consilience.client.terms.term import Term
 from consilience.core.algorithm import Algorithm, Plain
-from consilience.core.checks import Count, Decay, Fraction, Invalid, NonNegative, Positive
 from consilience.core.plans import Work
 from consilience.core.protocols import Channel, Selection
+from consilience.core.settings import Count, Decay, Fraction, Invalid, NonNegative, Positive
 from consilience.selection.everyone import Everyone
-from consilience.server.averaging import Averaging
-from consilience.server.combining.weighted_mean import WeightedMean
+from consilience.server.averaging.averaging import Averaging
+from consilience.server.averaging.combining.weighted_mean import WeightedMean
+from consilience.server.averaging.steps.replace import Replace
+from consilience.server.averaging.weighting.by_examples import ByExamples
 from consilience.server.protocols import Combine, Ledger, Step, Weighting
-from consilience.server.steps.replace import Replace
-from consilience.server.weighting.by_examples import ByExamples
 
 
 class Solving(TypedDict, total=False):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from consilience.client.local_training import LocalTraining
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Invalid
-from consilience.server.averaging import Averaging
+from consilience.core.settings import Invalid
+from consilience.server.averaging.averaging import Averaging
 
 
 def refuse_misfits(algorithm: Algorithm) -> Algorithm:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from consilience.algorithms._common import Common, averaged
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Invalid
-from consilience.server.combining.nearest_neighbour_mixing import NearestNeighbourMixing
-from consilience.server.combining.tolerance import Faulty
+from consilience.core.settings import Invalid
+from consilience.server.averaging.combining.nearest_neighbour_mixing import NearestNeighbourMixing
+from consilience.server.averaging.combining.tolerance import Faulty
+from consilience.server.averaging.weighting.uniform import UniformWeights
 from consilience.server.protocols import Combine
-from consilience.server.weighting.uniform import UniformWeights
 
 
 def robust(name: str, combine: Combine, mix: Faulty | None, common: Common) -> Algorithm:

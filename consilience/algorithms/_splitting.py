@@ -10,9 +10,9 @@ from consilience.client.local_training import LocalTraining
 from consilience.client.prox_centering import Centring, ReflectedProximal
 from consilience.client.terms.term import Term
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Invalid, Positive, check_value
 from consilience.core.protocols import Channel, Selection
-from consilience.server.splitting import Splitting
+from consilience.core.settings import Invalid, Positive, check_value
+from consilience.server.rules.splitting import Splitting
 
 
 class Local(Solving, total=False):

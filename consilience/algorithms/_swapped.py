@@ -8,15 +8,15 @@ from typing import Unpack
 from consilience.algorithms._common import Common, averaged
 from consilience.client.local_training import LocalTraining
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Count, Fraction, Invalid, Probability
 from consilience.core.protocols import Selection
+from consilience.core.settings import Count, Fraction, Invalid, Probability
 from consilience.selection.held import Held
 from consilience.selection.sliding_window import SlidingWindow
 from consilience.selection.uniform import Uniform
-from consilience.server.averaging import Averaging
-from consilience.server.model_similarity import Layerwise, ModelSimilarity
-from consilience.server.pairing import Pairing
-from consilience.server.swapping import Swapping
+from consilience.server.averaging.averaging import Averaging
+from consilience.server.geometry.model_similarity import Layerwise, ModelSimilarity
+from consilience.server.geometry.pairing import Pairing
+from consilience.server.rules.swapping import Swapping
 
 
 def swapped(

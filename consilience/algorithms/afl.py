@@ -8,8 +8,8 @@ from typing import Unpack
 from consilience.algorithms._common import Common, averaged
 from consilience.client.reporting import LossAtStart
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Positive
-from consilience.server.weighting.agnostic import AgnosticWeights
+from consilience.core.settings import Positive
+from consilience.server.averaging.weighting.agnostic import AgnosticWeights
 
 
 def afl(*, lambda_lr: Positive = 0.1, **common: Unpack[Common]) -> Algorithm:

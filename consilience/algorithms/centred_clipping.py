@@ -7,9 +7,9 @@ from typing import Unpack
 from consilience.algorithms._common import Common
 from consilience.algorithms._robust import robust
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Count, Positive
-from consilience.server.combining.centred_clipping import CentredClipping
-from consilience.server.combining.tolerance import Faulty
+from consilience.core.settings import Count, Positive
+from consilience.server.averaging.combining.centred_clipping import CentredClipping
+from consilience.server.averaging.combining.tolerance import Faulty
 
 
 def centred_clipping(

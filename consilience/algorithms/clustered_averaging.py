@@ -7,9 +7,9 @@ from typing import Unpack
 
 from consilience.algorithms._common import Common, averaged
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Count, Invalid
-from consilience.server.clustered import ClusteredAveraging
-from consilience.server.clusters import By, Groups
+from consilience.core.settings import Count, Invalid
+from consilience.server.rules.clustered import ClusteredAveraging
+from consilience.server.rules.clusters import By, Groups
 
 
 def clustered_averaging(

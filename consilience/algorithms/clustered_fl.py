@@ -7,9 +7,9 @@ from typing import Unpack
 
 from consilience.algorithms._common import Common, averaged
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Count, NonNegative, Probability, Whole
-from consilience.server.averaging import Averaging
-from consilience.server.bipartition import Bipartition
+from consilience.core.settings import Count, NonNegative, Probability, Whole
+from consilience.server.averaging.averaging import Averaging
+from consilience.server.rules.bipartition import Bipartition
 
 
 def clustered_fl(

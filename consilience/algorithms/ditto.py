@@ -10,7 +10,7 @@ from consilience.client.local_training import LocalTraining
 from consilience.client.personal_training import PersonalTraining
 from consilience.client.terms.proximal import Proximal
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import NonNegative
+from consilience.core.settings import NonNegative
 
 
 def ditto(*, lam: NonNegative = 0.1, **common: Unpack[Common]) -> Algorithm:

@@ -7,11 +7,11 @@ from typing import Unpack
 from consilience.algorithms._common import Solving, averaged
 from consilience.client.terms.term import Term
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Fraction, Positive
+from consilience.core.settings import Fraction, Positive
 from consilience.selection.poisson import Poisson
-from consilience.server.averaging import Averaging
-from consilience.server.private_averaging import PrivateAveraging
+from consilience.server.averaging.averaging import Averaging
 from consilience.server.protocols import Step
+from consilience.server.rules.private_averaging import PrivateAveraging
 
 
 class Local(Solving, total=False):

@@ -8,8 +8,8 @@ from typing import Unpack
 from consilience.algorithms._common import Common, averaged
 from consilience.client.reporting import LossAtStart
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import NonNegative
-from consilience.server.weighting.dr import DrWeights
+from consilience.core.settings import NonNegative
+from consilience.server.averaging.weighting.dr import DrWeights
 
 
 def dr_fedavg(*, q: NonNegative = 1.0, **common: Unpack[Common]) -> Algorithm:

@@ -6,7 +6,7 @@ from typing import Unpack
 
 from consilience.algorithms._common import Common, averaged
 from consilience.core.algorithm import Algorithm
-from consilience.server.weighting.schedule import ScheduleWeights
+from consilience.server.averaging.weighting.schedule import ScheduleWeights
 
 
 def duw_fedavg(*, schedule: str = "", **common: Unpack[Common]) -> Algorithm:

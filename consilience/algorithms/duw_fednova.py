@@ -9,10 +9,10 @@ from consilience.algorithms._common import Common, averaged
 from consilience.client.local_training import LocalTraining
 from consilience.client.paced_training import PacedTraining
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Invalid
-from consilience.server.averaging import Averaging
-from consilience.server.paced_averaging import PacedAveraging
-from consilience.server.weighting.schedule import ScheduleWeights
+from consilience.core.settings import Invalid
+from consilience.server.averaging.averaging import Averaging
+from consilience.server.averaging.weighting.schedule import ScheduleWeights
+from consilience.server.rules.paced_averaging import PacedAveraging
 
 
 def duw_fednova(*, schedule: str = "", **common: Unpack[Common]) -> Algorithm:

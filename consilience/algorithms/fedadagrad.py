@@ -6,8 +6,8 @@ from typing import Unpack
 
 from consilience.algorithms._common import Common, averaged
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Decay, Positive
-from consilience.server.steps.adaptive import AdagradStep
+from consilience.core.settings import Decay, Positive
+from consilience.server.averaging.steps.adaptive import AdagradStep
 
 
 def fedadagrad(

@@ -6,8 +6,8 @@ from typing import Unpack
 
 from consilience.algorithms._common import Common, averaged
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Positive
-from consilience.server.weighting.fedadp import FedAdpWeights
+from consilience.core.settings import Positive
+from consilience.server.averaging.weighting.fedadp import FedAdpWeights
 
 
 def fedadp(*, beta: Positive = 7.0, **common: Unpack[Common]) -> Algorithm:

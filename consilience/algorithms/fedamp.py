@@ -9,8 +9,8 @@ from consilience.algorithms._common import Common, averaged, with_terms
 from consilience.client.memory.trained_model import TrainedModel
 from consilience.client.terms.proximal import Proximal
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Invalid, NonNegative, Positive, Probability
-from consilience.server.message_passing import MessagePassing
+from consilience.core.settings import Invalid, NonNegative, Positive, Probability
+from consilience.server.rules.message_passing import MessagePassing
 
 
 def fedamp(

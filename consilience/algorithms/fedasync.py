@@ -8,8 +8,8 @@ from consilience.algorithms._buffered import buffered
 from consilience.algorithms._common import Common, averaged, with_terms
 from consilience.client.terms.proximal import Proximal
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Count, Fraction, NonNegative
-from consilience.server.staleness import PolynomialStaleness, Staleness
+from consilience.core.settings import Count, Fraction, NonNegative
+from consilience.server.rules.staleness import PolynomialStaleness, Staleness
 
 
 def fedasync(

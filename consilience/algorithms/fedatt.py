@@ -6,10 +6,10 @@ from typing import Unpack
 
 from consilience.algorithms._common import Common, averaged
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import NonNegative, Positive, Whole
-from consilience.server.combining.attention import Attention, Norm
-from consilience.server.steps.noisy import Noisy
-from consilience.server.steps.replace import Replace
+from consilience.core.settings import NonNegative, Positive, Whole
+from consilience.server.averaging.combining.attention import Attention, Norm
+from consilience.server.averaging.steps.noisy import Noisy
+from consilience.server.averaging.steps.replace import Replace
 
 
 def fedatt(

@@ -6,8 +6,8 @@ from typing import Unpack
 
 from consilience.algorithms._common import Common, averaged
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Decay, Positive
-from consilience.server.steps.momentum import MomentumStep
+from consilience.core.settings import Decay, Positive
+from consilience.server.averaging.steps.momentum import MomentumStep
 
 
 def fedavgm(*, server_lr: Positive = 1.0, beta: Decay = 0.9, **common: Unpack[Common]) -> Algorithm:

@@ -7,9 +7,9 @@ from typing import Unpack
 from consilience.algorithms._buffered import buffered
 from consilience.algorithms._common import Common, averaged
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Count
-from consilience.server.staleness import PolynomialStaleness, Staleness
-from consilience.server.weighting.uniform import UniformWeights
+from consilience.core.settings import Count
+from consilience.server.averaging.weighting.uniform import UniformWeights
+from consilience.server.rules.staleness import PolynomialStaleness, Staleness
 
 
 def fedbuff(

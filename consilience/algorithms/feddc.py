@@ -10,10 +10,10 @@ from consilience.client.memory.drift import Drift
 from consilience.client.terms.drift_corrected import DriftCorrected
 from consilience.client.terms.linear import Linear
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import NonNegative
-from consilience.server.ledgers.control_variates import ControlVariates
-from consilience.server.ledgers.mean_drift import MeanDrift
-from consilience.server.weighting.uniform import UniformWeights
+from consilience.core.settings import NonNegative
+from consilience.server.averaging.ledgers.control_variates import ControlVariates
+from consilience.server.averaging.ledgers.mean_drift import MeanDrift
+from consilience.server.averaging.weighting.uniform import UniformWeights
 
 
 def feddc(*, alpha: NonNegative = 0.1, **common: Unpack[Common]) -> Algorithm:

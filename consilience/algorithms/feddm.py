@@ -9,8 +9,8 @@ from consilience.algorithms._common import Common, averaged
 from consilience.client.distribution_matching import DistributionMatching
 from consilience.client.local_training import LocalTraining
 from consilience.core.algorithm import Algorithm, Plain
-from consilience.core.checks import Count, Invalid, NonNegative, Positive
-from consilience.server.synthetic_training import SyntheticTraining
+from consilience.core.settings import Count, Invalid, NonNegative, Positive
+from consilience.server.rules.synthetic_training import SyntheticTraining
 
 _UNUSED = ("terms", "memory", "home", "weighting", "combine", "step", "ledgers")
 

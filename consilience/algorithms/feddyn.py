@@ -9,9 +9,9 @@ from consilience.client.memory.gradient import Gradient
 from consilience.client.terms.linear import Linear
 from consilience.client.terms.proximal import Proximal
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Positive
-from consilience.server.ledgers.mean_drift import MeanDrift
-from consilience.server.weighting.uniform import UniformWeights
+from consilience.core.settings import Positive
+from consilience.server.averaging.ledgers.mean_drift import MeanDrift
+from consilience.server.averaging.weighting.uniform import UniformWeights
 
 
 def feddyn(*, alpha: Positive = 0.1, **common: Unpack[Common]) -> Algorithm:

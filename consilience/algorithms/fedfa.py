@@ -8,8 +8,8 @@ from typing import Unpack
 from consilience.algorithms._common import Common, averaged
 from consilience.client.reporting import ScoreAtEnd
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Probability
-from consilience.server.weighting.fedfa import FedFaWeights
+from consilience.core.settings import Probability
+from consilience.server.averaging.weighting.fedfa import FedFaWeights
 
 
 def fedfa(*, gamma: Probability = 0.5, **common: Unpack[Common]) -> Algorithm:

@@ -10,8 +10,8 @@ from consilience.client.label_counting import LabelCounting
 from consilience.client.local_training import LocalTraining
 from consilience.client.terms.generated_features import GeneratedFeatures
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Count, Fraction, NonNegative, Positive
-from consilience.server.ledgers.generator import Generator
+from consilience.core.settings import Count, Fraction, NonNegative, Positive
+from consilience.server.averaging.ledgers.generator import Generator
 
 
 def fedgen(

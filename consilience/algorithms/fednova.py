@@ -10,11 +10,11 @@ from consilience.client.local_training import LocalTraining
 from consilience.client.solvers import SGD
 from consilience.client.terms.proximal import Proximal
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Invalid
-from consilience.server.averaging import Averaging
-from consilience.server.combining.weighted_mean import WeightedMean
-from consilience.server.normalised_averaging import NormalisedAveraging
-from consilience.server.steps.replace import Replace
+from consilience.core.settings import Invalid
+from consilience.server.averaging.averaging import Averaging
+from consilience.server.averaging.combining.weighted_mean import WeightedMean
+from consilience.server.averaging.steps.replace import Replace
+from consilience.server.rules.normalised_averaging import NormalisedAveraging
 
 
 def fednova(**common: Unpack[Common]) -> Algorithm:

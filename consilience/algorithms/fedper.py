@@ -7,7 +7,7 @@ from typing import Unpack
 from consilience.algorithms._common import Common, averaged
 from consilience.client.home import Head
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Count
+from consilience.core.settings import Count
 
 
 def fedper(*, layers: Count = 1, **common: Unpack[Common]) -> Algorithm:

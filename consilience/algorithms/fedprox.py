@@ -9,7 +9,7 @@ from consilience.algorithms._common import Common, averaged, with_terms
 from consilience.client.inexactness import ReportsGamma
 from consilience.client.terms.proximal import Proximal
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import NonNegative
+from consilience.core.settings import NonNegative
 
 
 def fedprox(*, mu: NonNegative = 0.1, report_gamma: bool = False, **common: Unpack[Common]) -> Algorithm:

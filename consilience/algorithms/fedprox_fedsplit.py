@@ -6,7 +6,7 @@ from typing import Literal, Unpack
 
 from consilience.algorithms._splitting import Local, splitting
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Fraction, Positive
+from consilience.core.settings import Fraction, Positive
 
 
 def fedprox_fedsplit(

@@ -9,7 +9,7 @@ from consilience.algorithms._common import Common, averaged
 from consilience.client.home import Head
 from consilience.client.local_training import LocalTraining
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Count
+from consilience.core.settings import Count
 
 
 def fedrep(*, head_epochs: Count = 1, layers: Count = 1, **common: Unpack[Common]) -> Algorithm:

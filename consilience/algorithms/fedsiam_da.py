@@ -10,10 +10,10 @@ from consilience.client.local_training import LocalTraining
 from consilience.client.memory.previous_model import PreviousModel
 from consilience.client.siamese_training import SiameseTraining
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Invalid, NonNegative
-from consilience.server.averaging import Averaging
-from consilience.server.dual_averaging import LayerwiseDual
-from consilience.server.weighting.dual import DualWeights
+from consilience.core.settings import Invalid, NonNegative
+from consilience.server.averaging.averaging import Averaging
+from consilience.server.averaging.weighting.dual import DualWeights
+from consilience.server.rules.dual_averaging import LayerwiseDual
 
 
 def fedsiam_da(

@@ -7,8 +7,8 @@ from typing import Unpack
 from consilience.algorithms._common import Common
 from consilience.algorithms._swapped import swapped
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Count, Probability
-from consilience.server.pairing import Random
+from consilience.core.settings import Count, Probability
+from consilience.server.geometry.pairing import Random
 
 
 def fedswap(*, swap_percentage: Probability = 1.0, h1: Count = 1, h2: Count = 3, **common: Unpack[Common]) -> Algorithm:

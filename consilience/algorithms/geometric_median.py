@@ -7,9 +7,9 @@ from typing import Unpack
 from consilience.algorithms._common import Common
 from consilience.algorithms._robust import robust
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Positive
-from consilience.server.combining.geometric_median import GeometricMedian
-from consilience.server.combining.tolerance import Faulty
+from consilience.core.settings import Positive
+from consilience.server.averaging.combining.geometric_median import GeometricMedian
+from consilience.server.averaging.combining.tolerance import Faulty
 
 
 def geometric_median(*, nu: Positive = 1e-6, mix: Faulty | None = None, **common: Unpack[Common]) -> Algorithm:

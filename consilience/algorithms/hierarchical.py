@@ -7,9 +7,9 @@ from typing import Unpack
 
 from consilience.algorithms._common import Common, averaged
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Count, Whole
-from consilience.server.averaging import Averaging
-from consilience.server.edge_cloud import EdgeCloud
+from consilience.core.settings import Count, Whole
+from consilience.server.averaging.averaging import Averaging
+from consilience.server.rules.edge_cloud import EdgeCloud
 
 
 def hierarchical(

@@ -6,9 +6,9 @@ from typing import Unpack
 
 from consilience.algorithms._common import Common, averaged
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Count
-from consilience.server.clusters import By, Groups
-from consilience.server.weighting.hierarchical import HierarchicalWeights
+from consilience.core.settings import Count
+from consilience.server.averaging.weighting.hierarchical import HierarchicalWeights
+from consilience.server.rules.clusters import By, Groups
 
 
 def hierarchical_averaging(

@@ -8,9 +8,9 @@ from consilience.algorithms._common import Common, averaged
 from consilience.client.choosing_training import ChoosingTraining
 from consilience.client.local_training import LocalTraining
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Count, Whole
-from consilience.server.averaging import Averaging
-from consilience.server.chosen_clusters import ChosenClusters
+from consilience.core.settings import Count, Whole
+from consilience.server.averaging.averaging import Averaging
+from consilience.server.rules.chosen_clusters import ChosenClusters
 
 
 def ifca(*, clusters: Count = 2, cluster_seed: Whole = 0, **common: Unpack[Common]) -> Algorithm:

@@ -7,8 +7,8 @@ from typing import Unpack
 from consilience.algorithms._common import Common
 from consilience.algorithms._robust import robust
 from consilience.core.algorithm import Algorithm
-from consilience.server.combining.krum import Krum, Neighbours
-from consilience.server.combining.tolerance import Faulty
+from consilience.server.averaging.combining.krum import Krum, Neighbours
+from consilience.server.averaging.combining.tolerance import Faulty
 
 
 def krum(

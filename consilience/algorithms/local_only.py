@@ -8,8 +8,8 @@ from consilience.algorithms._common import Common, averaged
 from consilience.client.alone import Alone
 from consilience.client.local_training import LocalTraining
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Invalid
-from consilience.server.bystander import Bystander
+from consilience.core.settings import Invalid
+from consilience.server.rules.bystander import Bystander
 
 
 def local_only(**common: Unpack[Common]) -> Algorithm:

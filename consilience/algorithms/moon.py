@@ -8,7 +8,7 @@ from consilience.algorithms._common import Common, averaged, with_terms
 from consilience.client.memory.previous_model import PreviousModel
 from consilience.client.terms.contrastive import Contrastive
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import NonNegative, Positive
+from consilience.core.settings import NonNegative, Positive
 
 
 def moon(*, mu: NonNegative = 1.0, temperature: Positive = 0.5, **common: Unpack[Common]) -> Algorithm:

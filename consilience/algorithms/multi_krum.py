@@ -7,9 +7,9 @@ from typing import Unpack
 from consilience.algorithms._common import Common
 from consilience.algorithms._robust import robust
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Count
-from consilience.server.combining.krum import MultiKrum, Neighbours
-from consilience.server.combining.tolerance import Faulty
+from consilience.core.settings import Count
+from consilience.server.averaging.combining.krum import MultiKrum, Neighbours
+from consilience.server.averaging.combining.tolerance import Faulty
 
 
 def multi_krum(

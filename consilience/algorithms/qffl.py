@@ -8,9 +8,9 @@ from typing import Unpack
 from consilience.algorithms._common import Common, averaged
 from consilience.client.reporting import LossAtStart
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import NonNegative, Positive
-from consilience.server.ledgers.qffl_step import QfflStep
-from consilience.server.weighting.qffl import QfflWeights
+from consilience.core.settings import NonNegative, Positive
+from consilience.server.averaging.ledgers.qffl_step import QfflStep
+from consilience.server.averaging.weighting.qffl import QfflWeights
 
 
 def qffl(*, q: NonNegative = 1.0, lipschitz: Positive | None = None, **common: Unpack[Common]) -> Algorithm:

@@ -8,8 +8,8 @@ from consilience.algorithms._common import Common, averaged, with_terms
 from consilience.client.memory.control_variate import ControlVariate
 from consilience.client.terms.linear import Linear
 from consilience.core.algorithm import Algorithm
-from consilience.server.ledgers.control_variates import ControlVariates
-from consilience.server.weighting.uniform import UniformWeights
+from consilience.server.averaging.ledgers.control_variates import ControlVariates
+from consilience.server.averaging.weighting.uniform import UniformWeights
 
 
 def scaffold(**common: Unpack[Common]) -> Algorithm:

@@ -6,9 +6,9 @@ from typing import Unpack
 
 from consilience.algorithms._common import Common, averaged
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Positive
+from consilience.core.settings import Positive
 from consilience.selection.sliding_window import SlidingWindow
-from consilience.server.combining.simagg import SimAgg
+from consilience.server.averaging.combining.simagg import SimAgg
 
 
 def simagg(*, eps: Positive = 1e-5, **common: Unpack[Common]) -> Algorithm:

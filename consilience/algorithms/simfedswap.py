@@ -7,10 +7,10 @@ from typing import Unpack
 from consilience.algorithms._common import Common
 from consilience.algorithms._swapped import swapped
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Count, Invalid, Probability
-from consilience.server.model_similarity import Layerwise, ModelSimilarity
-from consilience.server.pairing import MinimumSimilarity, Pairing
-from consilience.server.similarity import Metric
+from consilience.core.settings import Count, Invalid, Probability
+from consilience.server.geometry.model_similarity import Layerwise, ModelSimilarity
+from consilience.server.geometry.pairing import MinimumSimilarity, Pairing
+from consilience.server.geometry.similarity import Metric
 
 
 def simfedswap(

@@ -7,9 +7,9 @@ from typing import Unpack
 from consilience.algorithms._common import Common, averaged
 from consilience.client.memory.previous_model import PreviousModel
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Count, Positive, Probability
+from consilience.core.settings import Count, Positive, Probability
 from consilience.selection.sliding_window import SlidingWindow
-from consilience.server.weighting.simprox import Of, Previous, Similarity, SimProxWeights
+from consilience.server.averaging.weighting.simprox import Of, Previous, Similarity, SimProxWeights
 
 
 def simprox(

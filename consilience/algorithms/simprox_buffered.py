@@ -8,9 +8,9 @@ from consilience.algorithms._buffered import buffered
 from consilience.algorithms._common import Common
 from consilience.algorithms.simprox import simprox
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Count, Positive, Probability
+from consilience.core.settings import Count, Positive, Probability
 from consilience.selection.everyone import Everyone
-from consilience.server.staleness import PolynomialStaleness, Staleness
+from consilience.server.rules.staleness import PolynomialStaleness, Staleness
 
 
 def simprox_buffered(

@@ -7,8 +7,8 @@ from typing import Unpack
 from consilience.algorithms._common import Common
 from consilience.algorithms._robust import robust
 from consilience.core.algorithm import Algorithm
-from consilience.server.combining.tolerance import Faulty
-from consilience.server.combining.trimmed_mean import TrimmedMean
+from consilience.server.averaging.combining.tolerance import Faulty
+from consilience.server.averaging.combining.trimmed_mean import TrimmedMean
 
 
 def trimmed_mean(*, f: Faulty = 0.2, mix: bool = False, **common: Unpack[Common]) -> Algorithm:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from consilience.core import chance, tree
-from consilience.core.checks import Invalid, check
+from consilience.core import rng, tree
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.protocols import Channel
+from consilience.core.settings import Invalid, check
 from consilience.core.tree import Tree
 
 
@@ -40,7 +40,7 @@ class Chain:
         kept: Tree = {}
         for i, channel in enumerate(self.channels):
             seen = self._seen(i, message)
-            reply, after = channel.encode(reply, seen, memory.get(_name(i), {}), chance.fold(key, i))
+            reply, after = channel.encode(reply, seen, memory.get(_name(i), {}), rng.fold(key, i))
             if after:
                 kept[_name(i)] = after
         return reply, kept
@@ -48,7 +48,7 @@ class Chain:
     def decode(self, cohort: Cohort, received: Broadcast, key: int) -> Cohort:
         """All server halves, the last channel's first."""
         for i in reversed(range(len(self.channels))):
-            cohort = self.channels[i].decode(cohort, self._received(i, received), chance.key(key, "chain", i))
+            cohort = self.channels[i].decode(cohort, self._received(i, received), rng.key(key, "chain", i))
         return cohort
 
     def _received(self, place: int, received: Broadcast) -> Broadcast:

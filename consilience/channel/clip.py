@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from consilience.channel.update import carrying, closed, each_floating, floating, norm, opened
-from consilience.core.checks import Positive, check
 from consilience.core.exchange import Broadcast, Cohort
+from consilience.core.settings import Positive, check
 from consilience.core.tree import Tree
 
 

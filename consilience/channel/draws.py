@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from consilience.core import chance
+from consilience.core import rng
 
 
 def uniforms(keys: Tensor, count: int) -> Tensor:
     """[..., count] float64 numbers in [0, 1), multiples of 2^-53."""
-    return (chance.bits(keys, count) >> 10).to(torch.float64) * 2.0**-53
+    return (rng.bits(keys, count) >> 10).to(torch.float64) * 2.0**-53
 
 
 def normals(keys: Tensor, count: int) -> Tensor:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from consilience.channel.draws import normals
 from consilience.channel.update import carrying, closed, each_floating, leaf_key, opened
-from consilience.core.checks import NonNegative, check
 from consilience.core.exchange import Broadcast, Cohort
+from consilience.core.settings import NonNegative, check
 from consilience.core.tree import Tree
 
 

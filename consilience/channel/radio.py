@@ -10,9 +10,9 @@ from torch import Tensor
 
 from consilience.channel.draws import exponentials, normals
 from consilience.channel.update import by_row, carrying, closed, each_floating, floating, leaf_key, opened
-from consilience.core import chance
-from consilience.core.checks import Positive, Range, check
+from consilience.core import rng
 from consilience.core.exchange import Broadcast, Cohort
+from consilience.core.settings import Positive, Range, check
 from consilience.core.tree import Tree
 
 Fading = Literal["none", "rayleigh"]
@@ -107,7 +107,7 @@ class OverTheAir:
         loud = rms(update)[list(heard)].max()
         weakest = gains(client_keys(cohort, key)[list(heard)], self.fading, self.floor).min()
         deviation = loud / (10 ** (self.snr_db / 20) * weakest.sqrt() * len(heard))
-        common = torch.tensor(chance.key(key, "air"), device=loud.device)
+        common = torch.tensor(rng.key(key, "air"), device=loud.device)
 
         def disturb(leaf: Tensor, number: int) -> Tensor:
             noise = normals(leaf_key(common, number), leaf[0].numel()).reshape(leaf.shape[1:])
@@ -118,7 +118,7 @@ class OverTheAir:
 
 def client_keys(cohort: Cohort, key: int) -> Tensor:
     """[m] one key for each client's own way to the server."""
-    return chance.fold(key, torch.from_numpy(cohort.ids).to(cohort.examples.device))
+    return rng.fold(key, torch.from_numpy(cohort.ids).to(cohort.examples.device))
 
 
 def gains(keys: Tensor, fading: Fading, floor: float) -> Tensor:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from consilience.channel.update import anchors, carrying, closed, is_personal, opened
-from consilience.core import chance
-from consilience.core.checks import Fraction, check
+from consilience.core import rng
 from consilience.core.exchange import Broadcast, Cohort
+from consilience.core.settings import Fraction, check
 from consilience.core.tree import Tree
 
 
@@ -107,7 +107,7 @@ def _count(fraction: float, size: int) -> int:
 
 def _random_places(key: Tensor, size: int, count: int) -> Tensor:
     """[count] distinct places, each set equally likely: those of the largest of as many hashes."""
-    return chance.bits(key, size).topk(count).indices
+    return rng.bits(key, size).topk(count).indices
 
 
 def _nothing(start: Tree) -> Tensor:

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from consilience.core import chance, tree
-from consilience.core.checks import Invalid
+from consilience.core import rng, tree
 from consilience.core.exchange import Broadcast, Cohort
+from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 
 
@@ -78,7 +78,7 @@ def each_floating(function: Any, payload: Tree) -> Tree:
 
 def leaf_key(key: Tensor, number: int) -> Tensor:
     """The key of one leaf's draws."""
-    return chance.fold(key, number)
+    return rng.fold(key, number)
 
 
 def norm(leaves: list[Tensor]) -> Tensor:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from consilience.client.solvers import Adam, Solver
-from consilience.core import chance
-from consilience.core.checks import Count, Invalid, NonNegative, check
+from consilience.core import rng
 from consilience.core.gradients import gradient
 from consilience.core.latent import classifier
 from consilience.core.plans import Batch, Work
+from consilience.core.settings import Count, Invalid, NonNegative, check
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 
@@ -95,8 +95,8 @@ class DistributionMatching:
 
     def _first_rows(self, x: Tensor, batch: Batch) -> Tensor:
         """[C, n, ...] noise, or rows of the batch's classes, in turn (any rows for a class that is not there)."""
-        keys = chance.fold(chance.fold(batch.key, 2**33), torch.arange(x.shape[0] * x.shape[1], device=x.device))
-        noise = chance.normals(keys, math.prod(x.shape[2:])).reshape(x.shape).to(x.dtype)
+        keys = rng.fold(rng.fold(batch.key, 2**33), torch.arange(x.shape[0] * x.shape[1], device=x.device))
+        noise = rng.normals(keys, math.prod(x.shape[2:])).reshape(x.shape).to(x.dtype)
         if self.start == "noise":
             return noise
         live = torch.ones_like(batch.y) if batch.mask is None else batch.mask
@@ -112,8 +112,8 @@ class DistributionMatching:
         if not self.radius:
             return params
         numbers = [leaf.numel() for leaf in params.values()]
-        direction = chance.normals(chance.fold(key, 2**33 + 1), sum(numbers))
-        length = self.radius * chance.uniforms(chance.fold(key, 2**33 + 2), 1)
+        direction = rng.normals(rng.fold(key, 2**33 + 1), sum(numbers))
+        length = self.radius * rng.uniforms(rng.fold(key, 2**33 + 2), 1)
         moves = (direction * (length / direction.square().sum().sqrt())).split(numbers)
         return {n: leaf + move.reshape(leaf.shape).to(leaf.dtype) for (n, leaf), move in zip(params.items(), moves)}
 

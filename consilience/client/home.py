@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from consilience.core.checks import Count, Invalid, check
+from consilience.core.settings import Count, Invalid, check
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.func import grad
 
 from consilience.client.local_training import LocalTraining
-from consilience.core.checks import NonNegative, check
 from consilience.core.plans import Batch, Work
 from consilience.core.protocols import ClientRule
+from consilience.core.settings import NonNegative, check
 from consilience.core.task import Task
 from consilience.core.tree import Tree, leaves, map_leaves
 

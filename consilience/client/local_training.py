@@ -12,10 +12,10 @@ from consilience.client.memory.memory import Done, Memory, OwnModel
 from consilience.client.solvers import SGD, Solver
 from consilience.client.terms.term import Context, Term
 from consilience.core import tree
-from consilience.core.checks import Invalid, Whole, check
 from consilience.core.gradients import gradient
 from consilience.core.losses import average
 from consilience.core.plans import Batch, Work
+from consilience.core.settings import Invalid, Whole, check
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 

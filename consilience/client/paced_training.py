@@ -8,8 +8,8 @@ from torch import Tensor
 
 from consilience.client.local_training import LocalTraining
 from consilience.client.solvers import SGD
-from consilience.core.checks import Invalid, check
 from consilience.core.plans import Batch, Work
+from consilience.core.settings import Invalid, check
 from consilience.core.task import Task
 from consilience.core.tree import Tree, map_leaves
 

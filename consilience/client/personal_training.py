@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from consilience.client.local_training import LocalTraining
-from consilience.core.checks import Invalid
 from consilience.core.plans import Batch, Work
+from consilience.core.settings import Invalid
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from consilience.client.memory.memory import Done
 from consilience.client.terms.term import Context
-from consilience.core.checks import Fraction, Positive, check
 from consilience.core.plans import Batch
+from consilience.core.settings import Fraction, Positive, check
 from consilience.core.tree import Tree, map_leaves
 
 Z = "z"  # the splitting variable's key in a client's memory, or in its personal message if the server keeps it

@@ -14,9 +14,9 @@ from consilience.client.memory.memory import Done, Memory
 from consilience.client.memory.previous_model import PreviousModel
 from consilience.client.solvers import SGD, Solver
 from consilience.client.terms.term import Context, Term
-from consilience.core.checks import Invalid, NonNegative, check
 from consilience.core.losses import average
 from consilience.core.plans import Batch, Work
+from consilience.core.settings import Invalid, NonNegative, check
 from consilience.core.task import Task
 from consilience.core.tree import Tree, where
 

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from consilience.core.checks import Decay, Fraction, Invalid, NonNegative, Positive, check
+from consilience.core.settings import Decay, Fraction, Invalid, NonNegative, Positive, check
 from consilience.core.tree import Tree, map_leaves
 
 

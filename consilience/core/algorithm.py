@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, fields, is_dataclass
 
 from torch import Tensor
 
-from consilience.core.checks import Invalid
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.protocols import Channel, ClientRule, Selection, ServerRule
+from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 
 

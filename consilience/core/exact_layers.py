@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from consilience.core import chance
-from consilience.core.checks import Invalid
+from consilience.core import rng
+from consilience.core.settings import Invalid
 
 
 class ExactBatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -86,7 +86,7 @@ class KeyedDropout(nn.Module):
             raise Invalid("a model with dropout was trained without a key: pass Task.apply(..., key=batch.key)")
         shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.whole_channels else x.shape
         count = shape.numel() if isinstance(shape, torch.Size) else torch.Size(shape).numel()
-        keep = chance.keep_mask(chance.fold(self.key, self.layer + 2**16 * self.calls), count, self.p).view(shape)
+        keep = rng.keep_mask(rng.fold(self.key, self.layer + 2**16 * self.calls), count, self.p).view(shape)
         self.calls += 1
         return x * keep.to(x.dtype) / (1 - self.p) if self.p < 1 else x * 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -106,3 +106,11 @@ class Pool:
 
 Notes = dict[str, Any]
 """What a server rule reports of its round: aggregation weights, similarities ... as tensors."""
+
+
+class Patience(NamedTuple):
+    """How long the server waits: replies that take longer than `deadline` are lost; the `first` so many are enough."""
+
+    deadline: float | None = None
+    first: int | None = None
+    partial_work: bool = False  # whether a reply's duration hangs on how much of its work is drawn for the round

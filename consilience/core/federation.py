@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from consilience.core import chance
-from consilience.core.checks import Invalid
+from consilience.core import rng
+from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 
 
@@ -41,7 +41,7 @@ def new_generator(classes: int, latent: int, *, noise: int, hidden: int, like: T
     sizes = {"label": (classes, hidden), "noise": (noise, hidden), "output": (hidden, latent)}
     made: Tree = {}
     for name, (rows, columns) in sizes.items():
-        draws = chance.normals(torch.tensor(chance.key(0, "generator", name)), rows * columns)
+        draws = rng.normals(torch.tensor(rng.key(0, "generator", name)), rows * columns)
         scale = (2 / (rows if name == "output" else noise + 1)) ** 0.5
         made[name] = (scale * draws.reshape(rows, columns)).to(like)
     return {**made, "bias": torch.zeros(hidden).to(like), "shift": torch.zeros(latent).to(like)}
@@ -56,4 +56,4 @@ def generate(params: Tree, labels: Tensor, noise: Tensor) -> Tensor:
 def draw_labels(shares: Tensor, key: Tensor, count: int) -> Tensor:
     """[count] class numbers drawn by [C] shares, which sum to one."""
     edges = shares.to(torch.float64).cumsum(0)[:-1]
-    return (chance.uniforms(key, count).unsqueeze(-1) >= edges).sum(-1)
+    return (rng.uniforms(key, count).unsqueeze(-1) >= edges).sum(-1)

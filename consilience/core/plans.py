@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from consilience.core import chance
-from consilience.core.checks import Count, Positive, check
+from consilience.core import rng
 from consilience.core.federation import Rows
+from consilience.core.settings import Count, Positive, check
 from consilience.core.tree import map_leaves
 
 
@@ -149,13 +149,13 @@ def draw(
     width = min(longest, work.batch_size or longest)
     epochs = max(1, int((-(-steps // per_epoch)).max(initial=1)))
     starts = store.starts[places].numpy()
-    of_client = chance.fold(chance.key(seed, "plan", round), ids)
-    of_epoch = chance.fold(of_client[:, None], np.arange(epochs))  # [k, E]
+    of_client = rng.fold(rng.key(seed, "plan", round), ids)
+    of_epoch = rng.fold(of_client[:, None], np.arange(epochs))  # [k, E]
     # a few numbers per client: they are worked out here and sent at once, which spares the device dozens of launches
     table = np.stack([of_client, sizes, per_epoch, starts, *of_epoch.T])
     keys, size, passes, start, *epoch_keys = torch.from_numpy(table).to(device, non_blocking=True)  # [4 + E, k]
     if work.shuffle:
-        order = chance.permutations(torch.stack(epoch_keys, -1), size.unsqueeze(-1), longest)
+        order = rng.permutations(torch.stack(epoch_keys, -1), size.unsqueeze(-1), longest)
     else:
         order = torch.arange(longest, device=device).expand(len(ids), epochs, longest)
 
@@ -170,6 +170,6 @@ def draw(
         rows=order[mine, epoch, at] + start.unsqueeze(-1),
         live=np.clip(sizes - number % per_epoch * width, 0, width) * (number < steps),
         steps=steps,
-        keys=chance.fold(keys, step + 2**32),
+        keys=rng.fold(keys, step + 2**32),
         first=within == 0,
     )

@@ -7,8 +7,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
-from consilience.core.exchange import Broadcast, Cohort, Notes, Pool
-from consilience.core.flight import Patience
+from consilience.core.exchange import Broadcast, Cohort, Notes, Patience, Pool
 from consilience.core.plans import Batch, Work
 from consilience.core.task import Task
 from consilience.core.tree import Tree

@@ -10,13 +10,9 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
-from consilience.core.admission import Limits
 from consilience.core.algorithm import Algorithm, Plain
-from consilience.core.chance import key
-from consilience.core.checks import Invalid
-from consilience.core.dispatch import Asked, gather, pace_of
+from consilience.core.arrivals import Asked, gather, labelled, pace_of
 from consilience.core.exchange import Broadcast, Cohort, Notes
-from consilience.core.flight import labelled
 from consilience.core.protocols import (
     Engine,
     HasTask,
@@ -26,8 +22,10 @@ from consilience.core.protocols import (
     MovesAlone,
     TrainsModel,
 )
-from consilience.core.screening import if_enough
+from consilience.core.rng import key
+from consilience.core.screening import Limits, if_enough
 from consilience.core.screening import screen as screen
+from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 
 

@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from consilience.core import tree
-from consilience.core.admission import Limits
-from consilience.core.checks import Invalid
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.refusal import Refusal
+from consilience.core.settings import Count, Invalid, Positive, Whole, check
 from consilience.core.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a reply may be at most, and how many are needed for a round to count."""
+
+    min_valid: Count = 1  # replies; with fewer the round changes nothing
+    max_norm: Positive | None = (
+        None  # of an update (its parameters; its floating buffers alike): longer ones are clipped
+    )
+    max_examples: Count = 10_000_000  # rows that a client may say it has
+    beyond: Literal["refuse", "cap"] = "refuse"  # what happens to replies that claim more
+    max_steps: Count = 10_000_000  # local steps that a client may say it did
+    castable: tuple[str, ...] = ()  # floating types that are cast to the expected one instead of refused
+    slack: Whole = 4096  # bytes that a reply may be longer than expected
+    needs_digest: bool = False  # whether a reply without one is refused
+    max_metrics: Whole = 64  # numbers reported beside a reply
+
+    def __post_init__(self) -> None:
+        check(self)
+        for name in self.castable:
+            if name not in ("float16", "bfloat16", "float32", "float64"):
+                raise Invalid(f"Limits.castable = {name!r} is not one of float16, bfloat16, float32, float64")
 
 
 def screen(cohort: Cohort, received: Broadcast | None = None, limits: Limits | None = None) -> Cohort:

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from consilience.core import tree
-from consilience.core.checks import Invalid, nearest
 from consilience.core.exact_layers import ExactBatchNorm, extra_inputs, key_inputs, make_exact
 from consilience.core.losses import LOSSES, Loss
 from consilience.core.matmul_convolution import use_matmul
+from consilience.core.settings import Invalid, nearest
 from consilience.core.tree import Tree
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from consilience.core.distant import Distant, each
+from consilience.core.remote import Distant, each
 
 Tree = dict[str, Any]
 """A nested dict whose leaves are tensors: `Tree = dict[str, Tensor | Tree]`."""

@@ -11,7 +11,7 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 
 TOKEN_VARIABLE = "CONSILIENCE_DASHBOARD_TOKEN"
 SHORTEST_TOKEN = 20

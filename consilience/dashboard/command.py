@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from consilience.experiments.failures import guarded
+from consilience.runs.failures import guarded
 
 
 def dashboard(

@@ -7,12 +7,12 @@ from collections import OrderedDict
 from pathlib import Path
 from urllib.parse import quote
 
-from consilience.experiments.folder import RecordError
-from consilience.experiments.names import plain
 from consilience.reporting import page, style, tables
 from consilience.reporting.album import compiled
 from consilience.reporting.groups import grouped
 from consilience.reporting.runs import RunData, find, folders, read
+from consilience.runs.folder import RecordError
+from consilience.runs.names import plain
 
 _KEPT = 16  # pages that need not be drawn again while their records stay as they are
 _RECORDS = ("run.json", "config.toml", "metrics.jsonl", "timing.jsonl", "clients.jsonl", "federation.json")

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.dashboard.access import Door
 from consilience.dashboard.guard import App, Guard
 from consilience.dashboard.pages import Pages

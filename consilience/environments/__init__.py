@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from consilience.core.checks import Invalid, check_options, nearest, refuse_unknown
+from consilience.core.settings import Invalid, check_options, nearest, refuse_unknown
 from consilience.environments import presets
 from consilience.environments.environment import Environment
 from consilience.environments.presets import Preset

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from consilience.core.flight import Patience
+from consilience.core.exchange import Patience
 from consilience.core.plans import Work
 from consilience.environments.environment import Draw, Environment
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from consilience.core.checks import Count, Invalid, NonNegative, Positive, Probability, Whole, check
+from consilience.core.settings import Count, Invalid, NonNegative, Positive, Probability, Whole, check
 
 
 class Draw(IntEnum):

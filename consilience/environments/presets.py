@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from consilience.core.checks import Invalid, Probability, check
+from consilience.core.settings import Invalid, Probability, check
 from consilience.environments.environment import Environment
 
 DUW = (

@@ -14,20 +14,20 @@ import torch
 from consilience import models
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Invalid, options_of
 from consilience.core.exchange import Pool
 from consilience.core.federation import Federation
 from consilience.core.protocols import Engine
+from consilience.core.settings import Invalid, options_of
 from consilience.core.task import Task
 from consilience.data import datasets
 from consilience.data.dataset import Dataset
 from consilience.data.federate import federate
 from consilience.data.partition import fingerprint
-from consilience.engines.ray_cluster import RayCluster
-from consilience.engines.vectorised import Vectorised
-from consilience.experiments.catalogue import ENGINES, KINDS
-from consilience.experiments.config import Config
-from consilience.experiments.parts import made
+from consilience.engines.ray.cluster import RayCluster
+from consilience.engines.vectorised.engine import Vectorised
+from consilience.experiments.config.catalogue import ENGINES, KINDS
+from consilience.experiments.config.config import Config
+from consilience.experiments.config.parts import made
 from consilience.experiments.privacy_ledger import refuse_overspending
 from consilience.selection.together import Together
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from consilience.core.task import Task
 from consilience.core.tree import Tree
-from consilience.experiments import canonical, tree_file
-from consilience.experiments.disk import explain, replace_file
-from consilience.experiments.row_log import RecordError
+from consilience.runs import canonical, tree_file
+from consilience.runs.disk import explain, replace_file
+from consilience.runs.row_log import RecordError
 
 MODEL = "model.safetensors"
 MANIFEST = "model.json"

@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from consilience import environments
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.experiments.assembly import assemble
-from consilience.experiments.config import Config
-from consilience.experiments.progress import duration
+from consilience.experiments.config.config import Config
 from consilience.meta.learning import Iteration, learning
 from consilience.meta.schedule import Schedule
+from consilience.reporting.progress import duration
 
 USUAL = {"iterations": 400, "lr": 0.001}
 

@@ -11,24 +11,25 @@ from pathlib import Path
 import torch
 
 from consilience.core import tree
-from consilience.core.checks import Invalid
 from consilience.core.rounds import Diverged, Snapshot, run
+from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
-from consilience.experiments import checkpoint, identity, trackers
+from consilience.experiments import trackers
 from consilience.experiments.assembly import Experiment
-from consilience.experiments.checkpoint import Checkpoint
-from consilience.experiments.config import Config
-from consilience.experiments.disk import explain, replace_file
+from consilience.experiments.config.config import Config
 from consilience.experiments.export import export
 from consilience.experiments.federated_test import federated_test
-from consilience.experiments.folder import RunFolder
-from consilience.experiments.interrupts import Interrupts
-from consilience.experiments.masking import secrets_in
 from consilience.experiments.personal import personal_test
 from consilience.experiments.privacy_ledger import accounted
 from consilience.experiments.record import Observation, Observer
 from consilience.experiments.result import Result
-from consilience.experiments.row_log import RecordError
+from consilience.runs import checkpoint, identity
+from consilience.runs.checkpoint import Checkpoint
+from consilience.runs.disk import explain, replace_file
+from consilience.runs.folder import RunFolder
+from consilience.runs.interrupts import Interrupts
+from consilience.runs.redact import secrets_in
+from consilience.runs.row_log import RecordError
 
 Watch = Callable[["Run"], Iterator[Observation]]
 """Something that shows the observations of a run while it passes them on."""

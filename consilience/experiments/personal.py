@@ -12,8 +12,8 @@ from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.evaluate import Evaluate
 from consilience.core.protocols import PersonalRule
 from consilience.core.tree import Tree
-from consilience.engines.ray_cluster import RayCluster
-from consilience.engines.vectorised import Vectorised
+from consilience.engines.ray.cluster import RayCluster
+from consilience.engines.vectorised.engine import Vectorised
 from consilience.experiments.evaluation import fairness
 from consilience.experiments.federated_test import test_rows
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from consilience.core.checks import Invalid
 from consilience.core.protocols import ServerRule
 from consilience.core.rounds import Round
+from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
-from consilience.experiments.folder import RunFolder
 from consilience.privacy import Spent, noise_for
-from consilience.server.private_averaging import PrivateAveraging
+from consilience.runs.folder import RunFolder
+from consilience.server.rules.private_averaging import PrivateAveraging
 
 
 def refuse_overspending(server: ServerRule, start: Tree, *, clients: int, rounds: int) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from consilience.core.distant import each
 from consilience.core.exchange import Cohort
 from consilience.core.federation import Rows
 from consilience.core.refusal import tally
+from consilience.core.remote import each
 from consilience.core.rounds import Round
 from consilience.core.task import Task
 from consilience.core.tree import Tree

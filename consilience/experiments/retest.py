@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from consilience.core import tree
-from consilience.core.checks import Invalid
-from consilience.experiments import checkpoint
+from consilience.core.settings import Invalid
 from consilience.experiments.assembly import assemble
-from consilience.experiments.config import from_table
+from consilience.experiments.config.config import from_table
 from consilience.experiments.evaluation import Scores, evaluate
-from consilience.experiments.folder import RunFolder
 from consilience.experiments.personal import PersonalScores, personal_test
-from consilience.experiments.toml_text import loads
+from consilience.runs import checkpoint
+from consilience.runs.folder import RunFolder
+from consilience.runs.toml_text import loads
 
 CHANGEABLE = ("data", "data_dir", "partition", "engine", "threads")
 

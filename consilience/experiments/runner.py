@@ -11,18 +11,19 @@ from typing import Any
 
 import torch
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data import partition
 from consilience.data.dataset import Dataset
-from consilience.experiments import checkpoint, identity, trackers
+from consilience.experiments import trackers
 from consilience.experiments.assembly import Experiment, assemble
 from consilience.experiments.client_log import federation_facts
-from consilience.experiments.config import Config, from_table
-from consilience.experiments.folder import RunFolder
+from consilience.experiments.config.config import Config, from_table
 from consilience.experiments.live_run import Run, Watch, store_config
-from consilience.experiments.names import plain
 from consilience.experiments.result import Result
-from consilience.experiments.toml_text import loads
+from consilience.runs import checkpoint, identity
+from consilience.runs.folder import RunFolder
+from consilience.runs.names import plain
+from consilience.runs.toml_text import loads
 
 
 def execute(config: Config, *, folder: Path | None = None, watch: Watch | None = None) -> Result:

@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from consilience.core.checks import Invalid
-from consilience.experiments.folder import RunFolder
-from consilience.experiments.masking import masked
-from consilience.experiments.names import plain
+from consilience.core.settings import Invalid
+from consilience.runs.folder import RunFolder
+from consilience.runs.names import plain
+from consilience.runs.redact import masked
 
 TRACKERS = {"tensorboard": "tensorboard", "mlflow": "mlflow"}
 """What can be logged to, and the package that it needs."""

@@ -11,12 +11,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from consilience.flower.client import client_app
-    from consilience.flower.memory import at_home, load_shared, recall, remember
-    from consilience.flower.serving import Limits
-    from consilience.flower.siamese_term import FedSiamTerm
-    from consilience.flower.strategy import TooFewNodes
-    from consilience.flower.terms import (
+    from consilience.flower.strategies.client import client_app
+    from consilience.flower.strategies.memory import at_home, load_shared, recall, remember
+    from consilience.flower.strategies.serving import Limits
+    from consilience.flower.strategies.siamese_term import FedSiamTerm
+    from consilience.flower.strategies.strategy import TooFewNodes
+    from consilience.flower.strategies.terms import (
         FedDCTerm,
         FedDynTerm,
         FedProxTerm,
@@ -73,11 +73,11 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         found = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     else:
-        from consilience.flower.catalogue import STRATEGIES
+        from consilience.flower.strategies.catalogue import STRATEGIES
 
         if name not in STRATEGIES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from consilience.flower.strategy import strategy
+        from consilience.flower.strategies.strategy import strategy
 
         found = strategy(name)
     globals()[name] = found
@@ -85,6 +85,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    from consilience.flower.catalogue import STRATEGIES
+    from consilience.flower.strategies.catalogue import STRATEGIES
 
     return sorted({*globals(), *_HOMES, *STRATEGIES})

@@ -20,13 +20,13 @@ from consilience.client.gradient_report import GradientReport
 from consilience.client.solvers import SGD
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
-from consilience.core.checks import Invalid
 from consilience.core.exchange import Broadcast, Cohort, Pool
 from consilience.core.protocols import Engine
 from consilience.core.rounds import run
+from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
-from consilience.server.paced_averaging import PacedAveraging, paces
-from consilience.server.weighting.schedule import ScheduleWeights, shares
+from consilience.server.averaging.weighting.schedule import ScheduleWeights, shares
+from consilience.server.rules.paced_averaging import PacedAveraging, paces
 
 Keep = Literal["device", "cpu", "nothing"]
 

@@ -9,13 +9,13 @@ from consilience.client.local_training import LocalTraining
 from consilience.client.paced_training import PacedTraining
 from consilience.client.solvers import SGD
 from consilience.core.algorithm import Algorithm, Plain
-from consilience.core.checks import Invalid
 from consilience.core.protocols import AsksFirst, Buffers, Engine
+from consilience.core.settings import Invalid
 from consilience.meta.unfolded import HoldsData
-from consilience.server.averaging import Averaging
-from consilience.server.combining.weighted_mean import WeightedMean
-from consilience.server.paced_averaging import PacedAveraging
-from consilience.server.steps.replace import Replace
+from consilience.server.averaging.averaging import Averaging
+from consilience.server.averaging.combining.weighted_mean import WeightedMean
+from consilience.server.averaging.steps.replace import Replace
+from consilience.server.rules.paced_averaging import PacedAveraging
 
 Gradient = Literal["auto", "server", "reported", "autograd", "full"]
 

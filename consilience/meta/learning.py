@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from consilience.client.gradient_report import WithGradientSum
-from consilience.core import chance
+from consilience.core import rng
 from consilience.core.algorithm import Algorithm, Plain
-from consilience.core.checks import Count, Invalid, Positive, Whole, check_value
 from consilience.core.exchange import Broadcast
 from consilience.core.protocols import Engine
 from consilience.core.rounds import run
+from consilience.core.settings import Count, Invalid, Positive, Whole, check_value
 from consilience.core.tree import Tree
 from consilience.meta import simplex
 from consilience.meta.adjoint import Adjoint, Keep, chosen
@@ -65,7 +65,7 @@ def learning(
     for number in range(iterations):
         table = simplex.weights(theta, constraint)
         # batches and failures are drawn afresh for every run
-        loss, found = slope(table.detach(), chance.key(seed, "unfolding", number) % 2**63)
+        loss, found = slope(table.detach(), rng.key(seed, "unfolding", number) % 2**63)
         if not bool(found.isfinite().all()):
             raise Invalid(f"iteration {number + 1}: the gradient is not finite: lower the learning rates")
         optimiser.zero_grad()

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from consilience.server.weighting.schedule import ScheduleWeights, load_tensors, save_table
+from consilience.server.averaging.weighting.schedule import ScheduleWeights, load_tensors, save_table
 
 _SHADES = " .:-=+*#%@"
 

@@ -17,7 +17,7 @@ from consilience.core.plans import Batch, Work
 from consilience.core.protocols import Channel, ClientRule, Engine
 from consilience.core.task import Task
 from consilience.core.tree import Tree
-from consilience.server.weighting.schedule import shares
+from consilience.server.averaging.weighting.schedule import shares
 
 
 @runtime_checkable

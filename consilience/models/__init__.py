@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from consilience.core.checks import Invalid, nearest
+from consilience.core.settings import Invalid, nearest
 from consilience.models.convolutional import cnn
 from consilience.models.densely_connected import densenet121
 from consilience.models.frozen import linear_head

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, cast
 
 from torch import nn
 
-from consilience.core.checks import Count, Invalid, check_options, check_value
+from consilience.core.settings import Count, Invalid, check_options, check_value
 
 Given = ParamSpec("Given")
 Shape = tuple[Count, ...]  # of one example

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from consilience.core import chance
-from consilience.core.checks import Invalid
+from consilience.core import rng
+from consilience.core.settings import Invalid
 
 LAYER = 2**40  # apart from the numbers of dropout layers
 GREY = (0.299, 0.587, 0.114)
@@ -35,8 +35,8 @@ class Augment(nn.Module):
             return x
         if self.key is None:
             raise Invalid("a model that varies pictures was trained without a key: pass Task.apply(..., key=batch.key)")
-        rows = chance.fold(chance.fold(self.key, LAYER), torch.arange(len(x), device=x.device))
-        draws = (chance.bits(rows, 5) >> 10).to(torch.float64).mul(2.0**-53).to(x.dtype)  # [n, 5] in [0, 1)
+        rows = rng.fold(rng.fold(self.key, LAYER), torch.arange(len(x), device=x.device))
+        draws = (rng.bits(rows, 5) >> 10).to(torch.float64).mul(2.0**-53).to(x.dtype)  # [n, 5] in [0, 1)
         mirrored, light, contrast, colour, turn = draws.unbind(1)
         if self.flip:
             x = torch.where(_per_row(mirrored < self.flip), x.flip(-1), x)

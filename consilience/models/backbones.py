@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 
 
 def backbone_named(key: str, name: str, inputs: Any, classes: int, options: Mapping[str, Any] | None) -> nn.Module:

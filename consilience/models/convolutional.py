@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from consilience.core.checks import Count, Decay, Invalid
+from consilience.core.settings import Count, Decay, Invalid
 from consilience.models.arguments import Shape, factory, picture_shape
 from consilience.models.layers import dropout as dropout_layer
 

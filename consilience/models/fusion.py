@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from consilience.core.checks import Count, Decay, Invalid, NonNegative, Probability
+from consilience.core.settings import Count, Decay, Invalid, NonNegative, Probability
 from consilience.models.arguments import factory, modality_sizes
 from consilience.models.augmentation import Augment
 from consilience.models.backbones import backbone_named, head_shape

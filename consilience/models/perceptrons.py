@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from consilience.core.checks import Count, Decay
+from consilience.core.settings import Count, Decay
 from consilience.models.arguments import Shape, factory, value_count
 from consilience.models.layers import dropout as dropout_layer
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from consilience.core.checks import Count, Decay, Invalid
+from consilience.core.settings import Count, Decay, Invalid
 from consilience.models.arguments import Shape, factory, require_sequence
 from consilience.models.frozen import Constant
 from consilience.models.layers import dropout as dropout_layer

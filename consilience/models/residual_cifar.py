@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from consilience.core.checks import Count
+from consilience.core.settings import Count
 from consilience.models.arguments import Shape, factory, picture_shape
 from consilience.models.layers import Norm, initialise_convolutions, normalisation
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from consilience.core.checks import Count
+from consilience.core.settings import Count
 from consilience.models.arguments import Shape, factory
 from consilience.models.backbones import backbone_named, head_shape
 

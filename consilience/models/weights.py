@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from consilience.core.checks import Invalid, nearest
+from consilience.core.settings import Invalid, nearest
 
 COUNTER = "num_batches_tracked"  # absent from older files, never needed to compute
 

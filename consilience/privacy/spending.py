@@ -12,7 +12,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from consilience.core.checks import Fraction, Invalid, Positive, check
+from consilience.core.settings import Fraction, Invalid, Positive, check
 
 MOST_ROUNDS = 100_000  # that are looked at when a budget is turned into rounds
 FINEST = 1e-3  # relative, of a noise that is searched for

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from consilience.experiments.failures import guarded
+from consilience.runs.failures import guarded
 
 if TYPE_CHECKING:
     from consilience.experiments.result import Result

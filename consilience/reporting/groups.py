@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from consilience.experiments.names import plain
 from consilience.reporting.runs import RunData
+from consilience.runs.names import plain
 
 ASIDE = ("name", "seed", "rounds", "threads", "engine", "checkpoint", "log", "label")
 """Settings by which runs of one group may differ: no choice of a method is among them."""

@@ -8,12 +8,12 @@ import importlib.resources
 from collections.abc import Sequence
 from typing import Any
 
-from consilience.experiments.toml_text import dumps
 from consilience.reporting import style, tables
 from consilience.reporting.album import Album
 from consilience.reporting.groups import Group
 from consilience.reporting.runs import RunData
 from consilience.reporting.style import Picture
+from consilience.runs.toml_text import dumps
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 """Nothing is loaded and nothing runs; pictures inside the drawings are part of the page."""

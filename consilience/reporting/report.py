@@ -6,12 +6,12 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
-from consilience.core.checks import Invalid
-from consilience.experiments.disk import replace_file
+from consilience.core.settings import Invalid
 from consilience.reporting import page, style
 from consilience.reporting.album import Album, compiled
 from consilience.reporting.groups import grouped
 from consilience.reporting.runs import find
+from consilience.runs.disk import replace_file
 
 NAME = "report.html"
 

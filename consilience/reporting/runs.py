@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from consilience.core.checks import Invalid
-from consilience.experiments import canonical
-from consilience.experiments.disk import read_file
-from consilience.experiments.folder import RecordError, RunFolder
-from consilience.experiments.masking import masked
-from consilience.experiments.names import plain
-from consilience.experiments.report import status
-from consilience.experiments.row_log import RowLog
-from consilience.experiments.toml_text import loads
+from consilience.core.settings import Invalid
+from consilience.reporting.terminal import status
+from consilience.runs import canonical
+from consilience.runs.disk import read_file
+from consilience.runs.folder import RecordError, RunFolder
+from consilience.runs.names import plain
+from consilience.runs.redact import masked
+from consilience.runs.row_log import RowLog
+from consilience.runs.toml_text import loads
 
 Rows = list[dict[str, Any]]
 PLACES = ("runs", "data_dir")

@@ -8,10 +8,10 @@ from functools import partial
 
 import numpy as np
 
-from consilience.experiments.progress import duration
-from consilience.experiments.report import size
 from consilience.reporting.groups import Group
+from consilience.reporting.progress import duration
 from consilience.reporting.runs import RunData
+from consilience.reporting.terminal import size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from consilience.core.chance import draws
-from consilience.core.checks import Count, Fraction, Invalid, check
 from consilience.core.exchange import Pool
+from consilience.core.rng import draws
+from consilience.core.settings import Count, Fraction, Invalid, check
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from consilience.core.checks import Count, Invalid, check
 from consilience.core.exchange import Pool
 from consilience.core.protocols import AsksFirst, Selection
+from consilience.core.settings import Count, Invalid, check
 from consilience.selection.everyone import Everyone
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from consilience.core.chance import draws
-from consilience.core.checks import Fraction, check
 from consilience.core.exchange import Pool
+from consilience.core.rng import draws
+from consilience.core.settings import Fraction, check
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from consilience.core.checks import Invalid
 from consilience.core.exchange import Pool
+from consilience.core.settings import Invalid
 
 
 @dataclass(frozen=True, kw_only=True)

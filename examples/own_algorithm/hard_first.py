@@ -8,8 +8,8 @@ from torch import Tensor
 
 from consilience.algorithms._common import Common, averaged
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Positive, check
 from consilience.core.exchange import Cohort, Notes
+from consilience.core.settings import Positive, check
 from consilience.core.tree import Tree
 
 

@@ -29,17 +29,17 @@ from consilience.channel.attacks import (
 from consilience.channel.attacks.a_little_is_enough import largest_z
 from consilience.channel.attacks.traitors import are_traitors
 from consilience.core import tree
-from consilience.core.checks import Invalid
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.federation import Federation, Rows
 from consilience.core.protocols import Channel
 from consilience.core.rounds import run
+from consilience.core.settings import Invalid
 from consilience.core.task import Task
-from consilience.server.combining.centred_clipping import CentredClipping
-from consilience.server.combining.krum import Krum
-from consilience.server.combining.median import Median
-from consilience.server.combining.trimmed_mean import TrimmedMean
-from consilience.server.combining.weighted_mean import WeightedMean
+from consilience.server.averaging.combining.centred_clipping import CentredClipping
+from consilience.server.averaging.combining.krum import Krum
+from consilience.server.averaging.combining.median import Median
+from consilience.server.averaging.combining.trimmed_mean import TrimmedMean
+from consilience.server.averaging.combining.weighted_mean import WeightedMean
 from consilience.server.protocols import Combine
 
 START = np.array([1.0, -2.0, 0.5])

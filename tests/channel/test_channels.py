@@ -19,14 +19,14 @@ from consilience.algorithms.simprox import simprox
 from consilience.channel import Chain, Clip, Noise, OverTheAir, Plain, Quantise, Radio, RandomK, TopK
 from consilience.channel.draws import exponentials, normals, uniforms
 from consilience.channel.packing import packed, unpacked
-from consilience.core import chance, tree
-from consilience.core.checks import Invalid
+from consilience.core import rng, tree
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.protocols import Channel
 from consilience.core.rounds import run
+from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.environments.environment import Environment
-from consilience.experiments import parts
+from consilience.experiments.config import parts
 from consilience.selection import Uniform
 
 pytestmark = pytest.mark.usefixtures("untraced")
@@ -64,7 +64,7 @@ def through(
     memories = memories or [channel.init(start)] * len(replies)
     message = {"model": start, "round": torch.tensor(0)}
     done = [
-        channel.encode(reply, message, memory, torch.tensor(chance.key(seed, "channel", i)))
+        channel.encode(reply, message, memory, torch.tensor(rng.key(seed, "channel", i)))
         for i, (reply, memory) in enumerate(zip(replies, memories))
     ]
     m = len(replies)
@@ -76,7 +76,7 @@ def through(
         round=0,
         **cohort,
     )
-    got = channel.decode(sent, Broadcast(shared={"model": start}), chance.key(seed, "decode"))
+    got = channel.decode(sent, Broadcast(shared={"model": start}), rng.key(seed, "decode"))
     return sent, got, [memory for _, memory in done]
 
 
@@ -241,7 +241,7 @@ def test_zero_stays_zero_and_the_largest_value_is_exact() -> None:
 
 def many(channel: Any, start: Tree, reply: Tree, times: int) -> Tree:
     """The same reply sent `times` times with fresh keys, as received: stacked parameters."""
-    keys = chance.fold(torch.tensor(5), torch.arange(times))
+    keys = rng.fold(torch.tensor(5), torch.arange(times))
     sent = torch.func.vmap(lambda key: channel.encode({"model": reply}, {"model": start}, {}, key)[0])(keys)
     rows, steps = torch.ones(times), np.ones(times, dtype=np.int64)
     cohort = Cohort(reply=sent, ids=np.arange(times), examples=rows, steps=steps, round=0)
@@ -366,7 +366,7 @@ def test_noise_has_its_deviation_and_is_fresh() -> None:
 
 
 def test_draws() -> None:
-    keys = chance.fold(torch.tensor(3), torch.arange(50))
+    keys = rng.fold(torch.tensor(3), torch.arange(50))
     flat_draws = uniforms(keys, 400)
     assert float(flat_draws.min()) >= 0 and float(flat_draws.max()) < 1
     assert float(flat_draws.mean()) == pytest.approx(0.5, abs=5 * math.sqrt(1 / 12 / 20_000))
@@ -374,7 +374,7 @@ def test_draws() -> None:
     assert bell.shape == (50, 401)
     assert float((bell**4).mean()) == pytest.approx(3, abs=0.25)
     assert abs(float((bell[:, :200] * bell[:, 201:401]).mean())) < 0.05
-    gains = exponentials(chance.fold(torch.tensor(4), torch.arange(20_000)))
+    gains = exponentials(rng.fold(torch.tensor(4), torch.arange(20_000)))
     assert float(gains.mean()) == pytest.approx(1, abs=5 / math.sqrt(20_000))
     assert float((gains > 2).double().mean()) == pytest.approx(math.exp(-2), abs=0.012)
 

@@ -14,11 +14,11 @@ from consilience.algorithms.feddc import feddc
 from consilience.algorithms.feddyn import feddyn
 from consilience.algorithms.scaffold import scaffold
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Invalid
 from consilience.core.federation import Federation
 from consilience.core.rounds import Round, run
+from consilience.core.settings import Invalid
 from consilience.core.task import Task
-from consilience.engines.vectorised import Vectorised
+from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
 from consilience.selection import Uniform
 from consilience.server import UniformWeights

@@ -19,9 +19,9 @@ from consilience.client.memory.previous_model import PreviousModel
 from consilience.client.terms.contrastive import Contrastive
 from consilience.client.terms.term import Context
 from consilience.core import plans, tree
-from consilience.core.checks import Invalid
 from consilience.core.plans import Batch, Work
 from consilience.core.rounds import run
+from consilience.core.settings import Invalid
 from consilience.core.task import Task
 from consilience.selection import Everyone
 

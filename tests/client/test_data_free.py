@@ -18,17 +18,17 @@ from consilience.client import SGD
 from consilience.client.distribution_matching import DistributionMatching
 from consilience.client.terms.generated_features import GeneratedFeatures
 from consilience.client.terms.term import Context
-from consilience.core import chance
+from consilience.core import rng
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Invalid
 from consilience.core.exchange import Cohort
 from consilience.core.latent import classifier, draw_labels, generate, new_generator
 from consilience.core.plans import Batch
 from consilience.core.rounds import run
+from consilience.core.settings import Invalid
 from consilience.core.task import Task
 from consilience.core.tree import Tree
-from consilience.server.ledgers.generator import Generator
-from consilience.server.synthetic_training import SyntheticTraining
+from consilience.server.averaging.ledgers.generator import Generator
+from consilience.server.rules.synthetic_training import SyntheticTraining
 
 pytestmark = pytest.mark.usefixtures("untraced")
 DOUBLE = torch.float64
@@ -58,10 +58,10 @@ def test_labels_are_drawn_by_their_shares() -> None:
 
 
 def test_normal_draws_are_normal() -> None:
-    drawn = chance.normals(torch.arange(50), 1001).flatten().numpy()
+    drawn = rng.normals(torch.arange(50), 1001).flatten().numpy()
     assert drawn.mean() == pytest.approx(0, abs=0.02) and drawn.std() == pytest.approx(1, abs=0.02)
     assert (np.abs(drawn) < 1).mean() == pytest.approx(0.6827, abs=0.01)
-    assert torch.equal(chance.normals(torch.tensor(4), 9), chance.normals(torch.arange(5), 9)[4])
+    assert torch.equal(rng.normals(torch.tensor(4), 9), rng.normals(torch.arange(5), 9)[4])
 
 
 # --- FedGen ----------------------------------------------------------------------------------------------------------
@@ -93,12 +93,12 @@ def test_fedgens_terms_by_hand() -> None:
     key = torch.tensor(7)
 
     def features(labels: Tensor, purpose: int) -> Tensor:
-        noise = torch.stack([chance.normals(chance.fold(chance.fold(key, purpose), i), 6) for i in range(len(labels))])
+        noise = torch.stack([rng.normals(rng.fold(rng.fold(key, purpose), i), 6) for i in range(len(labels))])
         g = told["params"]
         hidden = torch.stack([(g["label"][c] + e @ g["noise"] + g["bias"]).clamp(min=0) for c, e in zip(labels, noise)])
         return hidden @ g["output"] + g["shift"]
 
-    drawn = draw_labels(told["labels"], chance.fold(key, 2**33), 4)
+    drawn = draw_labels(told["labels"], rng.fold(key, 2**33), 4)
     weight, bias = (params[name].clone().requires_grad_() for name in ("weight", "bias"))
     logits = features(drawn, 2**33 + 1) @ weight.T + bias
     taught = -logits.log_softmax(1)[torch.arange(4), drawn].mean()
@@ -288,7 +288,7 @@ def accuracy(algorithm: Algorithm, seed: int) -> float:
     from consilience.data import datasets
     from consilience.data.federate import federate
     from consilience.data.partition import PARTITIONS
-    from consilience.engines.vectorised import Vectorised
+    from consilience.engines.vectorised.engine import Vectorised
     from consilience.experiments.evaluation import evaluate
 
     data = datasets.load("digits")

@@ -19,9 +19,9 @@ from consilience.algorithms.scaffold import scaffold
 from consilience.client import LocalTraining, Proximal
 from consilience.client.home import Head, Named, Normalisation
 from consilience.core import plans, tree
-from consilience.core.checks import Invalid
 from consilience.core.plans import Work
 from consilience.core.rounds import Round, run
+from consilience.core.settings import Invalid
 from consilience.core.task import Task
 from consilience.selection import Uniform
 

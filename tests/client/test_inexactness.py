@@ -15,7 +15,7 @@ from consilience.channel import Quantise
 from consilience.core.federation import Federation
 from consilience.core.rounds import run
 from consilience.core.task import Task
-from consilience.engines.vectorised import Vectorised
+from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
 
 pytestmark = pytest.mark.usefixtures("untraced")

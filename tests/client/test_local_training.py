@@ -17,12 +17,12 @@ from consilience.algorithms.fedprox import fedprox
 from consilience.client import SGD, Adam, LocalTraining, Proximal
 from consilience.core import plans, tree
 from consilience.core.algorithm import Algorithm, Plain
-from consilience.core.checks import Invalid
 from consilience.core.federation import Federation
 from consilience.core.plans import Work
 from consilience.core.rounds import run
+from consilience.core.settings import Invalid
 from consilience.core.task import Task
-from consilience.engines.vectorised import Vectorised
+from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
 from consilience.selection import Everyone
 from consilience.server import Averaging

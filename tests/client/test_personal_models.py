@@ -15,14 +15,14 @@ from consilience.algorithms.fedamp import fedamp
 from consilience.algorithms.fedavg import fedavg
 from consilience.algorithms.fedper import fedper
 from consilience.core import plans, tree
-from consilience.core.checks import Invalid
 from consilience.core.plans import Work
 from consilience.core.rounds import run
+from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.experiments.personal import personal_test
 from consilience.selection import Uniform
 from consilience.server import UniformWeights
-from consilience.server.message_passing import MessagePassing
+from consilience.server.rules.message_passing import MessagePassing
 from consilience.training import train
 
 pytestmark = pytest.mark.usefixtures("untraced")

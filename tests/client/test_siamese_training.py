@@ -24,15 +24,16 @@ from consilience.client.memory.previous_model import PreviousModel
 from consilience.client.siamese_training import SiameseTraining
 from consilience.client.terms.contrastive import Contrastive
 from consilience.core import plans, tree
-from consilience.core.checks import Invalid
 from consilience.core.federation import Federation
 from consilience.core.plans import Batch, Work
 from consilience.core.rounds import run
+from consilience.core.settings import Invalid
 from consilience.core.task import Task
-from consilience.engines.vectorised import Vectorised
+from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
-from consilience.experiments import config, runner
+from consilience.experiments import runner
 from consilience.experiments.assembly import assemble
+from consilience.experiments.config import config
 from consilience.server import Averaging, SimProxWeights
 
 INPUTS, DEPTH, CLASSES = 5, 4, 3

@@ -18,13 +18,14 @@ from declared import CLIENTS, DECLARED, Declared, build, model_of
 
 from consilience import algorithms
 from consilience.core import plans, tree
-from consilience.core.checks import options_of
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.protocols import LooksFirst
 from consilience.core.rounds import Round, run
+from consilience.core.settings import options_of
 from consilience.core.tree import Tree
-from consilience.engines import fusing, in_place, program
-from consilience.engines.vectorised import Vectorised
+from consilience.engines.compiler import fuse, in_place
+from consilience.engines.vectorised import program
+from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
 from consilience.selection import Uniform
 
@@ -106,7 +107,7 @@ def test_lanes_agree_on_uneven_work(name: str, lane: str) -> None:
 @pytest.mark.parametrize(("lane", "fused"), [("serial", False), ("serial", True), ("batched", False)])
 def test_traced_steps_give_the_same_bits(name: str, lane: str, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "InPlace", functools.partial(in_place.InPlace, fused=fused))
-    monkeypatch.setattr(fusing, "FEWEST", 2)
+    monkeypatch.setattr(fuse, "FEWEST", 2)
     even = Environment(steps=(2,) * CLIENTS)  # few shapes to trace
     plain = train(name, "convnet", lane=lane, environment=even, rounds=3)
     monkeypatch.setattr(program, "HOT", 0)

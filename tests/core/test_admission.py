@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from consilience.core import tree
-from consilience.core.admission import Arrival, Limits, Refusal, Refused, Template, admit, identities
-from consilience.core.arrays import digest
-from consilience.core.checks import Invalid
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.refusal import tally
-from consilience.core.screening import if_enough, screen
+from consilience.core.screening import Limits, if_enough, screen
+from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
+from consilience.wire.admission import Arrival, Refusal, Refused, Template, admit, identities
+from consilience.wire.arrays import digest
 
 START = {"params": {"w": torch.zeros(3, 2), "b": torch.zeros(())}, "buffers": {"n": torch.tensor(0)}}
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from consilience.core import tree
-from consilience.core.arrays import Packed, digest, from_bytes, to_bytes
 from consilience.core.refusal import Refused
-from consilience.core.template import Template
+from consilience.wire.arrays import Packed, digest, from_bytes, to_bytes
+from consilience.wire.template import Template
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16]
 DTYPES += [torch.int8, torch.uint8, torch.bool]

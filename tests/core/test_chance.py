@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consilience.core import chance
+from consilience.core import rng
 
 MASK = 2**64 - 1
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -48,22 +48,22 @@ def test_published_splitmix64_values() -> None:
         16408922859458223821,
     ]
     assert splitmix64(1234567, 5) == published
-    assert chance.bits(torch.tensor(1234567), 5).tolist() == [value & (2**63 - 1) for value in published]
+    assert rng.bits(torch.tensor(1234567), 5).tolist() == [value & (2**63 - 1) for value in published]
 
 
 @given(INT64, st.integers(1, 40))
 def test_bits_are_splitmix64_without_the_top_bit(key: int, count: int) -> None:
-    got = chance.bits(torch.tensor(key), count)
+    got = rng.bits(torch.tensor(key), count)
     assert got.dtype == torch.int64 and bool((got >= 0).all())
     assert got.tolist() == [value & (2**63 - 1) for value in splitmix64(key, count)]
 
 
 @given(st.lists(INT64, min_size=1, max_size=4))
 def test_bits_of_many_keys_are_those_of_each(keys: list[int]) -> None:
-    together = chance.bits(torch.tensor(keys), 7)
+    together = rng.bits(torch.tensor(keys), 7)
     assert together.shape == (len(keys), 7)
     for row, key in zip(together, keys):
-        assert torch.equal(row, chance.bits(torch.tensor(key), 7))
+        assert torch.equal(row, rng.bits(torch.tensor(key), 7))
 
 
 @given(INT64, st.integers(0, 2**40))
@@ -71,17 +71,17 @@ def test_fold_is_the_counter_th_output(key: int, counter: int) -> None:
     state = (unsigned(key) + counter * 0x9E3779B97F4A7C15) & MASK
     expected = signed(splitmix64(state, 1)[0])
     forms = [
-        chance.fold(torch.tensor(key), torch.tensor(counter)),
-        chance.fold(torch.tensor(key), counter),
-        chance.fold(key, torch.tensor(counter)),
+        rng.fold(torch.tensor(key), torch.tensor(counter)),
+        rng.fold(torch.tensor(key), counter),
+        rng.fold(key, torch.tensor(counter)),
     ]
     assert [int(form) for form in forms] == [expected] * 3
 
 
 def test_fold_broadcasts() -> None:
-    folded = chance.fold(torch.tensor([[3], [4]]), torch.arange(5))
+    folded = rng.fold(torch.tensor([[3], [4]]), torch.arange(5))
     assert folded.shape == (2, 5)
-    assert int(folded[1, 2]) == int(chance.fold(torch.tensor(4), 2))
+    assert int(folded[1, 2]) == int(rng.fold(torch.tensor(4), 2))
     assert len(set(folded.flatten().tolist())) == 10
 
 
@@ -92,40 +92,40 @@ def test_key_chains_the_purpose() -> None:
     expected = 42
     for part in (zlib.crc32(b"plan"), 7):
         expected = mixed(expected + part * 0x9E3779B97F4A7C15)
-    assert chance.key(42, "plan", 7) == signed(expected)
+    assert rng.key(42, "plan", 7) == signed(expected)
 
 
 def test_keys_of_different_purposes_differ() -> None:
-    keys = [chance.key(seed, purpose, n) for seed in range(20) for purpose in ("plan", "channel") for n in range(20)]
+    keys = [rng.key(seed, purpose, n) for seed in range(20) for purpose in ("plan", "channel") for n in range(20)]
     assert len(set(keys)) == len(keys)
-    assert chance.key(1, "plan") != chance.key(1, "plan", 0)
+    assert rng.key(1, "plan") != rng.key(1, "plan", 0)
     assert all(-(2**63) <= key < 2**63 for key in keys)
 
 
 def test_golden_values() -> None:
     """Whatever changes these changes every run ever recorded."""
-    assert chance.key(0, "plan", 0) == -3384947958821715028
-    assert chance.key(2024, "channel", 17) == -5132335939315954390
-    assert chance.permutations(torch.tensor(99), torch.tensor(8), 8).tolist() == [1, 3, 4, 6, 7, 5, 0, 2]
-    assert chance.keep_mask(torch.tensor(5), 12, 0.5).int().tolist() == [1, 1, 0, 0, 0, 1, 0, 1, 1, 0, 1, 0]
-    assert chance.draws(3, "selection", 4).integers(0, 1000, 4).tolist() == [809, 234, 303, 470]
+    assert rng.key(0, "plan", 0) == -3384947958821715028
+    assert rng.key(2024, "channel", 17) == -5132335939315954390
+    assert rng.permutations(torch.tensor(99), torch.tensor(8), 8).tolist() == [1, 3, 4, 6, 7, 5, 0, 2]
+    assert rng.keep_mask(torch.tensor(5), 12, 0.5).int().tolist() == [1, 1, 0, 0, 0, 1, 0, 1, 1, 0, 1, 0]
+    assert rng.draws(3, "selection", 4).integers(0, 1000, 4).tolist() == [809, 234, 303, 470]
 
 
 def test_draws_depend_on_every_part_of_the_purpose() -> None:
     streams = [
-        chance.draws(0, "a", 0),
-        chance.draws(1, "a", 0),
-        chance.draws(0, "b", 0),
-        chance.draws(0, "a", 1),
+        rng.draws(0, "a", 0),
+        rng.draws(1, "a", 0),
+        rng.draws(0, "b", 0),
+        rng.draws(0, "a", 1),
     ]
     assert len({stream.integers(0, 2**62) for stream in streams}) == len(streams)
-    assert chance.draws(0, "a", 0).random() == chance.draws(0, "a", 0).random()
+    assert rng.draws(0, "a", 0).random() == rng.draws(0, "a", 0).random()
 
 
 @given(INT64, st.integers(0, 30), st.integers(0, 12))
 def test_permutations_permute_and_pad(key: int, size: int, extra: int) -> None:
     longest = max(1, size + extra)
-    order = chance.permutations(torch.tensor([key]), torch.tensor([size]), longest)[0].tolist()
+    order = rng.permutations(torch.tensor([key]), torch.tensor([size]), longest)[0].tolist()
     assert len(order) == longest
     assert sorted(order[:size]) == list(range(size))
     assert order[size:] == list(range(size, longest))  # padding stays in its place
@@ -133,8 +133,8 @@ def test_permutations_permute_and_pad(key: int, size: int, extra: int) -> None:
 
 @given(INT64, st.integers(1, 20), st.integers(0, 20))
 def test_a_permutation_does_not_depend_on_the_padding(key: int, size: int, extra: int) -> None:
-    alone = chance.permutations(torch.tensor(key), torch.tensor(size), size)
-    padded = chance.permutations(torch.tensor(key), torch.tensor(size), size + extra)
+    alone = rng.permutations(torch.tensor(key), torch.tensor(size), size)
+    padded = rng.permutations(torch.tensor(key), torch.tensor(size), size + extra)
     assert torch.equal(alone, padded[:size])
 
 
@@ -145,8 +145,8 @@ def chi_square_limit(freedom: int) -> float:
 
 def test_permutations_are_uniform() -> None:
     draws = 24_000
-    keys = chance.fold(chance.key(0, "test"), torch.arange(draws))
-    orders = chance.permutations(keys, torch.full((draws,), 4), 6)[:, :4]
+    keys = rng.fold(rng.key(0, "test"), torch.arange(draws))
+    orders = rng.permutations(keys, torch.full((draws,), 4), 6)[:, :4]
     counts = Counter(map(tuple, orders.tolist()))
     assert len(counts) == 24
     statistic = sum((count - draws / 24) ** 2 / (draws / 24) for count in counts.values())
@@ -154,7 +154,7 @@ def test_permutations_are_uniform() -> None:
 
 
 def test_bits_are_uniform_in_every_position() -> None:
-    draws = chance.bits(torch.tensor(chance.key(1, "test")), 20_000).numpy()
+    draws = rng.bits(torch.tensor(rng.key(1, "test")), 20_000).numpy()
     ones = np.array([((draws >> place) & 1).mean() for place in range(63)])
     assert np.abs(ones - 0.5).max() < 5 * 0.5 / math.sqrt(20_000)
 
@@ -162,19 +162,19 @@ def test_bits_are_uniform_in_every_position() -> None:
 @pytest.mark.parametrize("drop", [0.0, 0.1, 0.25, 0.5, 0.9, 0.999])
 def test_keep_mask_rate_is_within_binomial_bounds(drop: float) -> None:
     count = 200_000
-    dropped = int((~chance.keep_mask(torch.tensor(chance.key(7, "drop")), count, drop)).sum())
+    dropped = int((~rng.keep_mask(torch.tensor(rng.key(7, "drop")), count, drop)).sum())
     spread = math.sqrt(count * drop * (1 - drop))
     assert abs(dropped - count * drop) <= 5 * spread
 
 
 def test_keep_mask_of_neighbouring_keys_is_independent() -> None:
-    keys = chance.fold(chance.key(0, "mask"), torch.arange(2))
-    a, b = chance.keep_mask(keys, 100_000, 0.5)
+    keys = rng.fold(rng.key(0, "mask"), torch.arange(2))
+    a, b = rng.keep_mask(keys, 100_000, 0.5)
     agree = float((a == b).double().mean())
     assert abs(agree - 0.5) < 5 * 0.5 / math.sqrt(100_000)
 
 
 def test_draws_work_inside_vmap() -> None:
     keys = torch.arange(5)
-    mapped = torch.func.vmap(lambda key: chance.keep_mask(chance.fold(key, 3), 9, 0.4))(keys)
-    assert torch.equal(mapped, torch.stack([chance.keep_mask(chance.fold(key, 3), 9, 0.4) for key in keys]))
+    mapped = torch.func.vmap(lambda key: rng.keep_mask(rng.fold(key, 3), 9, 0.4))(keys)
+    assert torch.equal(mapped, torch.stack([rng.keep_mask(rng.fold(key, 3), 9, 0.4) for key in keys]))

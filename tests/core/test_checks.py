@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consilience.core.checks import (
+from consilience.core.settings import (
     Count,
     Decay,
     Fraction,

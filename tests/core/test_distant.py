@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
-from consilience.core.distant import Distant, each
+from consilience.core.remote import Distant, each
 
 VALUES = torch.arange(24, dtype=torch.float64).reshape(6, 4)
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from consilience.core import chance
-from consilience.core.checks import Invalid
+from consilience.core import rng
 from consilience.core.exact_layers import ExactBatchNorm, KeyedDropout, extra_inputs, make_exact
+from consilience.core.settings import Invalid
 
 CHANNELS = 3
 SHAPES: dict[str, tuple[type[nn.Module], tuple[int, ...]]] = {
@@ -227,7 +227,7 @@ def test_dropout_pattern_depends_on_key_layer_and_position_only() -> None:
     assert not torch.equal(first, dropout(0.5, key=6)(x))
     assert not torch.equal(first, dropout(0.5, layer=1)(x))
     assert torch.equal(first[:2], dropout(0.5)(x[:2]))  # rows behind do not matter: padding is harmless
-    expected = chance.keep_mask(chance.fold(torch.tensor(5), 0), 300, 0.5).view(6, 50)
+    expected = rng.keep_mask(rng.fold(torch.tensor(5), 0), 300, 0.5).view(6, 50)
     assert torch.equal(first != 0, expected)
 
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consilience.core.checks import Invalid
 from consilience.core.federation import Federation, Rows
+from consilience.core.settings import Invalid
 
 
 def pair(rows: int, value: float = 0.0, features: int = 2) -> tuple[torch.Tensor, torch.Tensor]:

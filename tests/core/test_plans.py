@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consilience.core import chance, plans
-from consilience.core.checks import Invalid
+from consilience.core import plans, rng
 from consilience.core.federation import Rows
 from consilience.core.plans import Work
+from consilience.core.settings import Invalid
 
 
 def store_of(sizes: list[int]) -> Rows:
@@ -168,7 +168,7 @@ def test_golden_plan() -> None:
     """The batches of a recorded run must stay what they were."""
     plan, store = drawn([7, 5], Work(batch_size=3), seed=11, round=2)
     assert batches_of(plan, store, 0) == [[4, 3, 1], [2, 6, 0], [5]]
-    expected = chance.fold(chance.fold(chance.key(11, "plan", 2), torch.tensor(0)), 2**32 + 1)
+    expected = rng.fold(rng.fold(rng.key(11, "plan", 2), torch.tensor(0)), 2**32 + 1)
     assert int(plan.keys[1, 0]) == int(expected)
 
 

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from consilience.algorithms.fedavg import fedavg
 from consilience.core import tree
 from consilience.core.algorithm import Plain
-from consilience.core.checks import Invalid
 from consilience.core.evaluate import Evaluate
 from consilience.core.exchange import Broadcast
 from consilience.core.federation import Federation
 from consilience.core.rounds import run
+from consilience.core.settings import Invalid
 from consilience.core.task import Task
-from consilience.engines.vectorised import Vectorised
+from consilience.engines.vectorised.engine import Vectorised
 
 
 class Tied(nn.Module):

@@ -17,15 +17,15 @@ from consilience.algorithms.simprox import simprox
 from consilience.algorithms.simprox_buffered import simprox_buffered
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
-from consilience.core.checks import Invalid
-from consilience.core.exchange import Broadcast, Pool
-from consilience.core.flight import Flight, Patience
+from consilience.core.arrivals import Flight
+from consilience.core.exchange import Broadcast, Patience, Pool
 from consilience.core.rounds import Diverged, Round, run
+from consilience.core.settings import Invalid
 from consilience.environments.environment import Environment
 from consilience.selection import Everyone, Uniform
 from consilience.server import UniformWeights
-from consilience.server.buffered import Buffered
-from consilience.server.staleness import PolynomialStaleness
+from consilience.server.rules.buffered import Buffered
+from consilience.server.rules.staleness import PolynomialStaleness
 
 
 def values(rounds: list[Round]) -> list[float]:

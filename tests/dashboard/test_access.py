@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.dashboard.access import TOKEN_VARIABLE, Door, door, is_loopback
 
 TOKEN = "correct-horse-battery-staple"

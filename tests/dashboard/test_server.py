@@ -21,7 +21,7 @@ from sample_runs import written
 from typer.testing import CliRunner
 
 from consilience import cli
-from consilience.experiments.folder import RunFolder
+from consilience.runs.folder import RunFolder
 
 for needed in ("matplotlib", "starlette", "uvicorn"):
     pytest.importorskip(needed, reason='needs pip install "consilience[dashboard]"')

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.dataset import Dataset
 from consilience.data.federate import federate
 from consilience.data.partition import (

@@ -1,4 +1,4 @@
-"""`consilience deploy` and `consilience verify` as they are typed."""
+"""`consilience flower/deploy` and `consilience verify` as they are typed."""
 
 from __future__ import annotations
 

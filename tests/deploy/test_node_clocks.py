@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 import consilience
 from consilience import cli
-from consilience.core.checks import Invalid
-from consilience.deploy import clock
+from consilience.core.settings import Invalid
+from consilience.flower.deploy import clock
 
 
 @contextlib.contextmanager
@@ -96,9 +96,9 @@ def test_what_flower_allows_is_what_we_say() -> None:
 # --- durations and deadlines -----------------------------------------------------------------------------------------
 
 STAMPS = {  # where the time of day is what is meant: a certificate's validity, when a run began, an export's stamps
-    "deploy/keys.py": 1,
-    "deploy/clock.py": 1,
-    "experiments/folder.py": 1,
+    "flower/deploy/keys.py": 1,
+    "flower/deploy/clock.py": 1,
+    "runs/folder.py": 1,
     "experiments/trackers.py": 1,
 }
 WALL = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today")}

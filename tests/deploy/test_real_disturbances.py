@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from rehearsed import digest_here, digest_of, end, ended, rows, until, write_app
 
-from consilience.deploy.processes import Process
-from consilience.deploy.rehearsal import Rehearsal
-from consilience.deploy.up import facts_of
+from consilience.flower.deploy.local_deployment import Rehearsal
+from consilience.flower.deploy.processes import Process
+from consilience.flower.deploy.up import facts_of
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "consilience[flower]"')
 pytestmark = pytest.mark.slow

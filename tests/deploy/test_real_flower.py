@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from rehearsed import ROUNDS, digest_of, end, ended, in_process, rows, until, write_app
 
-from consilience.core import arrays
-from consilience.deploy import keys
-from consilience.deploy.processes import free_port
-from consilience.deploy.rehearsal import Rehearsal
-from consilience.deploy.up import facts_of
+from consilience.flower.deploy import keys
+from consilience.flower.deploy.local_deployment import Rehearsal
+from consilience.flower.deploy.processes import free_port
+from consilience.flower.deploy.up import facts_of
+from consilience.wire import arrays
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "consilience[flower]"')
 pytestmark = pytest.mark.slow

@@ -15,13 +15,13 @@ import safetensors.torch
 import torch
 
 from consilience.core.rounds import run
-from consilience.deploy import template
-from consilience.deploy.rehearsal import Rehearsal
-from consilience.deploy.settings import load
-from consilience.deploy.sources import source_of
-from consilience.deploy.up import facts_of
-from consilience.engines.vectorised import Vectorised
+from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
+from consilience.flower.deploy import template
+from consilience.flower.deploy.local_deployment import Rehearsal
+from consilience.flower.deploy.settings import load
+from consilience.flower.deploy.sources import source_of
+from consilience.flower.deploy.up import facts_of
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "consilience[flower]"')
 pytestmark = pytest.mark.slow

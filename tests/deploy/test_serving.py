@@ -11,23 +11,23 @@ import pytest
 import safetensors.torch
 import torch
 
-from consilience.core import arrays
-from consilience.core.checks import Invalid
 from consilience.core.rounds import run
-from consilience.deploy import template
-from consilience.deploy.settings import load
-from consilience.deploy.sources import source_of
-from consilience.engines.vectorised import Vectorised
+from consilience.core.settings import Invalid
+from consilience.engines.vectorised.engine import Vectorised
 from consilience.experiments.evaluation import evaluate
-from consilience.experiments.folder import RunFolder
+from consilience.flower.deploy import template
+from consilience.flower.deploy.settings import load
+from consilience.flower.deploy.sources import source_of
+from consilience.runs.folder import RunFolder
+from consilience.wire import arrays
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "consilience[flower]"')
 
 from flower_loopback import Loopback
 
-from consilience.deploy.hosting import client_app
-from consilience.deploy.serving import serve
-from consilience.engines.flower.mail import TooFewClients
+from consilience.flower.deploy.hosting import client_app
+from consilience.flower.deploy.serving import serve
+from consilience.flower.engine.mail import TooFewClients
 
 CLIENTS = 3
 FEDERATION = """

@@ -15,17 +15,17 @@ import pytest
 import torch
 
 from consilience import algorithms
-from consilience.core.checks import Invalid
-from consilience.deploy import template
-from consilience.deploy.hosting import hosts_of, settings_of
-from consilience.deploy.processes import alive, end
-from consilience.deploy.rehearsal import Rehearsal
-from consilience.deploy.serving import is_loopback, refuse_plain_text
-from consilience.deploy.settings import from_given, load
-from consilience.deploy.sources import OwnFederation, source_of
-from consilience.deploy.up import shares
-from consilience.deploy.verify import ALGORITHMS, STANDARD, Outcome, differing, verify
-from consilience.experiments.config import from_table
+from consilience.core.settings import Invalid
+from consilience.experiments.config.config import from_table
+from consilience.flower.deploy import template
+from consilience.flower.deploy.hosting import hosts_of, settings_of
+from consilience.flower.deploy.local_deployment import Rehearsal
+from consilience.flower.deploy.processes import alive, end
+from consilience.flower.deploy.serving import is_loopback, refuse_plain_text
+from consilience.flower.deploy.settings import from_given, load
+from consilience.flower.deploy.sources import OwnFederation, source_of
+from consilience.flower.deploy.up import shares
+from consilience.flower.deploy.verify import ALGORITHMS, STANDARD, Outcome, differing, verify
 
 FEDAVG = {"algorithm": {"name": "fedavg", "lr": 0.1}, "deploy": {"clients": 3, "classes": 2}}
 
@@ -241,7 +241,7 @@ def test_keys_are_private_and_the_certificate_names_its_hosts(tmp_path: Path) ->
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-    from consilience.deploy import keys
+    from consilience.flower.deploy import keys
 
     made = keys.make(tmp_path / "keys", hosts=("127.0.0.1", "localhost"), nodes=2)
     for secret in (made.certificate_key, *made.nodes, tmp_path / "keys" / "ca.key"):
@@ -261,7 +261,7 @@ def test_keys_are_private_and_the_certificate_names_its_hosts(tmp_path: Path) ->
 
 
 def test_every_algorithm_that_verify_compares_can_be_configured() -> None:
-    from consilience.deploy.verify import _table
+    from consilience.flower.deploy.verify import _table
 
     for name in ALGORITHMS:
         config = from_table(_table(STANDARD, name, 2))
@@ -269,7 +269,7 @@ def test_every_algorithm_that_verify_compares_can_be_configured() -> None:
 
 
 def test_an_option_of_another_algorithm_does_not_stop_verify() -> None:
-    from consilience.deploy.verify import _table
+    from consilience.flower.deploy.verify import _table
 
     given = {**STANDARD, "algorithm": {"name": "fedprox", "mu": 0.3, "lr": 0.05}}
     assert from_table(_table(given, "fedprox", 1)).algorithm.options["mu"] == 0.3

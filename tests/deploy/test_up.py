@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from consilience.core.checks import Invalid
-from consilience.deploy import template
-from consilience.deploy import up as launcher
-from consilience.deploy.processes import ProcessFailed
-from consilience.deploy.rehearsal import Rehearsal
+from consilience.core.settings import Invalid
+from consilience.flower.deploy import template
+from consilience.flower.deploy import up as launcher
+from consilience.flower.deploy.local_deployment import Rehearsal
+from consilience.flower.deploy.processes import ProcessFailed
 
 
 class Pretended:

@@ -13,8 +13,8 @@ from declared import CLIENTS, build
 
 from consilience.core.rounds import run
 from consilience.core.task import Task
-from consilience.engines.flower import fetching
-from consilience.engines.flower.fetching import Fetching
+from consilience.flower.engine import fetching
+from consilience.flower.engine.fetching import Fetching
 
 ALONE = tuple([client] for client in range(CLIENTS))
 
@@ -123,8 +123,8 @@ def _task() -> Task:
 
 
 def _engine(grid: Slow, deadline: float) -> Any:
-    from consilience.engines.flower.engine import FlowerEngine
-    from consilience.engines.flower.mail import Waiting
+    from consilience.flower.engine.engine import FlowerEngine
+    from consilience.flower.engine.mail import Waiting
 
     waiting = Waiting(deadline=deadline, wait=5.0, retries=0, pause=0.01)
     engine = FlowerEngine(
@@ -171,7 +171,7 @@ def test_row_34_answers_that_trickle_in_do_not_move_the_deadline(slow: Slow) -> 
 def test_a_node_that_never_says_who_it_is_holds_up_later_rounds_ever_less(
     slow: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from consilience.engines.flower import roster
+    from consilience.flower.engine import roster
 
     monkeypatch.setattr(roster, "AGAIN", 0.2)
     stranger = sorted(slow.apps)[2]

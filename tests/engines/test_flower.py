@@ -18,8 +18,8 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "consil
 
 from flower_loopback import Loopback, apps
 
-from consilience.engines.flower.engine import FlowerEngine
-from consilience.engines.vectorised import Vectorised
+from consilience.engines.vectorised.engine import Vectorised
+from consilience.flower.engine.engine import FlowerEngine
 
 SHARES = ([3], [0, 4], [1, 2])  # five clients on three nodes
 ENVIRONMENT = Environment(stragglers=0.4, communication=0.8)

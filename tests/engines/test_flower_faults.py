@@ -12,8 +12,8 @@ import tiny
 import torch
 from declared import CLIENTS, build
 
-from consilience.core.checks import Invalid
 from consilience.core.rounds import Round, run
+from consilience.core.settings import Invalid
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 
@@ -21,12 +21,12 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "consil
 
 from flower_loopback import Loopback, apps
 
-from consilience.engines.flower import wire
-from consilience.engines.flower.engine import FlowerEngine
-from consilience.engines.flower.mail import TooFewClients, Waiting
-from consilience.engines.flower.memory import Keeper
-from consilience.engines.vectorised import Vectorised
+from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
+from consilience.flower.engine import wire
+from consilience.flower.engine.engine import FlowerEngine
+from consilience.flower.engine.mail import TooFewClients, Waiting
+from consilience.flower.engine.memory import Keeper
 
 ALONE = tuple([client] for client in range(CLIENTS))  # one client per node
 QUICK = Waiting(deadline=0.4, wait=0.3, retries=1, pause=0.01)
@@ -217,7 +217,7 @@ def first_path(content: Any, client: int) -> str:
 
 
 def replaced(content: Any, client: int, change: Callable[[torch.Tensor], torch.Tensor], path: str = "") -> None:
-    from consilience.core import arrays
+    from consilience.wire import arrays
 
     record = content[wire.reply_name(client)]
     path = path or first_path(content, client)

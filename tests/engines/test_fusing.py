@@ -15,10 +15,11 @@ from consilience.algorithms.fedprox import fedprox
 from consilience.core.federation import Federation
 from consilience.core.rounds import run
 from consilience.core.task import Task
-from consilience.engines import in_place, program
-from consilience.engines.fusing import fuse
-from consilience.engines.tracing import Trace, trace
-from consilience.engines.vectorised import Vectorised
+from consilience.engines.compiler import in_place
+from consilience.engines.compiler.fuse import fuse
+from consilience.engines.compiler.trace import Trace, trace
+from consilience.engines.vectorised import program
+from consilience.engines.vectorised.engine import Vectorised
 from consilience.models import build
 
 aten = torch.ops.aten

@@ -10,8 +10,8 @@ from declared import build, model_of
 
 from consilience.core import tree
 from consilience.core.task import Task
-from consilience.engines.orders import Orders
-from consilience.engines.vectorised import Vectorised
+from consilience.engines.vectorised.engine import Vectorised
+from consilience.engines.vectorised.orders import Orders
 from consilience.environments.environment import Environment
 
 SHARES = (np.array([0, 3]), np.array([1, 2, 4]))

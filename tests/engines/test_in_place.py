@@ -12,9 +12,9 @@ from torch import Tensor
 
 from consilience.algorithms.fedavg import fedavg
 from consilience.core.rounds import run
-from consilience.engines import program
-from consilience.engines.in_place import InPlace
-from consilience.engines.tracing import trace
+from consilience.engines.compiler.in_place import InPlace
+from consilience.engines.compiler.trace import trace
+from consilience.engines.vectorised import program
 
 
 def kept_old_value(carry: list[Tensor]) -> list[Tensor]:

@@ -16,9 +16,9 @@ import torch
 
 from consilience.algorithms.fedavg import fedavg
 from consilience.core.rounds import Round, run
-from consilience.engines import program, tuning
-from consilience.engines.lanes import cuda
-from consilience.engines.tuning import Choice, Tuner
+from consilience.engines.vectorised import program, tuning
+from consilience.engines.vectorised.lanes import cuda
+from consilience.engines.vectorised.tuning import Choice, Tuner
 from consilience.environments.environment import Environment
 
 NEVER = 10**9
@@ -149,8 +149,8 @@ def test_a_lane_that_cannot_run_the_model_loses(monkeypatch: pytest.MonkeyPatch)
     def fold(*_: Any) -> Any:
         raise RuntimeError("no batching rule for this operator")
 
-    monkeypatch.setattr("consilience.engines.lanes.batched.Batched.fold", fold)
-    monkeypatch.setattr("consilience.engines.lanes.serial.Threads.fold", fold)
+    monkeypatch.setattr("consilience.engines.vectorised.lanes.batched.Batched.fold", fold)
+    monkeypatch.setattr("consilience.engines.vectorised.lanes.serial.Threads.fold", fold)
     engine = tiny.engine(lane="auto")
     train(engine, rounds=1)
     assert engine.choice.lane == "serial"

@@ -21,21 +21,24 @@ from declared import build
 
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
-from consilience.core.checks import Invalid
-from consilience.core.distant import Distant
 from consilience.core.evaluate import Evaluate
 from consilience.core.exchange import Broadcast
+from consilience.core.remote import Distant
 from consilience.core.rounds import Round, Snapshot, run
+from consilience.core.settings import Invalid
 from consilience.core.task import Task
-from consilience.engines import ray_cluster, ray_crew, ray_session
-from consilience.engines.ray_cluster import RayCluster
-from consilience.engines.ray_crew import Crew
-from consilience.engines.ray_parcels import Report, shared_out
-from consilience.engines.ray_replies import Replies
-from consilience.engines.tuning import Choice
-from consilience.engines.vectorised import Vectorised
+from consilience.engines.ray import cluster as ray_cluster
+from consilience.engines.ray import pool
+from consilience.engines.ray import session as ray_session
+from consilience.engines.ray.cluster import RayCluster
+from consilience.engines.ray.pool import Crew
+from consilience.engines.ray.replies import Replies
+from consilience.engines.ray.transfer import Report, shared_out
+from consilience.engines.vectorised.engine import Vectorised
+from consilience.engines.vectorised.tuning import Choice
 from consilience.environments.environment import Environment
-from consilience.experiments import config, runner
+from consilience.experiments import runner
+from consilience.experiments.config import config
 from consilience.selection.power_of_choice import PowerOfChoice
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'consilience[ray]'")
@@ -214,7 +217,7 @@ def test_a_worker_that_keeps_dying_loses_its_clients_for_a_round(
     cluster: Callable[[int], RayCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, failures = cluster(2), 2
-    monkeypatch.setattr(ray_crew, "FAILURES", failures)
+    monkeypatch.setattr(pool, "FAILURES", failures)
     rounds = run(_algorithm("scaffold"), engine, rounds=3, seed=3)
     first = next(rounds)
     with monkeypatch.context() as patched:
@@ -265,11 +268,11 @@ def test_this_process_keeps_its_answers_to_signals() -> None:
     """Ray would abort the process on SIGTERM: seen from outside, in a process of its own."""
     script = """
 import os, signal
-from consilience.engines import ray_session
+from consilience.engines.ray import session
 signal.signal(signal.SIGTERM, lambda *_: print("asked to stop", flush=True))
-ray_session.join(None, 1)
+session.join(None, 1)
 os.kill(os.getpid(), signal.SIGTERM)
-ray_session.leave()
+session.leave()
 print("left")
 """
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)

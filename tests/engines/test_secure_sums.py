@@ -14,27 +14,28 @@ import torch
 from declared import CLIENTS, build
 from torch import nn
 
-from consilience.core import arrays, tree
+from consilience.core import tree
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Invalid
 from consilience.core.exchange import Broadcast
 from consilience.core.federation import Federation
 from consilience.core.rounds import Diverged, Round, run
+from consilience.core.settings import Invalid
 from consilience.core.task import Task
-from consilience.core.template import Template
 from consilience.core.tree import Tree
+from consilience.wire import arrays
+from consilience.wire.template import Template
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "consilience[flower]"')
 
 from flower_loopback import Loopback, apps, through_bytes
 
-from consilience.engines.flower import wire
-from consilience.engines.flower.engine import FlowerEngine
-from consilience.engines.flower.mail import TooFewClients, Waiting
-from consilience.engines.flower.secure_terms import FEWEST, MODULUS, Layout, SecureTerms
-from consilience.engines.orders import Orders
-from consilience.engines.vectorised import Vectorised
+from consilience.engines.vectorised.engine import Vectorised
+from consilience.engines.vectorised.orders import Orders
 from consilience.environments.environment import Environment
+from consilience.flower.engine import wire
+from consilience.flower.engine.engine import FlowerEngine
+from consilience.flower.engine.mail import TooFewClients, Waiting
+from consilience.flower.secure.terms import FEWEST, MODULUS, Layout, SecureTerms
 from consilience.selection import Uniform
 
 STAGES = ("setup", "share_keys", "collect_masked_vectors", "unmask")

@@ -15,8 +15,8 @@ from consilience.channel import Chain, Quantise, RandomK, TopK
 from consilience.core import tree
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.rounds import run
-from consilience.core.template import Template
-from consilience.engines.templates import reply_template
+from consilience.engines.vectorised.templates import reply_template
+from consilience.wire.template import Template
 
 pytestmark = pytest.mark.usefixtures("untraced")
 

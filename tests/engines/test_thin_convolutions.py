@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from consilience.engines.thin_convolutions import multiply_thin_gradients
-from consilience.engines.tracing import trace
+from consilience.engines.compiler.thin_convolutions import multiply_thin_gradients
+from consilience.engines.compiler.trace import trace
 
 aten = torch.ops.aten
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from consilience.engines.tracing import trace
+from consilience.engines.compiler.trace import trace
 
 TABLE = torch.arange(12.0).reshape(3, 4)
 
@@ -114,8 +114,8 @@ from consilience.algorithms.fedavg import fedavg
 from consilience.core.federation import Federation
 from consilience.core.rounds import run
 from consilience.core.task import Task
-from consilience.engines import program
-from consilience.engines.vectorised import Vectorised
+from consilience.engines.vectorised import program
+from consilience.engines.vectorised.engine import Vectorised
 program.HOT = 0
 clients = [(torch.randn(8, 3), torch.randint(2, (8,))) for _ in range(3)]
 engine = Vectorised(Task(torch.nn.Linear(3, 2)), Federation.from_clients(clients), lane="streams", device="cpu")

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from consilience.algorithms.fedavg import fedavg
 from consilience.algorithms.ifca import ifca
 from consilience.core import plans
-from consilience.core.checks import Invalid
 from consilience.core.federation import Rows
 from consilience.core.plans import Work
 from consilience.core.rounds import run
+from consilience.core.settings import Invalid
 from consilience.environments import clock, environment
 from consilience.environments.environment import Environment
 from consilience.selection import PowerOfChoice

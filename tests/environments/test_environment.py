@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.environments import Environment
 
 ROUNDS = 3000

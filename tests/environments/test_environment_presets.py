@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.partition import Partition, partition
 from consilience.environments import ENVIRONMENTS, Environment, Preset, environment, preset
 

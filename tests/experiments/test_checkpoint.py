@@ -15,10 +15,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consilience.core.checks import Invalid
-from consilience.experiments import checkpoint, manifest, tree_file
-from consilience.experiments.checkpoint import generations, load, load_latest, save
-from consilience.experiments.disk import disk
+from consilience.core.settings import Invalid
+from consilience.runs import checkpoint, manifest, tree_file
+from consilience.runs.checkpoint import generations, load, load_latest, save
+from consilience.runs.disk import disk
 
 DTYPES = (
     torch.float64,

@@ -14,8 +14,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from consilience.cli import app
-from consilience.experiments import checkpoint, report
-from consilience.experiments.progress import duration
+from consilience.reporting import terminal
+from consilience.reporting.progress import duration
+from consilience.runs import checkpoint
 
 pytestmark = pytest.mark.usefixtures("untraced")
 
@@ -180,9 +181,9 @@ def test_durations(seconds: float, text: str) -> None:
 
 
 def test_sparklines() -> None:
-    assert report.sparkline([0, 1, None, 0.5]) == "▁█ ▅"
-    assert report.sparkline([1, 1]) == "▁▁" and report.sparkline([None]) == ""
-    assert len(report.sparkline(list(range(1000)))) == 60
+    assert terminal.sparkline([0, 1, None, 0.5]) == "▁█ ▅"
+    assert terminal.sparkline([1, 1]) == "▁▁" and terminal.sparkline([None]) == ""
+    assert len(terminal.sparkline(list(range(1000)))) == 60
 
 
 def test_names_in_tables_are_escaped() -> None:
@@ -194,5 +195,5 @@ def test_names_in_tables_are_escaped() -> None:
     one = np.array([0.5])
     found = Scores(rows=1, loss=1.0, accuracy=0.5, client_rows=np.array([1]), client_loss=one, client_accuracy=one)
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(report.scores(found, ["[red]\x1bevil"]))
+    console.print(terminal.scores(found, ["[red]\x1bevil"]))
     assert "[red]\\x1bevil" in console.export_text()

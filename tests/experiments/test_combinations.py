@@ -14,10 +14,10 @@ from consilience.cli import app
 from consilience.client.home import Home
 from consilience.client.memory.memory import Memory
 from consilience.client.terms.term import Term
-from consilience.core.checks import Invalid, options_of
 from consilience.core.protocols import Channel, Selection
 from consilience.core.rounds import run
-from consilience.experiments.parts import parts_of, read_options
+from consilience.core.settings import Invalid, options_of
+from consilience.experiments.config.parts import parts_of, read_options
 from consilience.server.protocols import Combine, Ledger, Step, Weighting
 
 pytestmark = pytest.mark.usefixtures("untraced")

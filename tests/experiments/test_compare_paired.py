@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from consilience.experiments.compare.paired import Paired, paired, permutation_p, sign_p
+from consilience.compare.paired import Paired, paired, permutation_p, sign_p
 
 values = st.lists(st.floats(-1, 1).map(lambda v: round(v, 6)), min_size=2, max_size=9)
 

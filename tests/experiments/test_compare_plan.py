@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from consilience import algorithms
-from consilience.core.checks import Invalid
-from consilience.experiments import toml_text
-from consilience.experiments.catalogue import KINDS
-from consilience.experiments.compare.command import numbers
-from consilience.experiments.compare.fairness import planned_differences
-from consilience.experiments.compare.plan import Comparison, plan
+from consilience.compare.command import numbers
+from consilience.compare.fairness import planned_differences
+from consilience.compare.plan import Comparison, plan
+from consilience.core.settings import Invalid
+from consilience.experiments.config.catalogue import KINDS
+from consilience.runs import toml_text
 from consilience.selection.everyone import Everyone
 from consilience.selection.poisson import Poisson
 from consilience.selection.sliding_window import SlidingWindow

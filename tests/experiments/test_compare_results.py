@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from consilience.experiments.compare import tables
-from consilience.experiments.compare.fairness import recorded_differences
-from consilience.experiments.compare.paired import paired
-from consilience.experiments.compare.plan import Comparison, plan
-from consilience.experiments.compare.results import CellResult, MethodResult, Spread, qualities, to_target
+from consilience.compare import tables
+from consilience.compare.fairness import recorded_differences
+from consilience.compare.paired import paired
+from consilience.compare.plan import Comparison, plan
+from consilience.compare.results import CellResult, MethodResult, Spread, qualities, to_target
 
 
 def row(number: int, accuracy: float | None, **more: Any) -> dict[str, Any]:

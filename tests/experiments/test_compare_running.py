@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from consilience.core.checks import Invalid
+from consilience.compare import pages, running
+from consilience.compare.command import carry_out
+from consilience.compare.plan import Comparison, plan
+from consilience.core.settings import Invalid
 from consilience.experiments import runner
-from consilience.experiments.compare import pages, running
-from consilience.experiments.compare.command import carry_out
-from consilience.experiments.compare.plan import Comparison, plan
-from consilience.experiments.folder import RunFolder
-from consilience.experiments.lock import RunLock, RunLocked
+from consilience.runs.folder import RunFolder
+from consilience.runs.lock import RunLock, RunLocked
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -147,7 +147,7 @@ def test_one_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
 def test_two_comparisons_do_not_run_in_one_folder(tmp_path: Path) -> None:
     comparison = small(tmp_path / "c")
     comparison.folder.mkdir()
-    code = "import sys\nfrom pathlib import Path\nfrom consilience.experiments.lock import RunLock\n"
+    code = "import sys\nfrom pathlib import Path\nfrom consilience.runs.lock import RunLock\n"
     code += "RunLock(Path(sys.argv[1])).acquire()\nprint('held', flush=True)\nsys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", code, str(comparison.folder / "lock")],

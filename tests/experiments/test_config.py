@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from consilience.algorithms._common import Common, averaged
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.partition import Dirichlet, Iid, Mixture
-from consilience.experiments import catalogue, config, parts, toml_text
-from consilience.experiments.catalogue import KINDS, engine_options, listing
+from consilience.experiments.config import catalogue, config, parts
+from consilience.experiments.config.catalogue import KINDS, engine_options, listing
+from consilience.runs import toml_text
 from consilience.selection import Everyone, SlidingWindow, Uniform
 from consilience.server.protocols import Weighting
 

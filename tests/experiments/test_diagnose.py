@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from consilience.core.checks import Invalid
-from consilience.experiments import config, runner
-from consilience.experiments.diagnose.advice import Advice, advise, is_label_skewed, is_shifted, is_unlike
-from consilience.experiments.diagnose.diagnosis import Diagnosis, diagnose
-from consilience.experiments.diagnose.page import page
-from consilience.experiments.diagnose.text import lines
+from consilience.core.settings import Invalid
+from consilience.diagnose.advice import Advice, advise, is_label_skewed, is_shifted, is_unlike
+from consilience.diagnose.diagnosis import Diagnosis, diagnose
+from consilience.diagnose.page import page
+from consilience.diagnose.text import lines
+from consilience.experiments import runner
+from consilience.experiments.config import config
 
 SMALL = ["model.hidden=[16]", "algorithm.epochs=1", "engine.lane=serial", "engine.device=cpu", "threads=1"]
 SMALL += ["data=digits", "rounds=2"]

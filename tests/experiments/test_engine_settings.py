@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from consilience.core.checks import Invalid
-from consilience.experiments import config, identity
+from consilience.core.settings import Invalid
 from consilience.experiments.assembly import assemble
+from consilience.experiments.config import config
+from consilience.runs import identity
 
 
 def _table(**engine: Any) -> dict[str, Any]:

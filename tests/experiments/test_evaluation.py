@@ -14,7 +14,7 @@ from torch import nn
 from consilience.core.exchange import Broadcast
 from consilience.core.federation import Federation, Rows
 from consilience.core.task import Task
-from consilience.engines.vectorised import Vectorised
+from consilience.engines.vectorised.engine import Vectorised
 from consilience.experiments import evaluation
 from consilience.experiments.evaluation import client_means, evaluate, fairness, macro
 

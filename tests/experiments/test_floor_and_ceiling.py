@@ -15,11 +15,11 @@ from consilience.algorithms.centralised import centralised
 from consilience.algorithms.fedavg import fedavg
 from consilience.algorithms.local_only import local_only
 from consilience.core import tree
-from consilience.core.checks import Invalid
 from consilience.core.federation import Federation
 from consilience.core.rounds import run
+from consilience.core.settings import Invalid
 from consilience.experiments import runner
-from consilience.experiments.config import load
+from consilience.experiments.config.config import load
 from consilience.server import UniformWeights
 
 SMALL = ("rounds=6", "model=logistic", "partition.clients=6", "engine.lane=serial", "engine.dtype=float64", "threads=1")

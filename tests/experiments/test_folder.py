@@ -15,12 +15,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consilience.core.checks import Invalid
-from consilience.experiments import canonical, checkpoint
-from consilience.experiments.changes import changed_keys
-from consilience.experiments.folder import RecordError, RunFolder, masked, runs
-from consilience.experiments.lock import RunLocked
-from consilience.experiments.masking import MASK, secrets_in
+from consilience.core.settings import Invalid
+from consilience.runs import canonical, checkpoint
+from consilience.runs.changes import changed_keys
+from consilience.runs.folder import RecordError, RunFolder, masked, runs
+from consilience.runs.lock import RunLocked
+from consilience.runs.redact import MASK, secrets_in
 
 CONFIG = 'rounds = 3\n\n[algorithm]\nname = "simprox"\n'
 

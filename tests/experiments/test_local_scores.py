@@ -13,7 +13,8 @@ import torch
 import consilience as cs
 from consilience.core import tree
 from consilience.core.rounds import run
-from consilience.experiments import config, runner
+from consilience.experiments import runner
+from consilience.experiments.config import config
 from consilience.experiments.record import Observer
 from consilience.selection import Uniform
 

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import tiny
 
-from consilience.core.checks import Invalid
-from consilience.deploy import settings
-from consilience.experiments import config, record, runner
-from consilience.experiments.folder import RunFolder
+from consilience.core.settings import Invalid
+from consilience.experiments import record, runner
+from consilience.experiments.config import config
 from consilience.experiments.result import Result
+from consilience.flower.deploy import settings
 from consilience.privacy import Spending
+from consilience.runs.folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("untraced")
 dp_accounting = pytest.importorskip("dp_accounting", reason="the extra `dp` is not installed")

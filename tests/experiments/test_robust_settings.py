@@ -6,15 +6,16 @@ import pytest
 
 from consilience.channel.attacks import ALittleIsEnough, InnerProduct, SignFlip
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Invalid
-from consilience.experiments import assembly, config
-from consilience.experiments.catalogue import KINDS
+from consilience.core.settings import Invalid
+from consilience.experiments import assembly
+from consilience.experiments.config import config
+from consilience.experiments.config.catalogue import KINDS
 from consilience.server import Averaging
-from consilience.server.combining.geometric_median import GeometricMedian
-from consilience.server.combining.krum import Krum, MultiKrum
-from consilience.server.combining.nearest_neighbour_mixing import NearestNeighbourMixing
-from consilience.server.combining.trimmed_mean import TrimmedMean
-from consilience.server.steps.adaptive import AdamStep
+from consilience.server.averaging.combining.geometric_median import GeometricMedian
+from consilience.server.averaging.combining.krum import Krum, MultiKrum
+from consilience.server.averaging.combining.nearest_neighbour_mixing import NearestNeighbourMixing
+from consilience.server.averaging.combining.trimmed_mean import TrimmedMean
+from consilience.server.averaging.steps.adaptive import AdamStep
 
 QUICK = ("data=digits", "partition.clients=6", "partition.alpha=5.0", "rounds=1")
 

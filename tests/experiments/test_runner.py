@@ -21,21 +21,23 @@ from consilience.algorithms.fedavg import fedavg
 from consilience.client.local_training import LocalTraining
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Invalid
 from consilience.core.exchange import Pool
 from consilience.core.federation import Federation
 from consilience.core.plans import Batch, Work
 from consilience.core.rounds import Diverged
+from consilience.core.settings import Invalid
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.data import partition
-from consilience.experiments import assembly, catalogue, checkpoint, config, evaluation, identity, runner
-from consilience.experiments.checkpoint import CheckpointError
-from consilience.experiments.disk import disk
-from consilience.experiments.folder import RunFolder
+from consilience.experiments import assembly, evaluation, runner
+from consilience.experiments.config import catalogue, config
 from consilience.experiments.live_run import Run
 from consilience.experiments.record import Observation
 from consilience.experiments.result import Result
+from consilience.runs import checkpoint, identity
+from consilience.runs.checkpoint import CheckpointError
+from consilience.runs.disk import disk
+from consilience.runs.folder import RunFolder
 from consilience.training import train
 
 pytestmark = pytest.mark.usefixtures("untraced")

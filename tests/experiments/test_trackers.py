@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from sample_runs import SMALL, real, written
 
-from consilience.core.checks import Invalid
-from consilience.experiments import config, runner, trackers
-from consilience.experiments.folder import RunFolder
+from consilience.core.settings import Invalid
+from consilience.experiments import runner, trackers
+from consilience.experiments.config import config
+from consilience.runs.folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("untraced")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from consilience.experiments.disk import Disk, disk
+from consilience.runs.disk import Disk, disk
 
 CALLS = tuple(name for name in vars(Disk) if not name.startswith("_"))
 Fault = Callable[[str, Callable[..., Any], tuple[Any, ...]], Any]

@@ -85,7 +85,7 @@ def _serve() -> None:
         importlib.import_module(module)  # whatever a child would import on its way
     with contextlib.suppress(ImportError):
         importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
-    from consilience.experiments.catalogue import listing
+    from consilience.experiments.config.catalogue import listing
 
     listing()  # imports every recipe, data set and part
     for line in sys.stdin:

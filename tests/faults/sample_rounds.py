@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from consilience.core.tree import flatten
-from consilience.experiments.checkpoint import Checkpoint, save
+from consilience.runs.checkpoint import Checkpoint, save
 
 
 def state(round: int) -> dict[str, Any]:

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
-from consilience.core.admission import Arrival, Limits, Template, admit
-from consilience.core.arrays import Packed, digest, to_bytes
 from consilience.core.exchange import Broadcast, Cohort
-from consilience.engines.templates import reply_template
+from consilience.core.screening import Limits
+from consilience.engines.vectorised.templates import reply_template
+from consilience.wire.admission import Arrival, Template, admit
+from consilience.wire.arrays import Packed, digest, to_bytes
 
 RUN = "the run"
 Tamper = Callable[[list[Arrival], int], list[Arrival]]

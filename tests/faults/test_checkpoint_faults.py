@@ -28,7 +28,7 @@ from broken_disk import (  # noqa: F401
 )
 from sample_rounds import assert_whole, save_round, started
 
-from consilience.experiments.checkpoint import (
+from consilience.runs.checkpoint import (
     CheckpointError,
     CorruptCheckpoint,
     generations,

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from consilience.core.checks import Invalid, Option, Range
-from consilience.experiments import config, parts, toml_text
-from consilience.experiments.catalogue import KINDS, engine_options, section_options
+from consilience.core.settings import Invalid, Option, Range
+from consilience.experiments.config import config, parts
+from consilience.experiments.config.catalogue import KINDS, engine_options, section_options
+from consilience.runs import toml_text
 
 Case = tuple[dict[str, Any], str, str]
 """(config, the key that the refusal must name, what is wrong)"""

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from nursery import Nursery, alive, until
 
-from consilience.experiments import checkpoint
+from consilience.runs import checkpoint
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from broken_disk import Fault, crash, error, failing, in_child, quick_flushes, short_write  # noqa: F401
 
-from consilience.experiments.folder import RecordError, RunFolder
+from consilience.runs.folder import RecordError, RunFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from sample_rounds import assert_whole, save_round, started
 
 import consilience.experiments
-from consilience.experiments import canonical
-from consilience.experiments.checkpoint import CheckpointError, CorruptCheckpoint, load, load_latest
-from consilience.experiments.manifest import MOST_MANIFEST_BYTES, digest_of
+from consilience.runs import canonical
+from consilience.runs.checkpoint import CheckpointError, CorruptCheckpoint, load, load_latest
+from consilience.runs.manifest import MOST_MANIFEST_BYTES, digest_of
 
 
 def forge(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from consilience.experiments.lock import RunLock, RunLocked
+from consilience.runs.lock import RunLock, RunLocked
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -19,7 +19,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lockable: bool
 ) -> None:
     if not lockable:
-        monkeypatch.setattr("consilience.experiments.lock._lock", error_without_locks)
+        monkeypatch.setattr("consilience.runs.lock._lock", error_without_locks)
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -83,7 +83,7 @@ def test_a_damaged_note_in_the_lock_file_changes_only_the_message(tmp_path: Path
 
 
 def test_a_claim_of_another_machine_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("consilience.experiments.lock._lock", error_without_locks)
+    monkeypatch.setattr("consilience.runs.lock._lock", error_without_locks)
     (tmp_path / "lock.claim").write_text('{"host": "elsewhere", "pid": 1}')
     with pytest.raises(RunLocked, match=r"process 1 on elsewhere.*delete .*lock\.claim"):
         RunLock(tmp_path / "lock").acquire()

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consilience.core.checks import Invalid
-from consilience.experiments.checkpoint import save
-from consilience.experiments.folder import RunFolder
-from consilience.experiments.names import LONGEST, plain, safe_name
+from consilience.core.settings import Invalid
+from consilience.runs.checkpoint import save
+from consilience.runs.folder import RunFolder
+from consilience.runs.names import LONGEST, plain, safe_name
 
 TRAVERSAL = [
     *(

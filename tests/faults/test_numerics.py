@@ -19,16 +19,16 @@ from consilience.algorithms.fedavg import fedavg
 from consilience.algorithms.simprox import simprox
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
-from consilience.core.checks import Invalid
 from consilience.core.exchange import Cohort, Pool
 from consilience.core.federation import Federation
 from consilience.core.protocols import KnowsWork, LooksFirst
 from consilience.core.rounds import Diverged, Round, run
+from consilience.core.settings import Invalid
 from consilience.core.task import Task
 from consilience.environments.environment import Environment
 from consilience.selection import Everyone
 from consilience.server import Averaging, SimProxWeights, UniformWeights
-from consilience.server.combining.weighted_mean import weighted_mean
+from consilience.server.averaging.combining.weighted_mean import weighted_mean
 
 pytestmark = pytest.mark.usefixtures("untraced")
 SIMILAR = Averaging(weighting=SimProxWeights())

@@ -26,14 +26,14 @@ from test_numerics import PLAIN, SIMILAR, cohort_of, merged
 
 from consilience.channel import TopK
 from consilience.core import tree
-from consilience.core.admission import Arrival, Limits, Refusal, identities
-from consilience.core.arrays import Packed
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.protocols import LooksBack
 from consilience.core.rounds import Diverged, run
-from consilience.core.screening import screen
-from consilience.experiments.progress import shown
+from consilience.core.screening import Limits, screen
 from consilience.experiments.record import Observation, Observer
+from consilience.reporting.progress import shown
+from consilience.wire.admission import Arrival, Refusal, identities
+from consilience.wire.arrays import Packed
 
 pytestmark = pytest.mark.usefixtures("untraced")
 

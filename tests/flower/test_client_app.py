@@ -14,11 +14,11 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'consil
 
 import flower_messages as fm
 
-from consilience.core.checks import options_of
 from consilience.core.rounds import run
-from consilience.flower.catalogue import STRATEGIES
-from consilience.flower.client import client_app
-from consilience.flower.strategy import strategy
+from consilience.core.settings import options_of
+from consilience.flower.strategies.catalogue import STRATEGIES
+from consilience.flower.strategies.client import client_app
+from consilience.flower.strategies.strategy import strategy
 from consilience.selection import Everyone
 
 pytestmark = pytest.mark.usefixtures("untraced")

@@ -17,9 +17,9 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'consil
 
 import flower_messages as fm
 
-from consilience.core.admission import Limits
-from consilience.core.checks import Invalid
-from consilience.flower.strategy import strategy
+from consilience.core.screening import Limits
+from consilience.core.settings import Invalid
+from consilience.flower.strategies.strategy import strategy
 
 WEIGHT = "1.weight"  # [8, 36]
 BAD = 3  # the client that misbehaves, neither first nor last
@@ -345,7 +345,7 @@ def test_a_strategy_that_needs_more_says_what_is_missing() -> None:
 
 
 def _schedule() -> Any:
-    from consilience.server.weighting.schedule import ScheduleWeights
+    from consilience.server.averaging.weighting.schedule import ScheduleWeights
 
     return ScheduleWeights(table=((0.2, 0.2, 0.2, 0.2, 0.2),))
 

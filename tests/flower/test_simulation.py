@@ -17,11 +17,11 @@ import pytest
 import torch
 from torch import nn
 
-from consilience.core import arrays
 from consilience.core.federation import Federation
 from consilience.core.rounds import run
 from consilience.core.task import Task
-from consilience.engines.vectorised import Vectorised
+from consilience.engines.vectorised.engine import Vectorised
+from consilience.wire import arrays
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'consilience[flower]'")
 pytest.importorskip("ray", reason="Flower's simulation needs Ray: pip install 'flwr[simulation]'")
@@ -129,9 +129,9 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import ServerApp
 from torch import nn
 
-from consilience.core import arrays
+from consilience.wire import arrays
 from consilience.flower import Scaffold, client_app
-from consilience.flower.records import to_tensors
+from consilience.flower.strategies.records import to_tensors
 
 
 def model():

@@ -19,12 +19,13 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'consil
 
 import flower_messages as fm
 
-from consilience.core import arrays, tree
-from consilience.core.checks import Invalid, options_of
+from consilience.core import tree
 from consilience.core.rounds import run
-from consilience.flower.catalogue import STRATEGIES
-from consilience.flower.strategy import TooFewNodes, strategy
+from consilience.core.settings import Invalid, options_of
+from consilience.flower.strategies.catalogue import STRATEGIES
+from consilience.flower.strategies.strategy import TooFewNodes, strategy
 from consilience.selection import Everyone
+from consilience.wire import arrays
 
 pytestmark = pytest.mark.usefixtures("untraced")
 
@@ -250,7 +251,7 @@ def test_too_few_nodes_end_with_a_number() -> None:
 
 
 def test_without_flower_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    from consilience.flower.records import flwr
+    from consilience.flower.strategies.records import flwr
 
     monkeypatch.setitem(sys.modules, "flwr", None)
     monkeypatch.delitem(sys.modules, "flwr.app")

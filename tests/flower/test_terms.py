@@ -15,10 +15,10 @@ from declared import build
 from torch import Tensor, nn
 
 from consilience.core import tree
-from consilience.core.checks import Invalid
 from consilience.core.rounds import run
-from consilience.flower.siamese_term import FedSiamTerm
-from consilience.flower.terms import (
+from consilience.core.settings import Invalid
+from consilience.flower.strategies.siamese_term import FedSiamTerm
+from consilience.flower.strategies.terms import (
     FedDCTerm,
     FedDynTerm,
     FedProxTerm,
@@ -297,7 +297,7 @@ def test_a_loop_of_ones_own_gives_the_librarys_replies(name: str) -> None:
 
 def test_normalisation_stays_at_home_and_memory_in_the_state() -> None:
     flwr = pytest.importorskip("flwr.app", reason="Flower is not installed: pip install 'consilience[flower]'")
-    from consilience.flower.memory import at_home, load_shared, recall, remember
+    from consilience.flower.strategies.memory import at_home, load_shared, recall, remember
 
     context = flwr.Context(run_id=1, node_id=1, node_config={}, state=flwr.RecordDict(), run_config={})
     mine, sent = tiny.convnet(), moved(tiny.convnet())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import consilience as cs
-from consilience.core import chance, plans
+from consilience.core import plans, rng
 from consilience.core.algorithm import Algorithm
 from consilience.core.federation import Federation
 from consilience.environments.environment import Environment
@@ -171,7 +171,7 @@ def test_seeds_differ_between_iterations_and_repeat_between_runs() -> None:
     runs = [list(learning(cs.fedavg(**LOCAL), engine, rounds=2, iterations=3, lr=1e-12)) for _ in range(2)]
     losses = [[step.loss for step in one] for one in runs]
     assert losses[0] == losses[1] and len(set(losses[0])) == 3  # failures and batches are drawn afresh
-    assert chance.key(0, "unfolding", 0) != chance.key(0, "unfolding", 1)
+    assert rng.key(0, "unfolding", 0) != rng.key(0, "unfolding", 1)
 
 
 def test_a_whole_small_resnet() -> None:

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 import consilience as cs
 from consilience.cli import app
-from consilience.core.checks import Invalid
 from consilience.core.federation import Federation
+from consilience.core.settings import Invalid
 from consilience.environments.environment import Environment
 from consilience.meta import Schedule, learning, simplex
 from consilience.meta.schedule import variance_table

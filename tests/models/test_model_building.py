@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from consilience import models
-from consilience.core.checks import Invalid, options_of
+from consilience.core.settings import Invalid, options_of
 
 
 def test_catalogue_holds_factories_with_annotated_keyword_options_only() -> None:

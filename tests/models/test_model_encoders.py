@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from consilience import models
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.models.encoders import (
     encode_pictures,
     encode_texts,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from consilience import models
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 
 
 def torch_twin(model: nn.Module, size: int, hidden: int) -> nn.LSTM:

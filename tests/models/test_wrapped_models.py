@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from consilience import models
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.models.frozen import frozen
 from consilience.models.siamese import siamese_heads
 from consilience.models.weights import load_weights

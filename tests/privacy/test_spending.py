@@ -10,7 +10,7 @@ import pytest
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.privacy import Spending, noise_for
 
 dp_accounting = pytest.importorskip("dp_accounting", reason="the extra `dp` is not installed")

@@ -13,12 +13,13 @@ from sample_runs import SMALL, real
 from consilience.core.exchange import Cohort, Notes
 from consilience.core.federation import Federation
 from consilience.core.rounds import Round, Snapshot
-from consilience.experiments import config, runner
+from consilience.experiments import runner
 from consilience.experiments.client_log import MOST_CLIENTS, MOST_COMPARED, client_row, federation_facts
+from consilience.experiments.config import config
 from consilience.experiments.evaluation import Scores
-from consilience.experiments.folder import RunFolder
 from consilience.experiments.personal import PersonalScores
-from consilience.experiments.row_log import RowLog
+from consilience.runs.folder import RunFolder
+from consilience.runs.row_log import RowLog
 
 
 def a_round(notes: Notes, ids: list[int], heard: list[bool] | None = None) -> Round:

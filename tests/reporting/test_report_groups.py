@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sample_runs import written
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.reporting import tables
 from consilience.reporting.groups import grouped
 from consilience.reporting.runs import find

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consilience.algorithms.fedavg import fedavg
-from consilience.core.checks import Invalid
 from consilience.core.exchange import Pool
 from consilience.core.rounds import run
+from consilience.core.settings import Invalid
 from consilience.selection import ByLoss, Everyone
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from consilience.core.checks import Invalid
 from consilience.core.exchange import Pool
+from consilience.core.settings import Invalid
 from consilience.selection import Poisson
 
 

@@ -7,9 +7,9 @@ import pytest
 import tiny
 
 from consilience.algorithms.fedavg import fedavg
-from consilience.core.checks import Invalid
 from consilience.core.exchange import Pool
 from consilience.core.rounds import run
+from consilience.core.settings import Invalid
 from consilience.selection import PowerOfChoice
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consilience.core.checks import Invalid
 from consilience.core.exchange import Pool
+from consilience.core.settings import Invalid
 from consilience.selection import Everyone, SlidingWindow, Uniform
 
 

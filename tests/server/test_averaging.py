@@ -13,7 +13,7 @@ from consilience.core.exchange import Cohort
 from consilience.core.protocols import ServerRule
 from consilience.core.tree import Tree
 from consilience.server import Averaging, ByExamples, Replace, SimProxWeights, UniformWeights, WeightedMean
-from consilience.server.combining.weighted_mean import weighted_mean
+from consilience.server.averaging.combining.weighted_mean import weighted_mean
 from consilience.server.protocols import Combine, Step, Weighting
 
 

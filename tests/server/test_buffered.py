@@ -19,8 +19,8 @@ from consilience.core.rounds import run
 from consilience.core.tree import Tree
 from consilience.environments.environment import Environment
 from consilience.server import Averaging, SimProxWeights, UniformWeights
-from consilience.server.buffered import Buffered
-from consilience.server.staleness import ConstantStaleness, HingeStaleness, PolynomialStaleness
+from consilience.server.rules.buffered import Buffered
+from consilience.server.rules.staleness import ConstantStaleness, HingeStaleness, PolynomialStaleness
 
 
 def model(w: list[float], mean: float = 0.0, count: int = 0) -> Tree:

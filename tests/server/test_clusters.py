@@ -15,16 +15,16 @@ from consilience.algorithms.clustered_averaging import clustered_averaging
 from consilience.algorithms.fedavg import fedavg
 from consilience.algorithms.hierarchical_averaging import hierarchical_averaging
 from consilience.core import tree
-from consilience.core.checks import Invalid
 from consilience.core.exchange import Cohort
 from consilience.core.protocols import ServerRule
 from consilience.core.rounds import run
+from consilience.core.settings import Invalid
 from consilience.selection import Uniform
 from consilience.server import UniformWeights
-from consilience.server.clustered import ClusteredAveraging
-from consilience.server.clusters import agglomerate
+from consilience.server.averaging.weighting.hierarchical import HierarchicalWeights
 from consilience.server.protocols import Weighting
-from consilience.server.weighting.hierarchical import HierarchicalWeights
+from consilience.server.rules.clustered import ClusteredAveraging
+from consilience.server.rules.clusters import agglomerate
 
 
 def cohort_of(values: Any, ids: Any = None, *, steps: Any = None) -> Cohort:

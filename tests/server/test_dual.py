@@ -15,8 +15,8 @@ from consilience.core.exchange import Cohort
 from consilience.core.rounds import Diverged
 from consilience.core.tree import Tree
 from consilience.server import Averaging
-from consilience.server.dual_averaging import LayerwiseDual
-from consilience.server.weighting.dual import DualWeights
+from consilience.server.averaging.weighting.dual import DualWeights
+from consilience.server.rules.dual_averaging import LayerwiseDual
 
 
 def cohort(params: dict[str, Any], *, examples: list[float] | None = None, buffers: Tree | None = None) -> Cohort:

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from consilience.algorithms.afl import afl
 from consilience.algorithms.fedavg import fedavg
 from consilience.algorithms.qffl import qffl
-from consilience.core.checks import Invalid
 from consilience.core.exchange import Cohort
 from consilience.core.protocols import ServerRule
 from consilience.core.rounds import run
+from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.server import Averaging, UniformWeights
-from consilience.server.ledgers.qffl_step import QfflStep
+from consilience.server.averaging.ledgers.qffl_step import QfflStep
+from consilience.server.averaging.weighting.agnostic import AgnosticWeights, project_to_simplex
+from consilience.server.averaging.weighting.qffl import QfflWeights
 from consilience.server.protocols import Ledger, Weighting
-from consilience.server.weighting.agnostic import AgnosticWeights, project_to_simplex
-from consilience.server.weighting.qffl import QfflWeights
 
 
 def model(values: np.ndarray) -> Tree:

@@ -15,12 +15,12 @@ from consilience.client.local_training import LocalTraining
 from consilience.client.paced_training import PacedTraining
 from consilience.client.solvers import SGD, Adam
 from consilience.client.terms.proximal import Proximal
-from consilience.core.checks import Invalid
 from consilience.core.exchange import Cohort
 from consilience.core.federation import Federation
+from consilience.core.settings import Invalid
 from consilience.environments.environment import Environment
-from consilience.server.normalised_averaging import NormalisedAveraging
-from consilience.server.paced_averaging import PacedAveraging, paces
+from consilience.server.rules.normalised_averaging import NormalisedAveraging
+from consilience.server.rules.paced_averaging import PacedAveraging, paces
 
 pytestmark = pytest.mark.usefixtures("untraced")
 

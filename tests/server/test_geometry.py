@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from consilience.core.checks import Invalid
-from consilience.server.geometry import Geometry, cosines, measure
+from consilience.core.settings import Invalid
+from consilience.server.geometry.geometry import Geometry, cosines, measure
 
 
 def split(models: np.ndarray, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:

@@ -18,17 +18,17 @@ from consilience.algorithms.fedavg import fedavg
 from consilience.algorithms.hierarchical import hierarchical
 from consilience.algorithms.ifca import ifca
 from consilience.core import tree
-from consilience.core.checks import Invalid
 from consilience.core.exchange import Cohort
 from consilience.core.federation import Federation
 from consilience.core.rounds import Round, run
+from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.environments.environment import Environment
 from consilience.selection import Uniform
-from consilience.server.bipartition import Bipartition, bipartition, cosine_similarity
-from consilience.server.chosen_clusters import ChosenClusters
-from consilience.server.edge_cloud import EdgeCloud
-from consilience.server.grouping import largest
+from consilience.server.rules.bipartition import Bipartition, bipartition, cosine_similarity
+from consilience.server.rules.chosen_clusters import ChosenClusters
+from consilience.server.rules.edge_cloud import EdgeCloud
+from consilience.server.rules.grouping import largest
 
 
 def model(*w: float) -> Tree:

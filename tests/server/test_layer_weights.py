@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from consilience.algorithms.fedatt import fedatt
 from consilience.algorithms.simagg import simagg
-from consilience.core.checks import Invalid
 from consilience.core.exchange import Cohort
 from consilience.core.rounds import run
+from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.selection import Everyone, SlidingWindow
 from consilience.server import Averaging, ByExamples, SimProxWeights
-from consilience.server.combining.attention import Attention
-from consilience.server.combining.simagg import SimAgg
+from consilience.server.averaging.combining.attention import Attention
+from consilience.server.averaging.combining.simagg import SimAgg
+from consilience.server.averaging.steps.noisy import Noisy
 from consilience.server.protocols import Combine, CombineAround, Step
-from consilience.server.steps.noisy import Noisy
 
 
 def random_models(seed: int, m: int, scale: float = 1.0) -> tuple[Tree, Tree]:

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from consilience.algorithms.dp_fedavg import dp_fedavg
-from consilience.core.checks import Invalid
 from consilience.core.exchange import Cohort
 from consilience.core.rounds import run
+from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.privacy import Spent
-from consilience.server.private_averaging import PrivateAveraging
-from consilience.server.steps.momentum import MomentumStep
+from consilience.server.averaging.steps.momentum import MomentumStep
+from consilience.server.rules.private_averaging import PrivateAveraging
 
 QUIET = 1e-12  # of noise
 

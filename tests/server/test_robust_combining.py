@@ -17,19 +17,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consilience.core.checks import Invalid
 from consilience.core.exchange import Cohort
+from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.server import Averaging, SimProxWeights, UniformWeights
-from consilience.server.combining.bulyan import Bulyan
-from consilience.server.combining.centred_clipping import CentredClipping
-from consilience.server.combining.geometric_median import GeometricMedian
-from consilience.server.combining.krum import Krum, MultiKrum
-from consilience.server.combining.median import Median
-from consilience.server.combining.nearest_neighbour_mixing import NearestNeighbourMixing
-from consilience.server.combining.tolerance import faulty
-from consilience.server.combining.trimmed_mean import TrimmedMean
-from consilience.server.combining.weighted_mean import WeightedMean
+from consilience.server.averaging.combining.bulyan import Bulyan
+from consilience.server.averaging.combining.centred_clipping import CentredClipping
+from consilience.server.averaging.combining.geometric_median import GeometricMedian
+from consilience.server.averaging.combining.krum import Krum, MultiKrum
+from consilience.server.averaging.combining.median import Median
+from consilience.server.averaging.combining.nearest_neighbour_mixing import NearestNeighbourMixing
+from consilience.server.averaging.combining.tolerance import faulty
+from consilience.server.averaging.combining.trimmed_mean import TrimmedMean
+from consilience.server.averaging.combining.weighted_mean import WeightedMean
 from consilience.server.protocols import Combine
 
 RULES: tuple[Combine, ...] = (

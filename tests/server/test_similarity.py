@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from consilience.core.checks import Invalid
-from consilience.server import gram_rows, similarity
-from consilience.server.similarity import (
+from consilience.core.settings import Invalid
+from consilience.server.geometry import gram_rows, similarity
+from consilience.server.geometry.similarity import (
     METRICS,
     all_pairs,
     cca,

@@ -9,10 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
-from consilience.server.model_similarity import Layerwise, Mixed, matrices
-from consilience.server.similarity import METRICS, cca, cka_deconfounded, cka_linear, cka_rbf, gram_linear, hsic, osad
+from consilience.server.geometry.model_similarity import Layerwise, Mixed, matrices
+from consilience.server.geometry.similarity import (
+    METRICS,
+    cca,
+    cka_deconfounded,
+    cka_linear,
+    cka_rbf,
+    gram_linear,
+    hsic,
+    osad,
+)
 
 M = 4
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from consilience.algorithms.fedavg import fedavg
 from consilience.algorithms.simprox import simprox
 from consilience.client.memory.previous_model import PreviousModel
-from consilience.core.checks import Invalid
 from consilience.core.exchange import Cohort, Notes
 from consilience.core.rounds import run
+from consilience.core.settings import Invalid
 from consilience.environments.environment import Environment
 from consilience.selection import Everyone, SlidingWindow
 from consilience.server import SimProxWeights

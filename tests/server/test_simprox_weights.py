@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consilience.core.checks import Invalid
 from consilience.core.exchange import Cohort
+from consilience.core.settings import Invalid
 from consilience.server import SimProxWeights
 
 getcontext().prec = 60

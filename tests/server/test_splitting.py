@@ -16,15 +16,15 @@ from consilience.algorithms.fedprox_fedsplit import fedprox_fedsplit
 from consilience.algorithms.fedsplit import fedsplit
 from consilience.channel import Chain, Clip, OverTheAir, Quantise, RandomK, TopK
 from consilience.core.algorithm import Algorithm
-from consilience.core.checks import Invalid
 from consilience.core.federation import Federation
 from consilience.core.rounds import Round, run
+from consilience.core.settings import Invalid
 from consilience.core.task import Task
-from consilience.engines.vectorised import Vectorised
+from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
 from consilience.selection import Uniform
-from consilience.server.splitting import Splitting
-from consilience.server.weighting.uniform import UniformWeights
+from consilience.server.averaging.weighting.uniform import UniformWeights
+from consilience.server.rules.splitting import Splitting
 
 CURVES = np.array(
     [[1.0, 4.0], [3.0, 1.0], [2.0, 2.0], [1.0, 1.5]]

@@ -17,13 +17,13 @@ from consilience.algorithms.fedadam import fedadam
 from consilience.algorithms.fedavg import fedavg
 from consilience.algorithms.fedavgm import fedavgm
 from consilience.algorithms.fedyogi import fedyogi
-from consilience.core.checks import Invalid
 from consilience.core.rounds import run
+from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
-from consilience.server.averaging import Averaging
+from consilience.server.averaging.averaging import Averaging
+from consilience.server.averaging.steps.adaptive import AdagradStep, AdamStep, YogiStep
+from consilience.server.averaging.steps.momentum import MomentumStep
 from consilience.server.protocols import Step
-from consilience.server.steps.adaptive import AdagradStep, AdamStep, YogiStep
-from consilience.server.steps.momentum import MomentumStep
 
 
 def params(*values: float) -> Tree:

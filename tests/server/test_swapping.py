@@ -16,19 +16,19 @@ from consilience.algorithms.fedswap import fedswap
 from consilience.algorithms.simfedswap import simfedswap
 from consilience.client.terms.proximal import Proximal
 from consilience.core import tree
-from consilience.core.checks import Invalid
 from consilience.core.exchange import Cohort
 from consilience.core.rounds import Round, run
+from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.environments.environment import Environment
-from consilience.experiments import config
 from consilience.experiments.assembly import assemble
+from consilience.experiments.config import config
 from consilience.selection import Everyone, SlidingWindow, Uniform
 from consilience.selection.held import Held
-from consilience.server.model_similarity import Layerwise
-from consilience.server.pairing import ExactMatching, Greedy, MinimumSimilarity, Random
-from consilience.server.swapping import NOBODY, Swapping, traffic
-from consilience.server.weighting.uniform import UniformWeights
+from consilience.server.averaging.weighting.uniform import UniformWeights
+from consilience.server.geometry.model_similarity import Layerwise
+from consilience.server.geometry.pairing import ExactMatching, Greedy, MinimumSimilarity, Random
+from consilience.server.rules.swapping import NOBODY, Swapping, traffic
 
 pytestmark = pytest.mark.usefixtures("untraced")
 USUAL: dict[str, Any] = {"lr": 0.05, "epochs": 1, "batch_size": 4}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consilience.server.pairing import ExactMatching, Greedy, MinimumSimilarity, Pairing, Random
+from consilience.server.geometry.pairing import ExactMatching, Greedy, MinimumSimilarity, Pairing, Random
 
 RULES = [Random(), Greedy(), MinimumSimilarity(), ExactMatching()]
 

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from consilience import cli
-from consilience.experiments import config
 from consilience.experiments.assembly import assemble
-from consilience.server.swapping import Swapping
+from consilience.experiments.config import config
+from consilience.server.rules.swapping import Swapping
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 pytestmark = pytest.mark.usefixtures("untraced")

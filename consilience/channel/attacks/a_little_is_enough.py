@@ -10,8 +10,8 @@ from torch import Tensor
 
 from consilience.channel.attacks.search import Target, strongest
 from consilience.channel.attacks.traitors import alike, forged, require_some, split
-from consilience.core.checks import Count, Fraction, Positive, Whole, check
 from consilience.core.exchange import Broadcast, Cohort
+from consilience.core.settings import Count, Fraction, Positive, Whole, check
 from consilience.core.tree import Tree, map_leaves
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from consilience.channel.attacks.traitors import require_some, split, starts, with_model
-from consilience.core.checks import Fraction, Whole, check
 from consilience.core.exchange import Broadcast, Cohort
+from consilience.core.settings import Fraction, Whole, check
 from consilience.core.tree import Tree, map_leaves
 
 

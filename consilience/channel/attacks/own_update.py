@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from consilience.channel.attacks.traitors import forged, require_some, split
-from consilience.core.chance import draws
-from consilience.core.checks import Fraction, Positive, Whole, check
 from consilience.core.exchange import Broadcast, Cohort
+from consilience.core.rng import draws
+from consilience.core.settings import Fraction, Positive, Whole, check
 from consilience.core.tree import Tree, flatten, map_leaves, unflatten
 
 

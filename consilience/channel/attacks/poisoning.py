@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from consilience.channel.attacks.traitors import are_traitors, require_some
-from consilience.core.chance import draws
-from consilience.core.checks import Count, Fraction, Invalid, Whole, check, check_value
 from consilience.core.federation import Federation, Rows
+from consilience.core.rng import draws
+from consilience.core.settings import Count, Fraction, Invalid, Whole, check, check_value
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
-from consilience.core.checks import Invalid
 from consilience.core.exchange import Broadcast, Cohort
+from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 
 Forge = Callable[[Tree, Tree], Tree]

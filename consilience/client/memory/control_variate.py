@@ -9,7 +9,7 @@ from torch import Tensor
 
 from consilience.client.memory.memory import Done
 from consilience.client.solvers import SGD, Solver
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.core.tree import Tree, map_leaves
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from consilience.client.memory.memory import Done
-from consilience.core.checks import Positive, check
+from consilience.core.settings import Positive, check
 from consilience.core.tree import Tree, map_leaves
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from consilience.client.memory.memory import Done
-from consilience.core.checks import check
+from consilience.core.settings import check
 from consilience.core.tree import Tree, leaves, where
 
 

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from consilience.client.terms.term import Context
-from consilience.core import chance
-from consilience.core.checks import Count, Fraction, Invalid, NonNegative, check
+from consilience.core import rng
 from consilience.core.latent import classifier, draw_labels, generate
 from consilience.core.losses import average
 from consilience.core.plans import Batch
+from consilience.core.settings import Count, Fraction, Invalid, NonNegative, check
 from consilience.core.tree import Tree
 
 
@@ -50,10 +50,10 @@ class GeneratedFeatures:
 
         def features(labels: Tensor, purpose: int) -> Tensor:
             # row by row, so that padding does not change what a row gets
-            keys = chance.fold(chance.fold(batch.key, purpose), torch.arange(len(labels), device=labels.device))
-            return generate(generator, labels, chance.normals(keys, size).to(like.dtype))
+            keys = rng.fold(rng.fold(batch.key, purpose), torch.arange(len(labels), device=labels.device))
+            return generate(generator, labels, rng.normals(keys, size).to(like.dtype))
 
-        drawn = draw_labels(told["labels"], chance.fold(batch.key, 2**33), self.count)
+        drawn = draw_labels(told["labels"], rng.fold(batch.key, 2**33), self.count)
         taught = F.cross_entropy(head.logits(params, features(drawn, 2**33 + 1)), drawn)
         target = head.logits(params, features(batch.y, 2**33 + 2)).softmax(1).detach()
         apart = F.kl_div(like.log_softmax(1), target, reduction="none").sum(1)  # [B]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from consilience.client.terms.term import Context
-from consilience.core.checks import NonNegative, check
 from consilience.core.plans import Batch
+from consilience.core.settings import NonNegative, check
 from consilience.core.tree import Tree
 
 

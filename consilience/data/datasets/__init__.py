@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from consilience.core.checks import Invalid, check_options, hints_of, nearest, options_of
+from consilience.core.settings import Invalid, check_options, hints_of, nearest, options_of
 from consilience.data.dataset import Dataset
 
 __all__ = ["catalogue", "load"]

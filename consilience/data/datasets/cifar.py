@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from consilience.core.checks import Range
+from consilience.core.settings import Range
 from consilience.data.dataset import Dataset
 from consilience.data.datasets.prepare.assemble import assemble
 from consilience.data.datasets.prepare.labels import class_numbers

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from consilience.core.checks import Invalid, Whole
+from consilience.core.settings import Invalid, Whole
 from consilience.data.dataset import Dataset
 from consilience.data.datasets.prepare.assemble import assemble
 from consilience.data.datasets.prepare.features import Scaling, scale_features

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from consilience.core.checks import Count, Invalid
+from consilience.core.settings import Count, Invalid
 from consilience.data.dataset import Dataset
 from consilience.data.datasets.prepare.assemble import assemble
 from consilience.data.datasets.prepare.encoded import encoded_pictures

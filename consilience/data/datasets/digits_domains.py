@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from consilience.core.checks import Count, Invalid, Whole
+from consilience.core.settings import Count, Invalid, Whole
 from consilience.data.dataset import Dataset
 from consilience.data.datasets.mnist import DIGITS, mnist_pictures
 from consilience.data.datasets.prepare.assemble import assemble

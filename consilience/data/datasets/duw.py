@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.dataset import Dataset
 from consilience.data.datasets.mnist import DIGITS, mnist_pictures
 from consilience.data.datasets.prepare.assemble import assemble

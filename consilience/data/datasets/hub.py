@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from consilience.core.checks import Count, Invalid, Positive, Whole
+from consilience.core.settings import Count, Invalid, Positive, Whole
 from consilience.data.dataset import Dataset
 from consilience.data.datasets.prepare.assemble import assemble
 from consilience.data.datasets.prepare.features import Scaling

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from consilience.core.checks import Count, Invalid
+from consilience.core.settings import Count, Invalid
 from consilience.data.dataset import Dataset
 from consilience.data.datasets.mnist import EMNIST_NAMES
 from consilience.data.datasets.prepare.assemble import assemble, refuse_nonfinite

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from consilience.core.checks import Count, Invalid, Whole, nearest
+from consilience.core.settings import Count, Invalid, Whole, nearest
 from consilience.data.dataset import Dataset
 from consilience.data.datasets.prepare.assemble import assemble
 from consilience.data.datasets.prepare.pictures import Normalise, scale_pictures

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from consilience.core.checks import Count, Invalid
+from consilience.core.settings import Count, Invalid
 from consilience.data.dataset import Dataset
 from consilience.data.datasets.prepare.assemble import assemble
 from consilience.data.datasets.prepare.splits import HeldOut

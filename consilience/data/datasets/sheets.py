@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from consilience.core.checks import Count, Invalid, Whole
+from consilience.core.settings import Count, Invalid, Whole
 from consilience.data.dataset import Dataset
 from consilience.data.datasets.prepare.assemble import assemble
 from consilience.data.datasets.prepare.labels import class_numbers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from consilience.core.checks import Count, NonNegative, Whole
+from consilience.core.settings import Count, NonNegative, Whole
 from consilience.data.dataset import Dataset
 from consilience.data.datasets.prepare.assemble import assemble
 from consilience.data.datasets.prepare.splits import HeldOut, held_out

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from consilience.core.checks import Count, Invalid, Whole
+from consilience.core.settings import Count, Invalid, Whole
 from consilience.data.dataset import Dataset
 from consilience.data.datasets.prepare.owned_rows import OwnedRows, Target, table_set
 from consilience.data.datasets.prepare.splits import HeldOut

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from consilience.core.checks import Invalid, check_options, nearest
+from consilience.core.settings import Invalid, check_options, nearest
 from consilience.data.partition.assignment import Assignment, Partition, assign
 from consilience.data.partition.classes_per_client import ClassesPerClient
 from consilience.data.partition.dirichlet import Dirichlet

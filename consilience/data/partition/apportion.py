@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 
 HALVINGS = 200  # of an interval of doubles: far more than its 64 bits can tell apart
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.partition.shifts import Shift
 
 

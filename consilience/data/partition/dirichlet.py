@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from consilience.core.checks import Count, Invalid, Positive, Whole, check
+from consilience.core.settings import Count, Invalid, Positive, Whole, check
 from consilience.data.partition.apportion import deal, refuse_too_few, rows_by_class
 from consilience.data.partition.seeding import generator
 

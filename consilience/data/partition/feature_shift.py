@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from consilience.core.checks import Invalid, NonNegative, check
+from consilience.core.settings import Invalid, NonNegative, check
 from consilience.data.partition.assignment import Assignment, Partition, assign, check_inner
 from consilience.data.partition.natural import rows_by_group
 from consilience.data.partition.seeding import subseed

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from consilience.core.checks import Count, Invalid, check
+from consilience.core.settings import Count, Invalid, check
 from consilience.data.partition.apportion import apportion, deal, rows_by_class
 from consilience.data.partition.seeding import generator
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from consilience.core.checks import Fraction, Invalid, check
+from consilience.core.settings import Fraction, Invalid, check
 from consilience.data.partition.apportion import apportion, row_count
 from consilience.data.partition.assignment import Assignment, Partition, assign, check_inner
 from consilience.data.partition.seeding import generator, subseed

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from consilience.core.checks import Count, Invalid, Whole, check
+from consilience.core.settings import Count, Invalid, Whole, check
 from consilience.data.partition.apportion import row_count
 from consilience.data.partition.assignment import Assignment
 from consilience.data.partition.seeding import generator

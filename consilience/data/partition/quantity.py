@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from consilience.core.checks import Count, Invalid, NonNegative, Whole, check
+from consilience.core.settings import Count, Invalid, NonNegative, Whole, check
 from consilience.data.partition.apportion import apportion, by_owner, refuse_too_few, row_count
 from consilience.data.partition.seeding import generator
 

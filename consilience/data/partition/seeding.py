@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 
 
 def generator(seed: int, purpose: str, *numbers: int) -> np.random.Generator:

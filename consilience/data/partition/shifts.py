@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
-from consilience.core.checks import Invalid, NonNegative, check
+from consilience.core.settings import Invalid, NonNegative, check
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 
 
 def fingerprint(parts: Sequence[np.ndarray]) -> str:

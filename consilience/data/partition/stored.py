@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from consilience.core.checks import Invalid, check
+from consilience.core.settings import Invalid, check
 from consilience.data.partition.apportion import row_count
 from consilience.data.partition.storage import load, read_arrays
 

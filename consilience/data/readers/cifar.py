@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.readers.files import read_bytes
 from consilience.data.readers.pickled import read_pickled
 

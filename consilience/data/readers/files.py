@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 
 DATA_DIR_VARIABLE = "CONSILIENCE_DATA"
 NEVER_PACKED = (".npz", ".webp", ".png", ".jpg", ".gz")  # compressed already

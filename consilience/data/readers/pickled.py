@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.readers.files import read_bytes
 
 LITERALS = {

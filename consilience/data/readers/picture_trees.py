@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.readers.pictures import find_pictures
 from consilience.data.readers.tables import read_table
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff")
 Fit = Literal["crop", "squash", "pad"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from consilience.core.checks import Invalid, nearest
+from consilience.core.settings import Invalid, nearest
 from consilience.data.readers.files import read_text
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from consilience.core.checks import Invalid, options_of
+from consilience.core.settings import Invalid, options_of
 from consilience.data.dataset import Dataset
 from consilience.data.datasets import catalogue, load
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from data_files import real_data, write_sheet
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.datasets import load
 
 PICTURES = np.random.default_rng(0).integers(0, 256, (12, 3, 32, 32), dtype=np.uint8)

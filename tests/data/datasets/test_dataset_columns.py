@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.datasets.prepare.columns import encode_columns
 from consilience.data.datasets.prepare.labels import class_numbers, number_names
 

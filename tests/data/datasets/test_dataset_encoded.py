@@ -12,7 +12,7 @@ from data_files import write_sheet
 from safetensors.torch import save_file
 
 from consilience import models
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.datasets import load
 from consilience.data.datasets.prepare.encoded import encoded_pictures
 

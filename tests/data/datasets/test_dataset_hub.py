@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.datasets import load
 
 

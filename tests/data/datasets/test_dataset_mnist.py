@@ -9,7 +9,7 @@ import pytest
 import torch
 from data_files import real_data, write_idx
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.datasets import load
 
 PIXELS = np.array([[[0, 255, 51], [102, 153, 204]], [[1, 2, 3], [4, 5, 6]]], np.uint8)  # 2 pictures of 2x3

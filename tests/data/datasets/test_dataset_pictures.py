@@ -7,7 +7,7 @@ import pytest
 import torch
 from data_files import write_picture
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.datasets import load
 
 pytest.importorskip("PIL")

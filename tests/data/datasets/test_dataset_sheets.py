@@ -9,7 +9,7 @@ import pytest
 import torch
 from data_files import real_data, write_sheet
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.datasets import load
 
 PICTURES = np.random.default_rng(0).integers(20, 256, (20, 4, 4, 3), dtype=np.uint8)

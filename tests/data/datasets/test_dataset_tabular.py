@@ -7,7 +7,7 @@ import pytest
 import torch
 from data_files import real_data
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.datasets import load
 
 TABLE = "hospital,age,sex,sick\nb,30,f,yes\na,40,m,no\nb,50,f,no\na,60,m,yes\n"

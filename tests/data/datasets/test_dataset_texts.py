@@ -12,7 +12,7 @@ import pytest
 import torch
 from data_files import real_data
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.datasets import load
 from consilience.data.datasets.prepare.texts import build_vocabulary, split_words, token_numbers
 

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.partition import Dirichlet
 from consilience.data.partition.dirichlet import log_gamma
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.partition import (
     PARTITIONS,
     ClassesPerClient,

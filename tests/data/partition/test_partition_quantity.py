@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.partition import Quantity
 from consilience.data.partition.apportion import apportion
 

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.partition import (
     PARTITIONS,
     Dirichlet,

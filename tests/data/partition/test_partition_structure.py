@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.partition import Dirichlet, FeatureShift, Iid, Mixture, Natural, Quantity, assign
 from consilience.data.partition.shifts import Noise, Rotation, apply
 

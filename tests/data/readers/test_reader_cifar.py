@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.readers.cifar import read_binary_batch, read_label_names, read_python_batch
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, 3072), dtype=np.uint8)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.readers.files import (
     chosen_file,
     chosen_source,

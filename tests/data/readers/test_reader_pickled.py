@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.readers.pickled import read_pickled
 
 PIXELS = np.arange(24, dtype=np.uint8).reshape(2, 12)

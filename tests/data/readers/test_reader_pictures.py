@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.readers.picture_trees import list_tree
 from consilience.data.readers.pictures import read_pictures, read_sheet, read_sheets
 

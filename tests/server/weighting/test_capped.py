@@ -12,21 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consilience import algorithms
-from consilience.core.checks import Invalid
 from consilience.core.exchange import Cohort
 from consilience.core.rounds import Diverged, run
+from consilience.core.settings import Invalid
 from consilience.core.task import Task
-from consilience.engines.vectorised import Vectorised
-from consilience.experiments.catalogue import KINDS
-from consilience.experiments.config import load
-from consilience.experiments.parts import build, write
-from consilience.server.averaging import Averaging
+from consilience.engines.vectorised.engine import Vectorised
+from consilience.experiments.config.catalogue import KINDS
+from consilience.experiments.config.config import load
+from consilience.experiments.config.parts import build, write
+from consilience.server.averaging.averaging import Averaging
+from consilience.server.averaging.weighting.by_examples import ByExamples
+from consilience.server.averaging.weighting.capped import CappedWeights, capped_shares, connected
+from consilience.server.averaging.weighting.dual import DualWeights
+from consilience.server.averaging.weighting.simprox import SimProxWeights
+from consilience.server.averaging.weighting.uniform import UniformWeights
 from consilience.server.protocols import Weighting
-from consilience.server.weighting.by_examples import ByExamples
-from consilience.server.weighting.capped import CappedWeights, capped_shares, connected
-from consilience.server.weighting.dual import DualWeights
-from consilience.server.weighting.simprox import SimProxWeights
-from consilience.server.weighting.uniform import UniformWeights
 
 
 def cohort_of(updates: Any, examples: Any = None) -> Cohort:
@@ -288,7 +288,7 @@ def test_a_run_in_which_caps_matter_is_the_same_over_flower() -> None:
     pytest.importorskip("flwr", reason='Flower is not installed: pip install "consilience[flower]"')
     from flower_loopback import Loopback, apps
 
-    from consilience.engines.flower.engine import FlowerEngine
+    from consilience.flower.engine.engine import FlowerEngine
 
     rule = CappedWeights(inner=ByExamples(), client=0.25, group=0.25, near=0.9, otherwise="loosen")
     recipe = algorithms.recipe("fedavg")(lr=0.1, batch_size=4, weighting=rule)

@@ -12,12 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consilience.core.checks import Invalid
 from consilience.core.exchange import Cohort
-from consilience.server.weighting.dr import DrWeights
-from consilience.server.weighting.fedadp import FedAdpWeights
-from consilience.server.weighting.fedfa import FedFaWeights
-from consilience.server.weighting.schedule import ScheduleWeights, save_table
+from consilience.core.settings import Invalid
+from consilience.server.averaging.weighting.dr import DrWeights
+from consilience.server.averaging.weighting.fedadp import FedAdpWeights
+from consilience.server.averaging.weighting.fedfa import FedFaWeights
+from consilience.server.averaging.weighting.schedule import ScheduleWeights, save_table
 
 
 def cohort(models: Any, *, examples: Any = None, ids: Any = None, round: int = 0, **more: Any) -> Cohort:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.dataset import Dataset
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.datasets.prepare.labels import sorted_names
 
 MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})

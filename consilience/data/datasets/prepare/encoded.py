@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from consilience.core.checks import Invalid, nearest
+from consilience.core.settings import Invalid, nearest
 from consilience.data.datasets.prepare.columns import standardised
 
 

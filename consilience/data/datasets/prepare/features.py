@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.datasets.prepare.columns import standardised
 from consilience.data.datasets.prepare.pictures import channels_first, scale_pictures
 

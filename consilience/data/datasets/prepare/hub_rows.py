@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from consilience.core.checks import Invalid, nearest
+from consilience.core.settings import Invalid, nearest
 from consilience.data.datasets.prepare.assemble import refuse_nonfinite
 from consilience.data.datasets.prepare.features import Scaling, scale_features
 from consilience.data.datasets.prepare.labels import class_numbers, number_names

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 
 
 def class_numbers(labels: np.ndarray, *, rows: int, classes: int, where: Path | str) -> np.ndarray:

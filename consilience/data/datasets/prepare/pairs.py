@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 from consilience.data.datasets.prepare.assemble import refuse_nonfinite
 from consilience.data.datasets.prepare.labels import class_numbers
 from consilience.data.readers.npz import npz_names, read_npz

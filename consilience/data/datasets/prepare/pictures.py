@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from consilience.core.checks import Invalid
+from consilience.core.settings import Invalid
 
 Normalise = Literal["standard", "unit", "signed"]
 """standard: mean 0, deviation 1 per channel over the training pictures; unit: [0, 1]; signed: [-1, 1]."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import numpy as np
 
-from consilience.core.checks import Range
+from consilience.core.settings import Range
 
 HeldOut = Annotated[float, Range(above=0, below=1)]
 """The share of rows kept for testing."""

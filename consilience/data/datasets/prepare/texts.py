@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from consilience.core.checks import Invalid, Range
+from consilience.core.settings import Invalid, Range
 
 TextForm = Literal["words", "characters", "ngrams", "encoder"]
 VocabularySize = Annotated[int, Range(least=3)]

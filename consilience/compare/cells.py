@@ -1,0 +1,77 @@
+"""Running one cell: an ordinary run folder, started, resumed or left as it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from consilience.core.rounds import Diverged
+from consilience.data.dataset import Dataset
+from consilience.experiments import runner
+from consilience.experiments.config.config import Config
+from consilience.experiments.live_run import Run
+from consilience.experiments.record import Observation
+from consilience.reporting.progress import quality
+from consilience.runs.failures import explained
+from consilience.runs.folder import RunFolder
+
+Told = Callable[[int, str], None]
+"""What is told of every round: its number and how good the model is."""
+
+OVER = ("finished", "diverged")
+"""Cells that are not run again: a run that diverged would do so again."""
+
+
+class Ended(NamedTuple):
+    """How a cell ended."""
+
+    status: str  # finished, diverged, interrupted, failed
+    text: str
+    signal: int = 0  # which asked to stop
+
+
+def status_of(path: Path) -> str:
+    """What a cell's folder says of it; "" where there is none."""
+    return str(RunFolder.open(path).facts().get("status", "")) if (path / "run.json").exists() else ""
+
+
+def run_cell(
+    path: Path, method: str, config: Config, *, data: Dataset | None, threads: int | None, tell: Told
+) -> Ended:
+    """Start or resume a cell; problems of its own are told, not raised."""
+    last = ["no round"]
+
+    def watch(run: Run) -> Iterator[Observation]:
+        for observation in run.observations():
+            last[0] = quality(observation.row)
+            tell(observation.round.number, last[0])
+            yield observation
+
+    try:
+        if status_of(path):
+            manager = runner.resume(path)
+        else:
+            manager = runner.start(_threaded(config, threads), folder=path, data=data)
+        with manager as run:
+            run.folder.record(comparison={"method": method, "seed": config.seed})
+            found = run.complete(watch)
+    except Diverged as problem:
+        return Ended("diverged", f"diverged: {problem}")
+    except Exception as problem:  # the other cells are still worth having
+        return Ended("failed", f"failed: {explained(problem)[0]}")
+    finally:
+        gc.collect()  # an engine and its programs refer to each other
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    if found.stopped:
+        return Ended("interrupted", f"stopped at {last[0]}", found.stopped)
+    return Ended("finished", last[0])
+
+
+def _threaded(config: Config, threads: int | None) -> Config:
+    return config if config.threads is not None or threads is None else dataclasses.replace(config, threads=threads)

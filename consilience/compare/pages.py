@@ -1,0 +1,66 @@
+"""What a comparison leaves in its folder: table.md, methods.csv, cells.csv, results.json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import RenderableType
+
+from consilience.compare import fairness, results, tables
+from consilience.compare.plan import Comparison
+from consilience.runs import canonical
+from consilience.runs.disk import replace_file
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Written:
+    """The tables for the terminal, and the files."""
+
+    screen: RenderableType
+    files: tuple[Path, ...]
+
+
+def write(comparison: Comparison) -> Written:
+    """Read every cell, and write the tables of what is there."""
+    cells, methods = results.collect(comparison)
+    sheets, said = tables.sheets(comparison, methods), notes(comparison, cells, methods)
+    texts = {
+        "table.md": tables.markdown(comparison, sheets, said),
+        "methods.csv": tables.methods_csv(methods),
+        "cells.csv": tables.cells_csv(cells),
+    }
+    found = results.plain_results(comparison, cells, methods) | {"notes": said}
+    files = {name: text.encode() for name, text in texts.items()}
+    files["results.json"] = canonical.encode(found, pretty=True)
+    for name, content in files.items():
+        replace_file(comparison.folder / name, content)
+    return Written(screen=tables.on_screen(sheets, said), files=tuple(comparison.folder / name for name in files))
+
+
+def notes(comparison: Comparison, cells: list[results.CellResult], methods: list[results.MethodResult]) -> list[str]:
+    """What a reader must know: what differs beyond the method, what is missing, and what n allows."""
+    differing = [*fairness.planned_differences(comparison), *fairness.recorded_differences(comparison, cells)]
+    said = [f"differs in more than the method: {note}" for note in differing]
+    if not differing:
+        said.append("all methods ran on the same data, partition, initial model and trace of clients")
+    missing = sum(found.missing for found in methods)
+    if missing:
+        said.append(f"{missing} of {len(cells)} runs are not finished: the tables hold the others")
+    for found in methods:
+        if found.diverged:
+            said.append(f"{found.method.label}: {found.diverged} of its runs diverged and have no numbers")
+    most = max((test.n for found in methods for test in found.against.values()), default=0)
+    tested = sum(bool(found.against) for found in methods)
+    if tested and most < 6:
+        said.append(
+            f"n = {most} seeds is too small for the exact tests: their p cannot be below "
+            f"{2.0 ** (1 - max(most, 1)):.3g}, so that only the t test, which assumes normal differences, could show "
+            "anything; six seeds allow 0.031"
+        )
+    if tested > 1:
+        said.append(
+            f"{tested} methods are tested against {comparison.baseline}, without correction: among that many, "
+            f"about {tested / 20:.2g} come out below p = 0.05 by chance alone"
+        )
+    return said

@@ -1,0 +1,182 @@
+"""What is compared: methods, grids of their options and seeds become the settings of one run (a cell) each.
+
+All cells share the base run's data, partition, model, environment, rounds, local work and selection; a method brings
+its algorithm, the algorithm's own options, and what its entry says under `settings`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from consilience.compare.methods import Method, read_methods
+from consilience.core.settings import Fraction, Invalid, check_value, nearest, refuse_unknown
+from consilience.experiments.config import parts
+from consilience.experiments.config.catalogue import KINDS, default_part, has_own_default, section_options
+from consilience.experiments.config.config import Config, Seed, from_table
+from consilience.runs import identity, toml_text
+from consilience.runs.names import LONGEST, safe_name
+from consilience.selection.held import Held
+from consilience.selection.together import Together
+
+Table = dict[str, Any]
+
+LOCAL_WORK = ("lr", "momentum", "weight_decay", "lr_decay", "optimiser", "epochs", "batch_size")
+"""What every method takes from the base run, next to selection and channel."""
+
+METRICS = ("accuracy", "best_accuracy", "clients_mean", "clients_worst_tenth", "loss", "absolute_error")
+_KEYS = ("methods", "seeds", "baseline", "target", "metric")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One run of the comparison."""
+
+    method: str  # its label
+    name: str  # of its folder
+    config: Config
+
+    @property
+    def seed(self) -> int:
+        """The run's seed: it draws partition, initial model, selection and batches."""
+        return self.config.seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Everything that is to be run, checked as far as settings can be."""
+
+    folder: Path
+    base: Config
+    methods: tuple[Method, ...]
+    seeds: tuple[int, ...]
+    baseline: str
+    target: float | None
+    metric: str
+    cells: tuple[Cell, ...]  # seed by seed, so that an unfinished comparison has whole seeds
+
+    def of(self, label: str) -> list[Cell]:
+        """A method's cells."""
+        return [cell for cell in self.cells if cell.method == label]
+
+
+def plan(
+    path: Path | str | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    algorithms: Sequence[str] = (),
+    grids: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    baseline: str = "",
+    target: float | None = None,
+    metric: str = "",
+    folder: Path | None = None,
+) -> Comparison:
+    """The comparison of a file (a run's settings, with a [compare] table or none); arguments win over the file."""
+    table = toml_text.read(Path(path)) if path is not None else {}
+    spec = table.pop("compare", {})
+    if not isinstance(spec, Mapping):
+        raise Invalid(f"compare = {spec!r} must be a table: write [compare] and its settings below it")
+    refuse_unknown(spec, _KEYS, "compare")
+    base = from_table(table, overrides, source=str(path) if path is not None else "the defaults")
+    entries = [{"algorithm": name} for name in algorithms] if algorithms else spec.get("methods", [])
+    methods = read_methods(entries, grids)
+    chosen = _seeds(list(seeds) or spec.get("seeds", [0, 1, 2]))
+    by_method = [_cells(base, method, chosen) for method in methods]
+    labels = [method.label for method in methods]
+    wanted = target if target is not None else spec.get("target")
+    stem = Path(path).stem if path is not None else base.data.name
+    return Comparison(
+        folder=folder or Path(base.runs) / safe_name(f"compare-{base.name or stem}"[:LONGEST], "name"),
+        base=base,
+        methods=methods,
+        seeds=chosen,
+        baseline=_baseline(baseline or spec.get("baseline"), labels),
+        target=None if wanted is None else check_value("compare.target", wanted, Fraction),
+        metric=_metric(metric or spec.get("metric", "")),
+        cells=tuple(cell for one_seed in zip(*by_method) for cell in one_seed),
+    )
+
+
+def _seeds(given: Any) -> tuple[int, ...]:
+    if not isinstance(given, list) or not given:
+        raise Invalid(f"compare.seeds = {given!r} must be a list of whole numbers, such as [0, 1, 2]")
+    seeds = tuple(check_value(f"compare.seeds[{i}]", seed, Seed) for i, seed in enumerate(given))
+    if len(set(seeds)) < len(seeds):
+        raise Invalid(f"compare.seeds = {given!r} names a seed twice, which would count one run as two")
+    return seeds
+
+
+def _baseline(wanted: Any, labels: list[str]) -> str:
+    if not wanted:
+        return "fedavg" if "fedavg" in labels else labels[0]
+    if wanted not in labels:
+        raise Invalid(f"baseline = {wanted!r} is not one of {', '.join(labels)}{nearest(wanted, labels)}")
+    return str(wanted)
+
+
+def _metric(wanted: str) -> str:
+    if wanted and wanted not in METRICS:
+        raise Invalid(f"metric = {wanted!r} is not one of {', '.join(METRICS)}{nearest(wanted, METRICS)}")
+    return wanted
+
+
+def _cells(base: Config, method: Method, seeds: Sequence[int]) -> list[Cell]:
+    """The base run's settings with this method's algorithm and options, once for every seed."""
+    algorithm = {"name": method.algorithm, **carried(base, method.algorithm), **method.options}
+    table = _merged(base.table(), method.settings) | {"algorithm": algorithm}
+    try:
+        config = from_table(table)
+    except Invalid as problem:
+        raise Invalid(f"{method.label}: {problem}") from problem
+    names = {seed: f"{method.slug}-seed{seed}" for seed in seeds}
+    settled = {seed: dataclasses.replace(config, seed=seed, name=name) for seed, name in names.items()}
+    return [Cell(method=method.label, name=names[seed], config=settled[seed]) for seed in seeds]
+
+
+def carried(base: Config, name: str) -> Table:
+    """What a method takes over from the base run's algorithm."""
+    options = parts.write(base.algorithm.options)
+    if name == base.algorithm.name:
+        return _with_selection(options, base)
+    known, recipe = section_options("algorithm", name), KINDS["algorithm"].find(name)[1]
+    kept = {k: v for k, v in options.items() if k in LOCAL_WORK and k in known and not has_own_default(recipe, k)}
+    if "channel" in options and "channel" in known:
+        kept["channel"] = options["channel"]
+    # a method that trains in one place, as a ceiling, has nobody to select
+    if "selection" in known and not isinstance(default_part(recipe, "selection"), Together):
+        kept = _with_selection(kept, base)
+    return kept
+
+
+def _with_selection(options: Table, base: Config) -> Table:
+    """The selection of the base run, spelled out: recipes differ in what they choose by default."""
+    selection = KINDS["algorithm"].build(base.algorithm.name, base.algorithm.options).selection
+    if isinstance(selection, Together):
+        return options
+    return {**options, "selection": parts.write(selection.inner if isinstance(selection, Held) else selection)}
+
+
+def _merged(table: Table, changes: Mapping[str, Any]) -> Table:
+    """The table with changes; a section that is given another name loses the options of the old one."""
+    merged = dict(table)
+    for key, value in changes.items():
+        value = {"name": value} if key in KINDS and isinstance(value, str) else value
+        old = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            renamed = "name" in value and value["name"] != old.get("name")
+            merged[key] = dict(value) if renamed else _merged(dict(old), value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def spelled(comparison: Comparison) -> Table:
+    """Every cell's settings in plain values: what a later start of the same comparison is checked against."""
+    cells = {
+        cell.name: {"method": cell.method, "settings": identity.settings(cell.config)} for cell in comparison.cells
+    }
+    return {"format": 1, "cells": cells}

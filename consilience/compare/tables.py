@@ -1,0 +1,227 @@
+"""The comparison as tables: on the terminal, as Markdown and as CSV, from the same cells of text."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from consilience.compare.paired import Paired
+from consilience.compare.plan import Comparison
+from consilience.compare.results import (
+    BUDGET,
+    LOWER_IS_BETTER,
+    QUALITIES,
+    TO_TARGET,
+    CellResult,
+    MethodResult,
+    Spread,
+    main_quality,
+)
+
+TITLES = {
+    "accuracy": "accuracy",
+    "best_accuracy": "best",
+    "clients_mean": "clients: mean",
+    "clients_worst_tenth": "worst tenth",
+    "loss": "loss",
+    "absolute_error": "mean error",
+}
+SHARES = ("accuracy", "best_accuracy", "clients_mean", "clients_worst_tenth")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """One table: a title, a head and rows of text."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def sheets(comparison: Comparison, methods: Sequence[MethodResult]) -> list[Sheet]:
+    """How good, compared how, at what cost, and how soon."""
+    main = main_quality(comparison, methods)
+    ordered = sorted(methods, key=lambda found: _rank(found, main))
+    found = [_quality(ordered), _tests(comparison, ordered, main), _budget(ordered)]
+    if comparison.target is not None:
+        found.append(_target(comparison, ordered))
+    return [sheet for sheet in found if sheet.rows]
+
+
+def on_screen(found: Sequence[Sheet], notes: Sequence[str]) -> RenderableType:
+    """The sheets for a terminal."""
+    parts: list[RenderableType] = []
+    for sheet in found:
+        table = Table(*map(escape, sheet.head), box=None, pad_edge=False)
+        for number, column in enumerate(table.columns):
+            column.justify, column.header_style = ("left" if number == 0 else "right"), "bold"
+            column.no_wrap = True
+        for row in sheet.rows:
+            table.add_row(*map(escape, row))
+        parts += [Text(sheet.title, style="italic"), table, ""]
+    return Group(*parts, *(Text(f"note: {note}") for note in notes))
+
+
+def markdown(comparison: Comparison, found: Sequence[Sheet], notes: Sequence[str]) -> str:
+    """The sheets as a page."""
+    lines = [f"# {comparison.folder.name}", ""]
+    for sheet in found:
+        lines += [f"## {sheet.title}", "", _line(sheet.head), f"|{'---|' * len(sheet.head)}"]
+        lines += [*map(_line, sheet.rows), ""]
+    lines += [f"- {note}" for note in notes]
+    return "\n".join(lines) + "\n"
+
+
+def methods_csv(methods: Sequence[MethodResult]) -> str:
+    """One line per method: means and deviations of all there is."""
+    keys = [*QUALITIES, *BUDGET]
+    head = ["method", "seeds", "diverged", "reached"]
+    head += [f"{key}_{part}" for key in (*keys, *TO_TARGET) for part in ("mean", "deviation")]
+    rows = []
+    for found in methods:
+        spreads = {**found.qualities, **found.budget, **found.to_target}
+        numbers = [
+            getattr(spreads.get(key), part, None) for key in (*keys, *TO_TARGET) for part in ("mean", "deviation")
+        ]
+        rows.append([found.method.label, found.finished, found.diverged, found.reached, *numbers])
+    return _csv(head, rows)
+
+
+def cells_csv(cells: Sequence[CellResult]) -> str:
+    """One line per run."""
+    rows = []
+    for cell in cells:
+        numbers = {**cell.qualities, **cell.budget, **(cell.to_target or {})}
+        rows.append(
+            [cell.method, cell.seed, cell.status, *(numbers.get(key) for key in (*QUALITIES, *BUDGET, *TO_TARGET))]
+        )
+    return _csv(["method", "seed", "status", *QUALITIES, *BUDGET, *TO_TARGET], rows)
+
+
+def _quality(methods: Sequence[MethodResult]) -> Sheet:
+    known = [key for key in QUALITIES if any(key in found.qualities for found in methods)]
+    if "accuracy" in known:
+        known.remove("loss")  # it is in the files
+    rows = []
+    for found in methods:
+        seeds = str(found.finished) + (f" ({found.diverged} diverged)" if found.diverged else "")
+        star = "*" if found.personal else ""
+        cells = [spread(found.qualities.get(key), key) + (star if key.startswith("clients") else "") for key in known]
+        rows.append((found.method.label, seeds, *cells))
+    title = "Quality after the last round: mean ± deviation over seeds" + (
+        "; * of clients' own models" if any(found.personal for found in methods) else ""
+    )
+    return Sheet(title=title, head=("method", "seeds", *(TITLES[key] for key in known)), rows=tuple(rows))
+
+
+def _tests(comparison: Comparison, methods: Sequence[MethodResult], main: str) -> Sheet:
+    rows = []
+    for found in methods:
+        test = found.against.get(main)
+        if test is not None:
+            rows.append((found.method.label, str(test.n), *_tested(test, main)))
+    points = " in points" if main in SHARES else ""
+    better = "below 0 is better" if main in LOWER_IS_BETTER else "above 0 is better"
+    return Sheet(
+        title=f"{TITLES[main].capitalize()} minus that of {comparison.baseline}{points}, paired by seed ({better})",
+        head=("method", "n", "difference", "95 % interval", "p: t", "exact", "sign", "shown"),
+        rows=tuple(rows),
+    )
+
+
+def _tested(test: Paired, key: str) -> tuple[str, ...]:
+    scale, digits = _scale(key)
+
+    def number(value: float | None) -> str:
+        return "n/a" if value is None else f"{scale * value:+.{digits}f}"
+
+    interval = "n/a" if test.low is None else f"{number(test.low)} .. {number(test.high)}"
+    chances = [_chance(p) for p in (test.p_t, test.p_permutation, test.p_sign)]
+    return number(test.mean), interval, *chances, _verdict(test, key)
+
+
+def _verdict(test: Paired, key: str) -> str:
+    good, bad = ("smaller", "larger") if key in LOWER_IS_BETTER else ("larger", "smaller")
+    return test.verdict.replace(good, "better").replace(bad, "worse")
+
+
+def _budget(methods: Sequence[MethodResult]) -> Sheet:
+    titles = {
+        "rounds": "rounds",
+        "replies": "replies",
+        "client_epochs": "client epochs",
+        "megabytes_up": "MB up",
+        "megabytes_down": "MB down",
+        "simulated_seconds": "simulated s",
+        "wall_seconds": "wall s",
+    }
+    known = [key for key in BUDGET if any(found.budget.get(key) and found.budget[key].mean for found in methods)]
+    rows = [(found.method.label, *(_amount(found.budget.get(key)) for key in known)) for found in methods]
+    return Sheet(
+        title="Budget used: mean over seeds", head=("method", *(titles[key] for key in known)), rows=tuple(rows)
+    )
+
+
+def _target(comparison: Comparison, methods: Sequence[MethodResult]) -> Sheet:
+    timed = any(found.to_target.get("target_seconds") and found.to_target["target_seconds"].mean for found in methods)
+    keys = TO_TARGET if timed else TO_TARGET[:2]
+    rows = []
+    for found in methods:
+        cells = [_amount(found.to_target[key], spread=True) if key in found.to_target else "n/a" for key in keys]
+        rows.append((found.method.label, f"{found.reached} of {found.finished}", *cells))
+    return Sheet(
+        title=f"To accuracy {comparison.target:g}: mean ± deviation over the seeds that reached it",
+        head=("method", "seeds that did", "rounds", "MB both ways", "simulated s")[: 2 + len(keys)],
+        rows=tuple(rows),
+    )
+
+
+def spread(found: Spread | None, key: str) -> str:
+    """'91.2 ± 0.3', shares in percent."""
+    if found is None:
+        return "n/a"
+    scale, digits = _scale(key)
+    deviation = "" if found.deviation is None else f" ± {scale * found.deviation:.{digits}f}"
+    return f"{scale * found.mean:.{digits}f}{deviation}"
+
+
+def _scale(key: str) -> tuple[float, int]:
+    return (100.0, 1) if key in SHARES else (1.0, 4)
+
+
+def _amount(found: Spread | None, *, spread: bool = False) -> str:
+    if found is None:
+        return "n/a"
+    digits = 0 if found.mean >= 100 or float(found.mean).is_integer() else 1
+    deviation = f" ± {found.deviation:.{max(1, digits)}f}" if spread and found.deviation is not None else ""
+    return f"{found.mean:,.{digits}f}{deviation}"
+
+
+def _chance(p: float | None) -> str:
+    return "n/a" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _rank(found: MethodResult, main: str) -> tuple[bool, float]:
+    known = found.qualities.get(main)
+    if known is None:
+        return True, 0.0
+    return False, known.mean if main in LOWER_IS_BETTER else -known.mean
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _csv(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows([["" if value is None else value for value in row] for row in rows])
+    return text.getvalue()

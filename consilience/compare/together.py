@@ -1,0 +1,159 @@
+"""Cells that train together: every run in a thread of its own, all clients' local work in one vectorised group."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from consilience.compare.cells import Ended
+from consilience.compare.plan import Cell
+from consilience.core.exchange import Broadcast
+from consilience.core.protocols import Channel, ClientRule
+from consilience.core.rounds import Diverged
+from consilience.core.settings import Invalid
+from consilience.core.tree import Tree
+from consilience.data.dataset import Dataset
+from consilience.engines.vectorised.engine import Vectorised
+from consilience.engines.vectorised.joint import Joint, Request
+from consilience.engines.vectorised.orders import Orders
+from consilience.experiments import runner
+from consilience.experiments.live_run import Run
+from consilience.experiments.record import Observation
+from consilience.reporting.progress import quality
+from consilience.runs.failures import explained
+from consilience.runs.interrupts import Interrupts
+
+_WAIT = 0.5  # seconds between two looks at signals
+
+Told = Callable[[Cell, int, str], None]
+
+
+@dataclass(eq=False, kw_only=True)
+class Meeting:
+    """Where runs wait for each other: once all that still run have asked for something, it is done at once."""
+
+    seats: int
+    requests: dict[int, Request] = field(default_factory=dict)
+    answers: dict[int, Tree | Exception] = field(default_factory=dict)
+    left: set[int] = field(default_factory=set)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def ask(self, request: Request) -> Tree:
+        """Wait for the others, then for the replies."""
+        with self.changed:
+            self.requests[request.seat] = request
+            self.changed.notify_all()
+            while request.seat not in self.answers:
+                self.changed.wait()
+            answer = self.answers.pop(request.seat)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def leave(self, seat: int) -> None:
+        """This run asks no more."""
+        with self.changed:
+            self.left.add(seat)
+            self.changed.notify_all()
+
+    def lead(self, joint: Joint) -> None:
+        """Answer until everybody has left; called by the one thread that computes."""
+        while True:
+            with self.changed:
+                while len(self.requests) + len(self.left) < self.seats:
+                    self.changed.wait(timeout=_WAIT)  # a wait without end would hold up signals on some systems
+                if not self.requests:
+                    return
+                asked = [self.requests.pop(seat) for seat in sorted(self.requests)]
+            replies: Sequence[Tree | Exception]
+            try:
+                replies = joint.fulfil(asked)
+            except Exception as problem:  # each run ends with it as if it had been alone
+                replies = [problem] * len(asked)
+            with self.changed:
+                self.answers |= {request.seat: reply for request, reply in zip(asked, replies)}
+                self.changed.notify_all()
+
+
+def run_together(folder: Path, cells: Sequence[Cell], datas: Sequence[Dataset], tell: Told) -> dict[str, Ended]:
+    """Start these cells, and run them to their ends side by side; none of them has a folder yet."""
+    meeting, ended = Meeting(seats=len(cells)), dict[str, Ended]()
+    with contextlib.ExitStack() as stack, Interrupts() as interrupts:
+        runs = [
+            stack.enter_context(runner.start(cell.config, folder=folder / cell.name, data=data))
+            for cell, data in zip(cells, datas)
+        ]
+        engines = [_vectorised(run) for run in runs]
+        joint = Joint(
+            engines,
+            [tuple(sorted(run.experiment.prints.items())) for run in runs],
+            [repr((run.config.model, run.config.loss, run.config.engine)) for run in runs],
+        )
+        threads = []
+        for seat, (run, cell) in enumerate(zip(runs, cells)):
+            run.folder.record(comparison={"method": cell.method, "seed": cell.seed, "together": len(cells)})
+            engines[seat].pass_on(functools.partial(_ask, meeting, seat))
+            watch = functools.partial(_watched, cell=cell, interrupts=interrupts, tell=tell)
+            work = functools.partial(_complete, run, watch, cell, meeting, seat, ended)
+            threads.append(threading.Thread(target=work, name=cell.name, daemon=True))
+        for thread in threads:
+            thread.start()
+        meeting.lead(joint)
+        for thread in threads:
+            thread.join()
+    return ended
+
+
+def _vectorised(run: Run) -> Vectorised:
+    engine = run.experiment.engine
+    if not isinstance(engine, Vectorised):
+        raise Invalid(f"{type(engine).__name__} cannot train runs together: leave --together out, or use --jobs")
+    return engine
+
+
+def _ask(
+    meeting: Meeting,
+    seat: int,
+    client: ClientRule,
+    channel: Channel,
+    broadcast: Broadcast,
+    orders: Orders,
+    round: int,
+    seed: int,
+) -> Tree:
+    return meeting.ask(Request(seat, client, channel, broadcast, orders, round, seed))
+
+
+def _watched(run: Run, *, cell: Cell, interrupts: Interrupts, tell: Told) -> Iterator[Observation]:
+    """The run's rounds; a signal, which only the main thread hears, ends it after the round in progress."""
+    for observation in run.observations():
+        tell(cell, observation.round.number, quality(observation.row))
+        yield observation
+        if interrupts.asked and observation.round.number < run.config.rounds:
+            run.stopped = interrupts.asked
+            return
+
+
+def _complete(
+    run: Run,
+    watch: Callable[[Run], Iterator[Observation]],
+    cell: Cell,
+    meeting: Meeting,
+    seat: int,
+    ended: dict[str, Ended],
+) -> None:
+    try:
+        found = run.complete(watch)
+        last = quality(found.history[-1]) if found.history else "no round"
+        status = "interrupted" if found.stopped else "finished"
+        ended[cell.name] = Ended(status, last, found.stopped)
+    except Diverged as problem:
+        ended[cell.name] = Ended("diverged", f"diverged: {problem}")
+    except Exception as problem:
+        ended[cell.name] = Ended("failed", f"failed: {explained(problem)[0]}")
+    finally:
+        meeting.leave(seat)

@@ -1,0 +1,328 @@
+"""Sending clients to work and waiting for their replies: simulated time passes from one arrival to the next.
+
+A reply is computed when it arrives, from the message its client was sent. What is kept of work in progress is therefore
+who is at work, since when and until when, and the broadcasts that are still in use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from consilience.core import tree
+from consilience.core.algorithm import Algorithm, Plain
+from consilience.core.evaluate import Evaluate
+from consilience.core.exchange import Broadcast, Cohort, Patience, Pool
+from consilience.core.plans import Work
+from consilience.core.protocols import AsksFirst, Buffers, Channel, ClientRule, Engine, KeepsTime, KnowsWork
+from consilience.core.rng import draws
+from consilience.core.settings import Invalid
+from consilience.core.tree import Tree
+
+_WHOLE, _SECONDS, _FLAG = np.int64, np.float64, np.bool_
+_COLUMNS = {"ids": _WHOLE, "version": _WHOLE, "dispatch": _WHOLE, "began": _SECONDS, "ends": _SECONDS, "lost": _FLAG}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Jobs:
+    """One row per client at work."""
+
+    ids: np.ndarray = field(default_factory=lambda: np.empty(0, _WHOLE))
+    version: np.ndarray = field(default_factory=lambda: np.empty(0, _WHOLE))  # rounds finished when it was sent out
+    dispatch: np.ndarray = field(default_factory=lambda: np.empty(0, _WHOLE))  # which choice of clients it was part of
+    began: np.ndarray = field(default_factory=lambda: np.empty(0, _SECONDS))
+    ends: np.ndarray = field(default_factory=lambda: np.empty(0, _SECONDS))
+    lost: np.ndarray = field(default_factory=lambda: np.empty(0, _FLAG))  # it ends at the deadline, with nothing
+    personal: Tree = field(default_factory=dict)  # what it alone was sent
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, places: np.ndarray) -> Jobs:
+        """The rows at these places."""
+        where = torch.from_numpy(places)
+        personal = tree.map_leaves(lambda leaf: leaf[where.to(leaf.device)], self.personal)
+        return Jobs(**{name: getattr(self, name)[places] for name in _COLUMNS}, personal=personal)
+
+    def join(self, other: Jobs) -> Jobs:
+        """These rows, then the other ones."""
+        if not len(self) or not len(other):
+            return self if len(self) else other
+        columns = {name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in _COLUMNS}
+        return Jobs(**columns, personal=tree.concatenate([self.personal, other.personal]))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Flight:
+    """The simulated time, who is at work, and what they were sent."""
+
+    clock: float
+    dispatches: int  # how often clients were chosen
+    took: np.ndarray  # [K] seconds of each client's last reply, NaN where it has sent none
+    present: np.ndarray  # [K] how often each was available when clients were chosen
+    jobs: Jobs = field(default_factory=Jobs)
+    sent: dict[int, Tree] = field(default_factory=dict)  # version -> what all were sent
+
+    def send(
+        self, ids: np.ndarray, broadcast: Broadcast, version: int, seconds: np.ndarray, *, delay: float, limit: float
+    ) -> Flight:
+        """With these clients at work, `delay` from now, for so many seconds but for no more than `limit`."""
+        start = self.clock + delay
+        new = Jobs(
+            ids=ids,
+            version=np.full(len(ids), version),
+            dispatch=np.full(len(ids), self.dispatches),
+            began=np.full(len(ids), start),
+            ends=start + np.minimum(seconds, limit),
+            lost=seconds > limit,
+            personal=broadcast.personal,
+        )
+        return replace(self, jobs=self.jobs.join(new), sent={**self.sent, version: broadcast.shared})
+
+    def land(self, most: int, *, one_instant: bool) -> tuple[Flight, Jobs]:
+        """What ends next, in order of time: up to `most` replies, or only those of the next instant."""
+        jobs = self.jobs
+        order = np.lexsort((jobs.ids, jobs.dispatch, jobs.ends))
+        if one_instant:
+            order = order[jobs.ends[order] <= max(self.clock, jobs.ends[order[0]])]
+        replies = np.cumsum(~jobs.lost[order])
+        order = order[: int(np.searchsorted(replies, most)) + 1]
+        landed = jobs.take(order)
+        took = self.took.copy()
+        took[landed.ids] = landed.ends - landed.began
+        clock = max(self.clock, float(landed.ends.max()))
+        aloft = np.setdiff1d(np.arange(len(jobs)), order)
+        return replace(self, clock=clock, took=took, jobs=jobs.take(aloft)), landed
+
+    def tidy(self) -> Flight:
+        """Without the broadcasts that nobody is working on any more."""
+        return replace(self, sent={version: self.sent[version] for version in np.unique(self.jobs.version).tolist()})
+
+    def received(self, landed: Jobs) -> Broadcast:
+        """What the clients that have landed were sent; if there are none, what all would have been."""
+        versions = np.unique(landed.version)
+        if len(versions) < 2:
+            version = int(versions[0]) if len(versions) else max(self.sent)
+            return Broadcast(shared=self.sent[version], personal=landed.personal)
+        which = torch.from_numpy(np.searchsorted(versions, landed.version))  # [m]
+        stacked = tree.stack([self.sent[int(version)] for version in versions])  # [V, ...]
+        each = tree.map_leaves(lambda leaf: leaf[which.to(leaf.device)], stacked)  # [m, ...]
+        return Broadcast(shared={}, personal={**each, **landed.personal})
+
+    def tree(self) -> Tree:
+        """As a tree of tensors, to be saved."""
+        jobs = {name: torch.from_numpy(getattr(self.jobs, name)) for name in _COLUMNS}
+        return {
+            "clock": torch.tensor(self.clock, dtype=torch.float64),
+            "dispatches": torch.tensor(self.dispatches),
+            "took": torch.from_numpy(self.took),
+            "present": torch.from_numpy(self.present),
+            "jobs": jobs,
+            "personal": self.jobs.personal,
+            "sent": {str(version): shared for version, shared in self.sent.items()},
+        }
+
+    @staticmethod
+    def of(saved: Tree, clients: int, rounds: int) -> Flight:
+        """The flight that a tree describes; {} is that of a run with nobody at work after `rounds` rounds."""
+        if not saved:
+            took, present = np.full(clients, np.nan), np.full(clients, rounds, dtype=_WHOLE)
+            return Flight(clock=0.0, dispatches=rounds, took=took, present=present)
+        columns: dict[str, Any] = {
+            name: saved["jobs"][name].cpu().numpy().astype(kind) for name, kind in _COLUMNS.items()
+        }
+        return Flight(
+            clock=float(saved["clock"]),
+            dispatches=int(saved["dispatches"]),
+            took=saved["took"].cpu().numpy(),
+            present=saved["present"].cpu().numpy(),
+            jobs=Jobs(**columns, personal=saved.get("personal", {})),
+            sent={int(version): shared for version, shared in saved.get("sent", {}).items()},
+        )
+
+
+def labelled(cohort: Cohort, landed: Jobs, received: Broadcast, round: int, late: int) -> Cohort:
+    """A cohort that knows how old the models are that its clients started from, if any is old."""
+    counts = {**cohort.counts, "late": late} if late else cohort.counts
+    staleness = round - landed.version[np.searchsorted(landed.ids, cohort.ids)]
+    if not staleness.any():
+        return replace(cohort, counts=counts)
+    return replace(cohort, counts=counts, staleness=staleness, received=received.among(landed.ids, cohort.ids))
+
+
+LOOK = Work(epochs=1, batch_size=256, shuffle=False, trains=False)
+
+
+class Pace(NamedTuple):
+    """When a round ends: `buffer` replies (None: all), at most `seats` clients at work, and the server's patience."""
+
+    buffer: int | None
+    seats: int | None
+    patience: Patience
+
+
+def pace_of(algorithm: Algorithm, engine: Engine) -> Pace:
+    patience = engine.patience if isinstance(engine, KeepsTime) else Patience()
+    if not isinstance(algorithm.server, Buffers):
+        return Pace(None, None, patience)
+    buffer, seats = algorithm.server.buffer, algorithm.server.concurrency
+    if patience.first is not None:
+        raise Invalid(
+            f"environment.first = {patience.first} ends a synchronous round early, but "
+            f"{type(algorithm.server).__name__} has a buffer of {buffer} replies and no such rounds: leave one out"
+        )
+    if patience.partial_work:
+        raise Invalid(
+            f"environment.stragglers cuts the work of a synchronous round short, but {type(algorithm.server).__name__} "
+            "lets slow clients finish later: use environment.speed_spread or jitter instead"
+        )
+    return Pace(buffer, seats, patience)
+
+
+class Here(Protocol):
+    """What the loop knows between two rounds."""
+
+    @property
+    def round(self) -> int:
+        """Rounds finished."""
+        ...
+
+    @property
+    def server(self) -> Tree:
+        """The server's state."""
+        ...
+
+    @property
+    def losses(self) -> np.ndarray:
+        """[K] as last reported."""
+        ...
+
+    @property
+    def in_flight(self) -> Tree:
+        """The clock, and who is at work."""
+        ...
+
+
+class Replies(NamedTuple):
+    """What a round waited for."""
+
+    landed: Jobs  # by client
+    flight: Flight
+    chosen: np.ndarray  # those sent to work meanwhile
+    losses: np.ndarray  # [K] as known now
+    late: int = 0
+    down: int = 0  # bytes
+    up: int = 0  # bytes, apart from the replies
+
+
+def gather(algorithm: Algorithm, engine: Engine, here: Here, pace: Pace, seed: int) -> Replies:
+    """Send clients to work, and let time pass until enough replies are in."""
+    clients = len(engine.sizes)
+    flight = Flight.of(here.in_flight, clients, here.round)
+    done = Replies(Jobs(), flight, np.empty(0, np.int64), here.losses)
+    while True:
+        done = _dispatch(algorithm, engine, here, done, pace, seed)
+        if not len(done.flight.jobs):
+            break  # nobody is there
+        done = _wait(done, pace)
+        if pace.buffer is None or len(done.landed) >= pace.buffer or done.late > clients:
+            break
+    return done._replace(landed=done.landed.take(np.argsort(done.landed.ids)))
+
+
+def _wait(done: Replies, pace: Pace) -> Replies:
+    """Let time pass: to the next arrivals, or to the end of a synchronous round."""
+    if pace.buffer is not None:
+        flight, ended = done.flight.land(pace.buffer - len(done.landed), one_instant=True)
+        stopped = 0
+    else:
+        flight, ended = done.flight.land(pace.patience.first or len(done.flight.jobs), one_instant=False)
+        stopped, flight = len(flight.jobs), replace(flight, jobs=Jobs())  # whoever is still at work is told to stop
+    landed = done.landed.join(ended.take(np.flatnonzero(~ended.lost)))
+    return done._replace(landed=landed, flight=flight, late=done.late + int(ended.lost.sum()) + stopped)
+
+
+def _dispatch(algorithm: Algorithm, engine: Engine, here: Here, done: Replies, pace: Pace, seed: int) -> Replies:
+    """Fill the free seats with clients that are idle, and send them the current model."""
+    flight, server = done.flight, algorithm.server
+    seats = None if pace.seats is None else pace.seats - len(flight.jobs)
+    if seats == 0:
+        return done
+    turn = flight.dispatches  # equals the round where clients are chosen once a round
+    idle = np.ones(len(engine.sizes), dtype=bool)
+    idle[flight.jobs.ids] = idle[done.landed.ids] = False  # who waits in the buffer would start from the same model
+    available = engine.available(turn, seed)
+    present = flight.present + available
+    pool = Pool(
+        sizes=engine.sizes,
+        losses=done.losses,
+        available=available & idle,
+        presence=present / (turn + 1),
+        seconds=flight.took,
+    )
+    pool, asked = _ask(algorithm, engine, pool, server.model(here.server), turn, seed)
+    chosen = np.unique(algorithm.selection.choose(turn, pool, seed))  # ascending, nobody twice
+    chosen = chosen[idle[chosen]]
+    if seats is not None and len(chosen) > seats:
+        chosen = np.sort(draws(seed, "seats", turn).choice(chosen, seats, replace=False))
+    broadcast = _broadcast(algorithm, engine, here.server, chosen, turn, seed)
+    took = _seconds(engine, algorithm.client, algorithm.channel, broadcast, chosen, turn, seed)
+    limit = np.inf if pace.patience.deadline is None else pace.patience.deadline
+    flight = flight.send(chosen, broadcast, here.round, took, delay=asked.seconds, limit=limit)
+    return done._replace(
+        flight=replace(flight, dispatches=turn + 1, present=present),
+        chosen=np.sort(np.concatenate([done.chosen, chosen])),
+        losses=pool.losses,
+        down=done.down + broadcast.nbytes(len(chosen)) + asked.down,
+        up=done.up + asked.up,
+    )
+
+
+def _seconds(
+    engine: Engine, client: ClientRule, channel: Channel, broadcast: Broadcast, ids: np.ndarray, round: int, seed: int
+) -> np.ndarray:
+    """[m] simulated seconds until each reply is there: none without a clock."""
+    if not isinstance(engine, KeepsTime) or not len(ids):
+        return np.zeros(len(ids))
+    return engine.seconds(client, channel, broadcast, ids, round=round, seed=seed)
+
+
+class Asked(NamedTuple):
+    """What the question before the choice costs: bytes, and seconds until the last answer."""
+
+    down: int = 0
+    up: int = 0
+    seconds: float = 0.0
+
+
+def _ask(algorithm: Algorithm, engine: Engine, pool: Pool, model: Tree, round: int, seed: int) -> tuple[Pool, Asked]:
+    """The pool with the losses at the current model of those that the selection asks."""
+    if not isinstance(algorithm.selection, AsksFirst):
+        return pool, Asked()
+    ids = np.unique(algorithm.selection.asks(round, pool, seed))
+    if not len(ids):
+        return pool, Asked()
+    question = Broadcast(shared={"model": model})
+    answer = engine.exchange(Evaluate(work=LOOK), Plain(), question, ids, round=round, seed=seed)
+    seconds = _seconds(engine, Evaluate(work=LOOK), Plain(), question, ids, round, seed)
+    losses = pool.losses.copy()
+    if len(answer):
+        losses[answer.ids] = (answer.reply["loss"] / answer.reply["rows"]).cpu().numpy()
+    return replace(pool, losses=losses), Asked(question.nbytes(len(ids)), answer.nbytes(), float(seconds.max()))
+
+
+def _broadcast(algorithm: Algorithm, engine: Engine, state: Tree, ids: np.ndarray, round: int, seed: int) -> Broadcast:
+    """What the server sends, knowing the work ahead where it has to."""
+    server = algorithm.server
+    if not isinstance(server, KnowsWork):
+        return server.broadcast(state, ids)
+    if not hasattr(engine, "planned"):
+        raise Invalid(
+            f"{type(server).__name__} must know each client's steps before a round, which {type(engine).__name__} "
+            "cannot tell: use another engine, or another algorithm"
+        )
+    steps = engine.planned(algorithm.client, ids, round=round, seed=seed)
+    return server.broadcast_for(state, ids, torch.from_numpy(engine.sizes[ids]).to(torch.float64), steps)

@@ -1,0 +1,163 @@
+"""All that is measured of one federation, from a config or from a run with its trained model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from consilience.compare.plan import carried
+from consilience.core import tree
+from consilience.core.algorithm import Algorithm
+from consilience.core.rounds import run
+from consilience.core.settings import Invalid
+from consilience.core.tree import Tree
+from consilience.diagnose import effort, holdings, probe, shift
+from consilience.engines.vectorised.engine import Vectorised
+from consilience.experiments.assembly import Experiment, assemble
+from consilience.experiments.config import config
+from consilience.experiments.config.catalogue import KINDS, engine_options
+from consilience.runs import canonical, checkpoint
+from consilience.runs.folder import RunFolder
+from consilience.runs.toml_text import loads
+from consilience.selection.uniform import Uniform
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Diagnosis:
+    """How unlike the clients are, in each way."""
+
+    title: str
+    names: tuple[str, ...]  # of all clients
+    probed: np.ndarray  # ids of those whose gradients and models were compared
+    labels: holdings.LabelSkew
+    quantity: holdings.QuantitySkew
+    features: shift.FeatureShift | None
+    no_features: str  # why there is none
+    start: probe.Dissimilarity
+    later: probe.Dissimilarity
+    later_round: int
+    later_by: str  # which algorithm made those rounds
+    likeness: probe.Likeness
+    effort: effort.Effort
+    normalisation: bool  # the model has such layers
+    local_epochs: float
+
+    def table(self) -> dict[str, Any]:
+        """Every number, in JSON's own types."""
+        return canonical.settle(_plain(self), "diagnosis", nonfinite_as_null=True)
+
+
+def diagnose(
+    source: Path | None, overrides: Iterable[str] = (), *, rounds: int = 5, encoder: str = "random", say: Say = print
+) -> Diagnosis:
+    """Of a config file, of the default run, or of a run folder, whose trained model is then looked at too."""
+    saved = None
+    if source is not None and (source / "run.json").exists():
+        folder = RunFolder.open(source)
+        settings = config.from_table(loads(folder.config_text()), overrides, source=str(source / "config.toml"))
+        saved = checkpoint.load_latest(folder.checkpoints)
+    else:
+        settings = config.load(source, overrides)
+    say("reading the data")
+    experiment = assemble(settings)
+    federation, seed = experiment.federation, settings.seed
+    say(f"labels and inputs of {len(federation)} clients")
+    counts, binned = holdings.label_counts(federation.train, federation.classes)
+    found, why = _features(experiment, encoder)
+    options = {key: value for key, value in settings.engine.items() if key in engine_options()}
+    engine = Vectorised(experiment.task, federation, **options)
+    dealt = Vectorised(experiment.task, probe.dealt_at_random(federation, seed), **options)
+    ids = probe.probed(federation, experiment.parameters, seed)
+    say(f"gradients of {len(ids)} clients at the start")
+    start = probe.dissimilarity(engine, dealt, engine.start(), ids)
+    plain = _fedavg(experiment, len(ids))
+    say("gradients and client models after some rounds")
+    if saved is not None:
+        model, done = experiment.algorithm.server.model(tree.to(saved.trees["server"], engine.device)), saved.round
+    else:
+        model, done = _trained(plain, engine, rounds, seed), rounds
+    environment = experiment.engine.environment
+    experiment.close()
+    return Diagnosis(
+        title=settings.label,
+        names=federation.names,
+        probed=ids,
+        labels=holdings.label_skew(counts, seed=seed, binned=binned),
+        quantity=holdings.quantity_skew(federation.train.sizes.numpy()),
+        features=found,
+        no_features=why,
+        start=start,
+        later=probe.dissimilarity(engine, dealt, model, ids),
+        later_round=done,
+        later_by=settings.algorithm.name if saved is not None else "fedavg",
+        likeness=probe.likeness(engine, dealt, plain, model, ids, seed),
+        effort=effort.effort(
+            environment, plain.client.work, federation.train.sizes.numpy(), tree.nbytes(engine.start()), seed
+        ),
+        normalisation=any("Norm" in type(part).__name__ for part in experiment.task.module.modules()),
+        local_epochs=float(plain.client.work.epochs),
+    )
+
+
+def _fedavg(experiment: Experiment, clients: int) -> Algorithm:
+    """FedAvg with the run's own local work: what the federation is probed with, whatever it will be trained by."""
+    options = {key: value for key, value in carried(experiment.config, "fedavg").items() if key != "selection"}
+    read = config.from_table({"algorithm": {"name": "fedavg", **options}}).algorithm
+    found: Algorithm = KINDS["algorithm"].build("fedavg", read.options)
+    if clients < len(experiment.federation):
+        found = dataclasses.replace(found, selection=Uniform(count=clients))
+    return found
+
+
+def _trained(algorithm: Algorithm, engine: Vectorised, rounds: int, seed: int) -> Tree:
+    model = engine.start()
+    for round in run(algorithm, engine, rounds=rounds, seed=seed):
+        model = round.model
+    return model
+
+
+def _features(experiment: Experiment, encoder: str) -> tuple[shift.FeatureShift | None, str]:
+    """The shift of inputs as they come, or as the model's own features see them; or why there is none."""
+    federation, seed = experiment.federation, experiment.config.seed
+    x, task = federation.train.x, experiment.task
+    labelled = bool(federation.classes) and federation.train.y.dim() == 1
+    if encoder not in ("random", "model"):
+        raise Invalid(f"encoder = {encoder!r} is not one of random, model")
+    is_plain = isinstance(x, Tensor) and x.is_floating_point()
+    if encoder == "random" and is_plain:
+        width = int(np.prod(x.shape[1:]))
+        used = shift.random_encoder(width, seed)
+        return shift.feature_shift(federation.train, used, "random", labels=labelled, seed=seed), ""
+    if not hasattr(task.module, "features"):
+        return None, f"inputs are not plain numbers, and {type(task.module).__name__} has no features(x)"
+    start = task.start()
+
+    @torch.no_grad()
+    def encode(rows: Any) -> Tensor:
+        return task.features(start, rows)
+
+    found = shift.feature_shift(federation.train, encode, "the model at its start", labels=labelled, seed=seed)
+    return found, ""
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        extra = {name: getattr(value, name) for name in _derived(type(value))}
+        return {**fields, **extra}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _derived(kind: type) -> list[str]:
+    return [name for name, member in vars(kind).items() if isinstance(member, property)]

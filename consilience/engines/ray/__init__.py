@@ -1,0 +1,1 @@
+"""Clients pinned to the workers of a Ray cluster."""

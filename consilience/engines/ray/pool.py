@@ -1,0 +1,191 @@
+"""The workers' processes: hired, asked, and replaced when one dies."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from consilience.core.settings import Invalid
+from consilience.core.tree import Tree
+from consilience.engines.ray import session
+from consilience.engines.ray.replies import Memories
+from consilience.engines.ray.transfer import Report
+from consilience.engines.ray.worker import Share, Worker
+from consilience.engines.vectorised.orders import Orders
+from consilience.engines.vectorised.tuning import Choice
+
+FAILURES = 3  # deaths of one worker in one exchange after which its clients count as dropped
+log = logging.getLogger(__name__)
+
+
+class Parcel(NamedTuple):
+    """What one worker is sent in an exchange."""
+
+    rules: Any  # where the client rule and the channel lie
+    shared: Any  # where the broadcast to all lies
+    personal: Tree  # arrays: its own rows alone
+    orders: Orders
+    when: dict[str, int]  # round and seed
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """As the worker's methods take them."""
+        return self.rules, self.shared, self.personal, self.orders
+
+
+class Done(NamedTuple):
+    """What one worker sent back; shards and memories lie in the object store."""
+
+    report: Report
+    shards: list[Any]
+    memories: list[Any]  # one per client, or none
+
+
+class Crew:
+    """One process per share of the clients; `memory` is what a new process must know of its clients."""
+
+    def __init__(self, shares: Sequence[Share], resources: Mapping[str, float]) -> None:
+        import ray
+        from ray import exceptions
+
+        self._ray = ray
+        self._dead = (
+            exceptions.RayActorError,
+            exceptions.WorkerCrashedError,
+            exceptions.OutOfMemoryError,
+            exceptions.NodeDiedError,
+        )
+        self._failed = exceptions.RayTaskError
+        self._actor: Any = ray.remote(Worker).options(max_restarts=0, max_task_retries=0, **resources)
+        self.ids = [share.ids for share in shares]
+        self._shares = [ray.put(share) for share in shares]  # the rows travel once, and outlive their worker
+        self.memory: Memories | None = None
+        self.choice: Choice | None = None
+        self._workers = [self._hire(worker) for worker in range(len(shares))]
+        self._check(exceptions.GetTimeoutError)
+
+    def _check(self, too_late: type[Exception]) -> None:
+        """Wait until all are there, and refuse those that would compute with another PyTorch."""
+        try:
+            found = self._ray.get([worker.ready.remote() for worker in self._workers], timeout=session.START_SECONDS)
+        except too_late as problem:
+            raise Invalid(
+                f"the {len(self._workers)} workers of engine = 'ray' were not ready after "
+                f"{session.START_SECONDS} s: others use the cluster's cores or GPUs, so use fewer workers, or wait"
+            ) from problem
+        except self._dead as problem:
+            raise Invalid(f"a worker of engine = 'ray' could not start: {problem}") from problem
+        others = {version for _, version in found} - {str(torch.__version__)}
+        if others:
+            raise Invalid(
+                f"workers have PyTorch {', '.join(sorted(others))} and this machine {torch.__version__}: install the "
+                "same version everywhere"
+            )
+
+    def pids(self) -> list[int]:
+        """The workers' process ids, on their machines."""
+        return [pid for pid, _ in self._ray.get([worker.ready.remote() for worker in self._workers])]
+
+    def settle(self, worker: int, parcel: Parcel) -> Choice:
+        """What one worker measures."""
+        return self._insist(worker, lambda: self._workers[worker].settle.remote(*parcel.arguments, **parcel.when))()
+
+    def adopt(self, choice: Choice) -> None:
+        """Tell all workers, and those to come, which lane to take."""
+        self.choice = choice
+        for worker in range(len(self._workers)):
+            self._insist(worker, functools.partial(self._tell, worker))()
+
+    def restore(self) -> None:
+        """Give all workers the memories of their clients."""
+        for worker in range(len(self._workers)):
+            self._insist(worker, functools.partial(self._remind, worker))()
+
+    def fulfil(self, parcels: Mapping[int, Parcel], remembers: bool) -> dict[int, Done]:
+        """What came back, by worker; those whose processes died `FAILURES` times are missing."""
+        sent = {worker: self._send(worker, parcel, remembers) for worker, parcel in parcels.items()}
+        done: dict[int, Done] = {}
+        for worker, parcel in parcels.items():
+            for attempt in range(FAILURES):
+                try:
+                    report, *rest = sent[worker]
+                    shards = len(self._workers)
+                    done[worker] = Done(self._get(report), rest[:shards], rest[shards:])
+                    break
+                except self._dead as problem:
+                    self._replace(worker, problem)
+                    if attempt + 1 < FAILURES:
+                        sent[worker] = self._send(worker, parcel, remembers)
+        return done
+
+    def begin_reduce(self, worker: int, arguments: tuple[Any, ...]) -> Callable[[], list[Any]]:
+        """Start a worker's `reduce`; (), to wait for it."""
+        return self._insist(worker, lambda: self._workers[worker].reduce.remote(*arguments))
+
+    def dismiss(self) -> None:
+        """End all processes, and Ray if nobody else needs it."""
+        if self._ray.is_initialized():
+            for worker in self._workers:
+                self._ray.kill(worker)
+        self._workers, self._shares, self.memory = [], [], None
+        session.leave()
+
+    def _send(self, worker: int, parcel: Parcel, remembers: bool) -> list[Any]:
+        count = 1 + len(self._workers) + (len(parcel.orders.ids) if remembers else 0)
+        call = self._workers[worker].fulfil.options(num_returns=count)
+        return call.remote(*parcel.arguments, remembers, **parcel.when)
+
+    def _insist(self, worker: int, start: Callable[[], Any]) -> Callable[[], Any]:
+        """Start something that must not be lost; (), to wait for it, starting anew where a process dies."""
+        first = start()
+
+        def wait() -> Any:
+            pending = first
+            for attempt in range(FAILURES):
+                try:
+                    return self._get(pending)
+                except self._dead as problem:
+                    self._replace(worker, problem)
+                    if attempt + 1 == FAILURES:
+                        raise RuntimeError(
+                            f"worker {worker} died {FAILURES} times doing the same: {problem}"
+                        ) from problem
+                    pending = start()
+            raise AssertionError  # not reached
+
+        return wait
+
+    def _hire(self, worker: int) -> Any:
+        return self._actor.remote([path for path in sys.path if path], [self._shares[worker]])
+
+    def _replace(self, worker: int, problem: Exception) -> None:
+        """A new process in place of one that died, which knows what that one knew."""
+        log.warning("worker %d is replaced: %s", worker, str(problem).partition("\n")[0])
+        self._ray.kill(self._workers[worker])  # it may only have been out of reach
+        self._workers[worker] = self._hire(worker)
+        if self.choice is not None:
+            self._tell(worker)
+        self._remind(worker)
+
+    def _tell(self, worker: int) -> Any:
+        return self._workers[worker].adopt.remote(self.choice)
+
+    def _remind(self, worker: int) -> Any:
+        """Give a worker the latest memories of its clients."""
+        nothing: tuple[np.ndarray, list[Any]] = (np.empty((0, 2), dtype=np.int64), [])
+        places, objects = self.memory.of(self.ids[worker]) if self.memory is not None else nothing
+        return self._workers[worker].restore.remote(places, *objects)
+
+    def _get(self, pending: Any) -> Any:
+        """What a call returns; an error in it as it was raised there."""
+        try:
+            return self._ray.get(pending)
+        except self._failed as problem:
+            cause = getattr(problem, "cause", None)
+            raise (cause if isinstance(cause, Exception) else problem) from problem

@@ -1,0 +1,160 @@
+"""Ray itself: started on this machine, or joined where it runs already, and shut down when nobody needs it any more."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from consilience.core.settings import Invalid
+
+KNOCK_SECONDS = 10  # until a cluster must answer
+START_SECONDS = 300  # until all workers must be there
+_LEAST_STORE = 80 * 2**20  # Ray refuses less
+_CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+log = logging.getLogger(__name__)
+_users = 0
+_started = False
+
+
+def require_ray() -> Any:
+    """The package, or what to install."""
+    try:
+        import ray
+    except ImportError as problem:
+        raise Invalid('engine = "ray" needs Ray, which is not installed: pip install "consilience[ray]"') from problem
+    return ray
+
+
+def join(address: str | None, cpus: int) -> None:
+    """Make sure that Ray runs: at `address`, or on this machine with room for `cpus` threads."""
+    global _users, _started
+    ray = require_ray()
+    if not ray.is_initialized():
+        with _own_signals():
+            _start(ray, address, cpus)
+        _started = True
+    _users += 1
+
+
+def leave() -> None:
+    """Shut down what `join` started, once everyone has left."""
+    global _users, _started
+    _users -= 1
+    if _users <= 0 and _started:
+        require_ray().shutdown()
+        _users, _started = 0, False
+
+
+def room(workers: int, threads: int, gpus: bool) -> dict[str, float]:
+    """The resources of one worker; `Invalid` where the cluster cannot hold them all."""
+    total = require_ray().cluster_resources()
+    cpus, devices = total.get("CPU", 0.0), total.get("GPU", 0.0)
+    if workers * threads > cpus:
+        raise Invalid(
+            f"engine.workers = {workers} with engine.threads = {threads} needs {workers * threads} processor cores, "
+            f"but Ray has {cpus:g}: lower one of them, or start Ray with more (ray start --num-cpus)"
+        )
+    if gpus and not devices:
+        raise Invalid("engine.device = 'cuda', but Ray has no GPU: start it on a machine that has, or use device = cpu")
+    return {"num_cpus": threads, "num_gpus": min(1.0, devices / workers) if gpus else 0.0}
+
+
+def _start(ray: Any, address: str | None, cpus: int) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns that this will be its default
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is not None:
+        try:
+            _knock(address)
+            ray.init(address=address, **quiet)
+        except (ConnectionError, ValueError, RuntimeError, OSError) as problem:
+            reason = str(problem).partition("\n")[0]
+            raise Invalid(
+                f"engine.address = {address!r} does not answer ({reason}): start a cluster there"
+            ) from problem
+        return
+    with _on_loopback():
+        _start_here(ray, cpus, quiet)
+
+
+def _knock(address: str) -> None:
+    """Refuse an address where nothing listens: Ray itself would try for minutes."""
+    if address.startswith("ray://"):
+        raise Invalid(
+            f"engine.address = {address!r} is Ray's client mode, in which every reply would pass through one process: "
+            "run consilience on a machine of the cluster, with engine.address = 'auto'"
+        )
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()
+
+
+def _start_here(ray: Any, cpus: int, quiet: dict[str, Any]) -> None:
+    ray.init(
+        address="local",  # whatever else runs on this machine
+        num_cpus=max(cpus, os.cpu_count() or 1),
+        include_dashboard=False,
+        object_store_memory=_store_bytes(),
+        **quiet,
+    )
+    found = [node["NodeManagerAddress"] for node in ray.nodes()]
+    if any(not address.startswith("127.") and address != "::1" for address in found):
+        log.warning("Ray listens on %s, not on this machine alone: anyone who can reach it can run code", found)
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep this process's answers to signals: Ray puts its own in their place, by which SIGTERM aborts."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let Ray listen on this machine alone: it does so only where it believes that clusters are not supported."""
+    constants = sys.modules.get("ray._private.ray_constants")
+    believed = getattr(constants, "ENABLE_RAY_CLUSTER", None)
+    if believed is not None:
+        constants.ENABLE_RAY_CLUSTER = False  # type: ignore[union-attr]
+    inherited = {_CLUSTERS: "0", **_import_path()}  # by the processes that Ray starts
+    before = {name: os.environ.get(name) for name in inherited}
+    os.environ.update(inherited)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+        if believed is not None:
+            constants.ENABLE_RAY_CLUSTER = believed  # type: ignore[union-attr]
+
+
+def _import_path() -> dict[str, str]:
+    """Where workers find this package, if it is not installed."""
+    above = str(Path(__file__).resolve().parents[2])
+    if Path(above).name in ("site-packages", "dist-packages"):
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (above, os.environ.get("PYTHONPATH"))))}
+
+
+def _store_bytes() -> int:
+    """A third of the free memory, and no more than the shared memory that the system has for it."""
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        free = 4 * 2**30
+    if os.path.isdir("/dev/shm"):
+        free = min(free, 3 * shutil.disk_usage("/dev/shm").free)
+    return max(_LEAST_STORE, free // 3)

@@ -1,0 +1,74 @@
+"""Trees as they travel between Ray's processes: NumPy arrays, which the object store hands out without a copy."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from consilience.core import tree
+from consilience.core.remote import Distant
+from consilience.core.tree import Tree
+from consilience.engines.vectorised.tuning import Choice
+
+_BFLOAT16 = np.dtype([("bfloat16", "<i2")])  # NumPy has no such type: its bits, under its name
+
+
+def packed(value: Any) -> Any:
+    """A tree of tensors as a tree of arrays; anything else in it stays as it is."""
+    return tree.map_leaves(lambda leaf: _array(leaf) if isinstance(leaf, Tensor) else leaf, value)
+
+
+def unpacked(value: Any, device: torch.device) -> Any:
+    """A tree of arrays as a tree of tensors, which share the arrays' memory on a processor: they are to be read."""
+    return tree.map_leaves(lambda leaf: _tensor(leaf).to(device) if isinstance(leaf, np.ndarray) else leaf, value)
+
+
+def _array(leaf: Tensor) -> np.ndarray:
+    leaf = (leaf.here() if isinstance(leaf, Distant) else leaf).detach().cpu().contiguous()
+    if leaf.dtype == torch.bfloat16:
+        return leaf.view(torch.int16).numpy().view(_BFLOAT16)
+    return leaf.numpy()
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that the memory cannot be written to: nobody does
+        if array.dtype == _BFLOAT16:
+            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(array)
+
+
+class Left(NamedTuple):
+    """A tensor of the replies that was left in the object store."""
+
+    path: str
+    shard: int  # in which of the worker's objects
+    shape: tuple[int, ...]  # of one row
+    dtype: torch.dtype
+    finite: np.ndarray  # [m] whether each row is
+
+
+class Report(NamedTuple):
+    """What a worker tells of its share of a round."""
+
+    reply: Tree  # arrays stacked [m, ...], and `Left` in place of those that were left behind
+    choice: Choice
+
+
+def shared_out(weights: np.ndarray, among: int) -> np.ndarray:
+    """[n] to whom each of n things goes: the heaviest first, each to whoever has least, then fewest, then comes first.
+
+    The outcome depends on the numbers alone.
+    """
+    load, count = np.zeros(among), np.zeros(among, dtype=np.int64)
+    owner = np.zeros(len(weights), dtype=np.int64)
+    for number in np.lexsort((np.arange(len(weights)), -weights)):
+        least = np.lexsort((np.arange(among), count, load))[0]
+        owner[number] = least
+        load[least] += weights[number]
+        count[least] += 1
+    return owner

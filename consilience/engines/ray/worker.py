@@ -1,0 +1,192 @@
+"""A worker of the Ray engine: a vectorised engine over the clients that are pinned to it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from consilience.core import tree
+from consilience.core.exchange import Broadcast
+from consilience.core.federation import Federation, Rows
+from consilience.core.losses import LOSSES, Loss
+from consilience.core.protocols import Channel, ClientRule
+from consilience.core.task import Task
+from consilience.core.tree import Tree
+from consilience.engines.ray.transfer import Left, Report, packed, shared_out, unpacked
+from consilience.engines.vectorised.engine import Vectorised
+from consilience.engines.vectorised.orders import Orders
+from consilience.engines.vectorised.tuning import Choice
+
+
+class Share(NamedTuple):
+    """What a worker is given once: its clients and their rows, the model, and how to compute."""
+
+    ids: np.ndarray
+    train: dict[str, Any]  # of arrays
+    test: dict[str, Any] | None
+    classes: int
+    module: nn.Module
+    loss: str | Loss
+    settings: dict[str, Any]  # of the vectorised engine
+    threads: int
+    shards: int  # objects over which the large tensors of its replies are spread
+    large: int  # bytes of a client's tensor from which on it is left in the object store
+
+    @staticmethod
+    def of(
+        federation: Federation,
+        ids: np.ndarray,
+        task: Task,
+        settings: dict[str, Any],
+        *,
+        threads: int,
+        shards: int,
+        large: int,
+    ) -> Share:
+        """The share of these clients."""
+        mine = federation.among(ids)
+        loss = task.loss_name if LOSSES.get(task.loss_name) is task.losses else task.losses
+        return Share(
+            ids=ids,
+            train=packed(vars(mine.train)),
+            test=None if mine.test is None else packed(vars(mine.test)),
+            classes=mine.classes,
+            module=task.module,
+            loss=loss,
+            settings=settings,
+            threads=threads,
+            shards=shards,
+            large=large,
+        )
+
+    def federation(self) -> Federation:
+        """The clients' rows; on a processor they stay in the object store."""
+        train, test = (None if rows is None else Rows(**unpacked(rows, _CPU)) for rows in (self.train, self.test))
+        assert train is not None
+        return Federation(train=train, test=test, classes=self.classes)
+
+
+_CPU = torch.device("cpu")
+Rules = tuple[ClientRule, Channel]
+
+
+class Worker:
+    """Runs in a process of its own; every method answers in arrays."""
+
+    def __init__(self, paths: list[str], share: list[Any]) -> None:
+        import ray
+
+        # models and rules are found where the driver finds them; the share, in a list, is not opened before
+        sys.path.extend(path for path in paths if path not in sys.path and os.path.exists(path))
+        self._begin(ray.get(share[0]))
+
+    def _begin(self, share: Share) -> None:
+        torch.set_num_threads(share.threads)  # Ray's own default is one, and the last bits depend on it
+        task = Task(share.module, share.loss)
+        self._engine = Vectorised(task, share.federation(), hosts=share.ids, **share.settings)
+        self._share = share
+        self._whole: tuple[int, dict[str, Tensor]] = (-1, {})  # of an exchange, tensors put together from all workers
+
+    def ready(self) -> tuple[int, str]:
+        """(process id, PyTorch's version)."""
+        return os.getpid(), str(torch.__version__)
+
+    def adopt(self, choice: Choice) -> None:
+        """Take the lane that another worker measured."""
+        self._engine.adopt(choice)
+
+    def restore(self, places: np.ndarray, *kept: Tree) -> None:
+        """Remember for each client what lies at `places` ([k, 2]: which object, which row); for none, forget all."""
+        if not kept:
+            self._engine.restore({})
+            return
+        each = [tree.rows(unpacked(kept[which], _CPU), int(row)) for which, row in places]
+        self._engine.restore(tree.stack(each))
+
+    def settle(self, rules: Rules, shared: Tree, personal: Tree, orders: Orders, *, round: int, seed: int) -> Choice:
+        """Measure the lanes on these orders without carrying them out."""
+        broadcast = self._received(shared, personal)
+        return self._engine.settle(*rules, broadcast, orders, round=round, seed=seed)
+
+    def fulfil(
+        self, rules: Rules, shared: Tree, personal: Tree, orders: Orders, remembers: bool, *, round: int, seed: int
+    ) -> tuple[Any, ...]:
+        """A report, the shards of the replies, and the memory of each client where they have any."""
+        self._whole = (-1, {})
+        broadcast = self._received(shared, personal)
+        reply = self._engine.fulfil(*rules, broadcast, orders, round=round, seed=seed)
+        shown, shards = self._leave(reply)
+        kept = self._memories(orders.ids) if remembers else ()
+        return (Report(shown, self._engine.choice), *shards, *kept)
+
+    def reduce(
+        self,
+        function: Callable[..., Any],
+        calls: list[tuple[str, np.ndarray | None, tuple[Any, ...]]],
+        given: tuple[Any, ...],
+        exchange: int,
+        back: np.ndarray,
+        *shards: Tree,
+    ) -> list[Any]:
+        """`function(leaf, *others, *given)` for each (path, rows, others) of a shard, put together from all workers."""
+        if self._whole[0] != exchange:
+            self._whole = (exchange, {})
+        device = self._engine.device
+        found = []
+        with torch.no_grad():
+            for path, rows, others in calls:
+                leaf = self._put_together(path, back, shards)
+                leaf = leaf if rows is None else leaf[torch.from_numpy(rows).to(device)]
+                arguments = [unpacked(value, device) for value in (*others, *given)]
+                found.append(packed(function(leaf, *arguments)))
+        return found
+
+    def _put_together(self, path: str, back: np.ndarray, shards: tuple[Tree, ...]) -> Tensor:
+        """One tensor of all replies [m, ...], in client order."""
+        whole = self._whole[1]
+        if path not in whole:
+            whole[path] = in_client_order([unpacked(shard[path], self._engine.device) for shard in shards], back)
+        return whole[path]
+
+    def _received(self, shared: Tree, personal: Tree) -> Broadcast:
+        device = self._engine.device
+        return Broadcast(shared=unpacked(shared, device), personal=unpacked(personal, device))
+
+    def _memories(self, ids: np.ndarray) -> list[Tree]:
+        where = np.searchsorted(self._share.ids, ids)
+        memory = self._engine.recall()
+        return [packed(tree.rows(memory, slice(k, k + 1))) for k in where.tolist()]
+
+    def _leave(self, reply: Tree) -> tuple[Tree, list[Tree]]:
+        """(the replies with `Left` in place of what is large, the shards that hold it)."""
+        flat = tree.flatten(reply)
+        size = {path: leaf[0].numel() * leaf.element_size() for path, leaf in flat.items()}
+        large = [path for path in flat if size[path] >= self._share.large]
+        owner = shared_out(np.array([size[path] for path in large], dtype=np.float64), self._share.shards)
+        shards: list[Tree] = [{} for _ in range(self._share.shards)]
+        left: dict[str, Left] = {}
+        for path, shard in zip(large, owner.tolist()):
+            leaf = flat[path]
+            finite = tree.all_finite({path: leaf}).cpu().numpy()
+            left[path] = Left(path, shard, tuple(leaf.shape[1:]), leaf.dtype, finite)
+            shards[shard][path] = packed(leaf)
+        return _replaced(reply, left), shards
+
+
+def in_client_order(parts: list[Tensor], back: np.ndarray) -> Tensor:
+    """Rows of several workers as one stack [m, ...] in ascending client order."""
+    whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return whole[torch.from_numpy(back).to(whole.device)] if (np.diff(back) < 0).any() else whole
+
+
+def _replaced(value: Any, left: dict[str, Left], path: str = "") -> Any:
+    if not isinstance(value, dict):
+        return left[path] if path in left else packed(value)
+    front = f"{path}{tree.SEPARATOR}" if path else ""
+    return {key: _replaced(inner, left, front + key) for key, inner in value.items()}

@@ -1,0 +1,18 @@
+"""Ways to run a group's local steps; every lane gives the same result."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from consilience.core.federation import Rows
+from consilience.core.plans import Plan
+from consilience.core.tree import Tree
+from consilience.engines.vectorised.program import Context, Program
+
+
+class Lane(Protocol):
+    """Carries a group of clients through all their steps."""
+
+    def fold(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Tree:
+        """Stacked carries after the last step, written over those given; clients come longest first."""
+        ...

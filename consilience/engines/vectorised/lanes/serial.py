@@ -1,0 +1,73 @@
+"""One client after another, or one per core."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from consilience.core import tree
+from consilience.core.federation import Rows
+from consilience.core.plans import Plan
+from consilience.core.tree import Tree
+from consilience.engines.vectorised.program import Context, Program
+
+
+class Serial:
+    """The loop a researcher writes by hand: batches are cut to their live rows, nothing is padded."""
+
+    def fold(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Tree:
+        """Every client's steps, client by client."""
+        for client in range(len(plan.steps)):
+            _one(program, carry, context, plan, store, client)
+        return carry
+
+
+class Threads:
+    """One client per core at a time, pictures laid out channels last: the CPU's counterpart of parallel streams."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._pool: ThreadPoolExecutor | None = None
+        self._ready = threading.local()
+
+    def fold(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Tree:
+        """Every client's steps, as many clients at once as there are workers."""
+        _trace_common_shapes(program, carry, context, plan, store)
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="clients")
+
+        def work(client: int) -> None:
+            if not hasattr(self._ready, "done"):
+                torch.set_num_threads(1)  # per thread: the cores are taken by other clients
+                self._ready.done = True
+            program.task.ready()
+            with torch.no_grad():
+                _one(program, carry, context, plan, store, client, threaded=True)
+
+        for _ in self._pool.map(work, range(len(plan.steps))):
+            pass  # raises what a client raised
+        return carry
+
+
+def _one(
+    program: Program, carry: Tree, context: Context, plan: Plan, store: Rows, client: int, *, threaded: bool = False
+) -> None:
+    steps = program.one.bind(tree.rows(carry, client), context.of(client), threaded=threaded)
+    for step in range(int(plan.steps[client])):
+        if threaded:
+            steps(plan.padded(step, client, store, program.dtype), may_trace=False)
+        else:
+            steps(plan.single(step, client, store))
+    steps.put_back()
+
+
+def _trace_common_shapes(program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> None:
+    # tracing patches torch for the whole process: it happens here, before the workers start
+    full = plan.live == plan.width
+    for kind in (full, ~full & (plan.live > 0)):
+        if kind.any():
+            step, client = (int(i[0]) for i in kind.nonzero())
+            steps = program.one.bind(tree.rows(carry, client), context.of(client), threaded=True)
+            steps.trace(plan.padded(step, client, store, program.dtype), worth=int(kind.sum()))

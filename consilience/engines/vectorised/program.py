@@ -1,0 +1,258 @@
+"""A client rule bound to its task: functions of one client, and of a stacked group of clients."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils import _pytree as pytree
+
+from consilience.core.plans import Batch
+from consilience.core.protocols import Channel, ClientRule
+from consilience.core.task import Task
+from consilience.core.tree import Tree, map_leaves, rows
+from consilience.engines.compiler.in_place import InPlace, copy_all
+from consilience.engines.compiler.trace import Flat, trace
+
+HOT = 48  # a step shape met this often is worth tracing: a trace costs as much as some fifty untraced steps
+
+
+class Context(NamedTuple):
+    """What stays the same over a client's steps."""
+
+    shared: Tree
+    personal: Tree  # stacked [k, ...] for a group
+    memory: Tree  # stacked [k, ...] for a group: {"client": the rule's, "channel": the channel's}, where there is any
+
+    def of(self, client: int) -> Context:
+        """One client's share of a group's context."""
+        return Context(self.shared, rows(self.personal, client), rows(self.memory, client))
+
+    def head(self, clients: int) -> Context:
+        """The context of the first clients of a group."""
+        part = slice(0, clients)
+        return Context(self.shared, rows(self.personal, part), rows(self.memory, part))
+
+    @property
+    def message(self) -> Tree:
+        """The broadcast as one client sees it."""
+        return {**self.shared, **self.personal}
+
+    @property
+    def kept(self) -> Tree:
+        """What the client's rule remembers."""
+        return self.memory.get("client", {})
+
+
+def memories(client: Tree, channel: Tree) -> Tree:
+    """What a client remembers, for its rule and for its half of the channel; what is empty is left out."""
+    return {name: kept for name, kept in (("client", client), ("channel", channel)) if kept}
+
+
+CONTEXT_DIMS = Context(None, 0, 0)  # type: ignore[arg-type]
+
+
+class Program:
+    """Everything a lane needs to run a rule: begin, steps, end."""
+
+    def __init__(
+        self,
+        rule: ClientRule,
+        channel: Channel,
+        task: Task,
+        dtype: torch.dtype,
+        device: torch.device,
+        bf16: bool,
+    ) -> None:
+        self.rule, self.channel, self.task = rule, channel, task
+        self.dtype, self.device, self._bf16 = dtype, device, bf16
+        self.one = Steps(self.step, grouped=False)
+        self.group = Steps(self.step, grouped=True)
+        self._matmul: Program | None = None
+        self._begin, self._end = Traced(self._vmapped_begin), Traced(self._vmapped_end)
+
+    def by_matmul(self) -> Program:
+        """The same program with convolutions as matrix products."""
+        if self._matmul is None:
+            task = self.task.to(self.device, self.dtype, matmul=True)
+            self._matmul = Program(self.rule, self.channel, task, self.dtype, self.device, self._bf16)
+        return self._matmul
+
+    def begin(self, keys: Tensor, context: Context) -> Tree:
+        """Stacked carries [k, ...] before the first step."""
+        return self._begin(keys, context)
+
+    def end(self, carry: Tree, keys: Tensor, context: Context) -> tuple[Tree, Tree]:
+        """Stacked (replies as sent, memories) after the last step."""
+        return self._end(carry, keys, context)
+
+    def _vmapped_begin(self, keys: Tensor, context: Context) -> Tree:
+        run = vmap(lambda _, c: self.rule.begin(self.task, c.message, c.kept), in_dims=(0, CONTEXT_DIMS))
+        # vmap returns shared leaves as expanded views: lanes overwrite the carry, so it must own its memory
+        return map_leaves(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), run(keys, context))
+
+    def step(self, carry: Tree, batch: Batch, context: Context) -> Tree:
+        """One client's carry after one batch."""
+        with self._autocast():
+            return self.rule.step(self.task, carry, batch, context.message, context.kept)
+
+    def _vmapped_end(self, carry: Tree, keys: Tensor, context: Context) -> tuple[Tree, Tree]:
+        def finish(carry: Tree, key: Tensor, c: Context) -> tuple[Tree, Tree]:
+            reply, kept = self.rule.end(self.task, carry, c.message, c.kept)
+            sent, pending = self.channel.encode(reply, c.message, c.memory.get("channel", {}), key)
+            return sent, memories(kept, pending)
+
+        return vmap(finish, in_dims=(0, 0, CONTEXT_DIMS), randomness="different")(carry, keys, context)
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if not self._bf16:
+            return contextlib.nullcontext()
+        # the cache of cast weights would outlive the transform level they were cast in
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False)
+
+
+class Traced:
+    """A function of trees; once a set of shapes recurs it is traced, which spares the transforms' overhead."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._met: Counter[Any] = Counter()
+        self._traced: dict[Any, tuple[Callable[..., Flat], Any]] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The function's value."""
+        leaves, spec = pytree.tree_flatten(arguments)
+        signature = (_shapes(leaves), str(spec))
+        if signature in self._traced:
+            flat, shape = self._traced[signature]
+            return pytree.tree_unflatten(flat(leaves), shape)
+        value = self._function(*arguments)
+        self._met[signature] += 1
+        if self._met[signature] > 1:
+            _, shape = pytree.tree_flatten(value)
+            flatly = trace(
+                lambda leaves: pytree.tree_leaves(self._function(*pytree.tree_unflatten(leaves, spec))), leaves
+            )
+            self._traced[signature] = (flatly, shape)
+        return value
+
+
+class Steps:
+    """A step over flat lists of tensors; shapes that recur are traced once and replayed without Python overhead.
+
+    Tracing records the tensor operations of the vmapped, differentiated step (the same kernels in the same order, so
+    the same bits), and skips the transform layers, which cost more than the arithmetic of a small model.
+    """
+
+    def __init__(self, step: Callable[[Tree, Batch, Context], Tree], *, grouped: bool) -> None:
+        self._step, self.grouped = step, grouped
+        self.hot = HOT
+        self.met: Counter[Any] = Counter()
+        self.traced: dict[Any, InPlace] = {}
+
+    def bind(self, carry: Tree, context: Context, *, threaded: bool = False) -> BoundSteps:
+        """The step for this carry, which it overwrites; for one of several threads, with pictures channels last."""
+        return BoundSteps(self, carry, context, threaded)
+
+    def function(self, carry_spec: Any, context_spec: Any, batch_spec: Any, masked: bool) -> Callable[..., Flat]:
+        """(carry leaves, batch leaves, context leaves) -> carry leaves."""
+        step: Callable[..., Tree] = self._step
+        if self.grouped:
+            batch_dims = Batch(0, 0, 0 if masked else None, 0, 0)  # type: ignore[arg-type]
+            step = vmap(step, in_dims=(0, batch_dims, CONTEXT_DIMS), randomness="different")
+
+        def flat_step(carry: Flat, batch: Flat, context: Flat) -> Flat:
+            after = step(
+                pytree.tree_unflatten(carry, carry_spec),
+                pytree.tree_unflatten(batch, batch_spec),
+                pytree.tree_unflatten(context, context_spec),
+            )
+            leaves, spec = pytree.tree_flatten(after)
+            if spec != carry_spec:
+                raise TypeError(f"step() changed the carry's structure from {carry_spec} to {spec}")
+            return leaves
+
+        return flat_step
+
+
+class BoundSteps:
+    """`Steps` for one group or client: the context is fixed, the carry is updated in place from batch to batch.
+
+    It takes the carry over: leaves that need no other layout are overwritten where they are.
+    """
+
+    def __init__(self, steps: Steps, carry: Tree, context: Context, threaded: bool) -> None:
+        self._steps, self._threaded = steps, threaded
+        self._given, self._carry_spec = pytree.tree_flatten(carry)
+        # .data: rows of one tensor share a count of changes, and other threads change other rows meanwhile
+        self._carry: Flat = [self._lay_out(leaf.data) for leaf in self._given]
+        self._context, self._context_spec = pytree.tree_flatten(context)
+        self._signature = (_shapes(self._carry), _shapes(self._context), str(self._carry_spec), str(self._context_spec))
+        self._known: dict[Any, InPlace] = {}  # by batch shape, so that a step need not hash the whole signature
+
+    @property
+    def carry(self) -> Tree:
+        """The carry as it is now."""
+        return pytree.tree_unflatten(self._carry, self._carry_spec)
+
+    def put_back(self) -> None:
+        """Write the carry to where it was taken from."""
+        for given, leaf in zip(self._given, self._carry):
+            if given.data_ptr() != leaf.data_ptr():
+                given.copy_(leaf)
+
+    def _lay_out(self, leaf: Tensor) -> Tensor:
+        pictures = self._threaded and leaf.dim() == 4 and leaf.is_floating_point()
+        return leaf.contiguous(memory_format=torch.channels_last) if pictures else leaf
+
+    def _flatten(self, batch: Batch) -> Flat:
+        if isinstance(batch.x, Tensor):
+            return [self._lay_out(batch.x), *batch[1:]]
+        return [*(self._lay_out(x) for x in pytree.tree_leaves(batch.x)), *batch[1:]]
+
+    def __call__(self, batch: Batch, *, may_trace: bool = True) -> None:
+        """One step."""
+        leaves = self._flatten(batch)
+        shape = tuple(None if leaf is None else leaf.shape for leaf in leaves)
+        step = self._known.get(shape)
+        if step is None:
+            signature = (self._signature, _shapes(leaves))
+            step = self._steps.traced.get(signature)
+            if step is None:
+                self._steps.met[signature] += may_trace
+                if not may_trace or self._steps.met[signature] <= self._steps.hot:
+                    copy_all(self._carry, self._function(batch)(self._carry, leaves, self._context))
+                    return
+                step = self._trace(signature, batch, leaves)
+            self._known[shape] = step
+        step(self._carry, leaves, self._context)
+
+    def trace(self, batch: Batch, worth: int) -> None:
+        """Trace this batch's shape for threads, which cannot, if it has been met often with `worth` more to come."""
+        leaves = self._flatten(batch)
+        signature = (self._signature, _shapes(leaves))
+        self._steps.met[signature] += worth
+        if signature not in self._steps.traced and self._steps.met[signature] > self._steps.hot:
+            self._trace(signature, batch, leaves)
+
+    def _function(self, batch: Batch) -> Callable[..., Flat]:
+        _, spec = pytree.tree_flatten(batch)
+        return self._steps.function(self._carry_spec, self._context_spec, spec, batch.mask is not None)
+
+    def _trace(self, signature: Any, batch: Batch, leaves: Flat) -> InPlace:
+        step = InPlace(trace(self._function(batch), self._carry, leaves, self._context), len(self._carry))
+        if self._threaded:
+            step.leave_lock(self._carry, leaves, self._context)
+        self._steps.traced[signature] = step
+        return step
+
+
+def _shapes(leaves: list[Any]) -> tuple[Any, ...]:
+    return tuple(
+        (tuple(leaf.shape), leaf.dtype, leaf.stride()) if isinstance(leaf, Tensor) else None for leaf in leaves
+    )

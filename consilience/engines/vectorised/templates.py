@@ -1,0 +1,30 @@
+"""What a valid reply of an algorithm looks like, found out without any data."""
+
+from __future__ import annotations
+
+import torch
+
+from consilience.core import tree
+from consilience.core.exchange import Broadcast
+from consilience.core.protocols import Channel, ClientRule
+from consilience.core.task import Task
+from consilience.engines.vectorised.program import Program, memories
+from consilience.engines.vectorised.timing import idle_reply
+from consilience.wire.template import Template
+
+
+@torch.no_grad()
+def reply_template(
+    client: ClientRule, channel: Channel, task: Task, broadcast: Broadcast, *, dtype: torch.dtype = torch.float32
+) -> Template:
+    """The template of what clients send in answer to this broadcast, as encoded by the channel.
+
+    A server without data runs begin, end and encode for one client that never was asked before and does not do a step:
+    replies and memories keep structure, shapes and types, so everyone's look the same. `dtype` is the engine's.
+    """
+    cpu = torch.device("cpu")
+    start = tree.cast_floating(task.start(), dtype)
+    memory = tree.repeat(memories(client.init(start), channel.init(start)), 1)
+    program = Program(client, channel, task.to(cpu, dtype), dtype, cpu, False)
+    sent = Broadcast(shared=tree.to(broadcast.shared, cpu), personal=tree.to(broadcast.personal, cpu))
+    return Template.of(tree.rows(idle_reply(program, sent, memory, 0), 0))

@@ -1,0 +1,1 @@
+"""Settings: what a config file may say, where its names come from, and how it is checked."""

@@ -1,0 +1,216 @@
+"""One run's settings: a TOML file or none, plus `key=value` overrides, checked in full before anything starts.
+
+The schema is the code: `Config`'s own fields, and the annotated options of whatever a section names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from consilience.core.screening import Limits
+from consilience.core.settings import Count, Invalid, Option, Range, Whole, check, hints_of, nearest, refuse_unknown
+from consilience.experiments.config import parts
+from consilience.experiments.config.catalogue import (
+    DEFAULTS,
+    ENGINES,
+    KINDS,
+    default_part,
+    engine_options,
+    filled,
+    offered,
+    section_options,
+    with_defaults,
+)
+from consilience.experiments.config.overrides import overridden
+from consilience.runs import canonical, toml_text
+from consilience.runs.names import safe_name
+
+Seed = Annotated[int, Range(least=0, below=2**63)]
+Table = dict[str, Any]
+
+HARMLESS = ("name", "rounds", "runs", "data_dir", "log", "checkpoint.every", "checkpoint.keep", "engine.address")
+"""Settings that a resumed run may change: no number it computes depends on them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """A section whose name says what its options mean; the options are read and checked."""
+
+    name: str
+    options: Table = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """How often the global model is tested: every so many rounds, and after the last; 0 is never.
+
+    With `local`, so are the clients' models before they are merged, each on all test rows.
+    """
+
+    every: Whole = 1
+    local: bool = False
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpointing:
+    """How often a checkpoint is written, and how many are kept."""
+
+    every: Count = 1
+    keep: Count = 2
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+FIXED: dict[str, type] = {"evaluation": Evaluation, "checkpoint": Checkpointing, "limits": Limits}
+"""Sections that mean the same in every run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything that decides a run."""
+
+    name: str = ""  # what the run folder is called; "" is made of algorithm and data
+    seed: Seed = 0
+    rounds: Count = 20
+    loss: Literal["auto", "cross_entropy", "binary_cross_entropy", "squared_error"] = "auto"
+    threads: Count | None = None  # of the processor; None leaves it to PyTorch
+    data_dir: str | None = None
+    runs: str = "runs"
+    log: Literal["tensorboard", "mlflow"] | None = None  # where metrics go besides the run folder
+    data: Chosen
+    partition: Chosen
+    environment: Chosen
+    model: Chosen
+    algorithm: Chosen
+    engine: Table = field(default_factory=dict)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    checkpoint: Checkpointing = field(default_factory=Checkpointing)
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if self.name:
+            safe_name(self.name, "name")
+
+    @property
+    def label(self) -> str:
+        """What the run folder is called when nothing of that name is there yet."""
+        return self.name or f"{self.algorithm.name}-{self.data.name}"
+
+    def table(self) -> Table:
+        """Every setting in plain values, defaults included: what `from_table` reads back to an equal config."""
+        scalars = {key: getattr(self, key) for key in _scalars() if getattr(self, key) not in (None, "")}
+        chosen = {section: getattr(self, section) for section in KINDS}
+        sections = {section: {"name": it.name, **parts.write(it.options)} for section, it in chosen.items()}
+        ends = {"engine": self.engine, **{key: _told(getattr(self, key)) for key in FIXED}}
+        return {**scalars, **sections, **{key: parts.write(table) for key, table in ends.items()}}
+
+    def toml(self) -> str:
+        """The table as text."""
+        return toml_text.dumps(self.table())
+
+    def digest(self) -> str:
+        """SHA-256 of the table: equal for equal settings."""
+        return hashlib.sha256(canonical.encode(canonical.settle(self.table(), "config"))).hexdigest()
+
+    def changed(self, **engine: Any) -> Config:
+        """With some engine settings replaced by what was measured or found."""
+        return dataclasses.replace(self, engine={**self.engine, **engine})
+
+
+def load(path: Path | str | None = None, overrides: Iterable[str] = ()) -> Config:
+    """The config of a file, or the default one, with `key=value` overrides."""
+    given = toml_text.read(Path(path)) if path is not None else {}
+    given.pop("compare", None)  # what `consilience compare` does with this run
+    return from_table(given, overrides, source=str(path) if path is not None else "the defaults")
+
+
+def from_table(given: Mapping[str, Any], overrides: Iterable[str] = (), *, source: str = "the config") -> Config:
+    """A checked config from plain tables; what is left out has its default."""
+    table = overridden(_with_tables(given), overrides, source)
+    fields = [f.name for f in dataclasses.fields(Config)]
+    refuse_unknown(table, fields, "")
+    hints = hints_of(Config)
+    settled: Table = {key: parts.read(key, table[key], hints[key]) for key in _scalars() if key in table}
+    for section in KINDS:
+        settled[section] = _chosen(section, table.get(section, {}))
+    settled["engine"] = _engine(table.get("engine", {}))
+    for section, kind in FIXED.items():
+        known = {f.name: Option(hints_of(kind)[f.name], f.default) for f in dataclasses.fields(kind)}
+        settled[section] = kind(**_section(section, table, known))
+    return Config(**settled)
+
+
+def _scalars() -> list[str]:
+    return [f.name for f in dataclasses.fields(Config) if f.name not in (*KINDS, "engine", *FIXED)]
+
+
+def _told(section: Any) -> Table:
+    """A section's settings, apart from those that are not set."""
+    return {key: value for key, value in vars(section).items() if value is not None}
+
+
+def _with_tables(given: Mapping[str, Any]) -> Table:
+    """The tables, with `data = "mnist"` spelled `data = {name = "mnist"}`."""
+    named = (*KINDS, "engine")
+    spelled = {k: {"name": v} if k in named and isinstance(v, str) else v for k, v in given.items()}
+    for key in (*KINDS, "engine", *FIXED):
+        if not isinstance(spelled.get(key, {}), Mapping):
+            raise Invalid(f"{key} = {spelled[key]!r} must be a table: write [{key}] and its settings below it")
+    return spelled
+
+
+def _chosen(section: str, given: Table) -> Chosen:
+    """A named section: the options given, and of the default section those that belong to this name as well."""
+    kind, default = KINDS[section], DEFAULTS[section]
+    name, _ = kind.find(given.get("name", default["name"]))
+    known = section_options(section, name)
+    for key, place in kind.elsewhere.items():
+        if key in given:
+            raise Invalid(f"{section}.{key} = {given[key]!r} is not set here: it comes from {place}")
+    own = {key: _named(section, name, key, value) for key, value in given.items() if key != "name"}
+    options = parts.read_options(section, {**offered(section, name, known), **own}, known, name)
+    if not kind.needs_data:
+        parts.made(section, lambda: kind.build(name, options), {})  # settings that contradict each other
+    return Chosen(name=name, options=with_defaults(section, name, options))
+
+
+def _named(section: str, name: str, key: str, value: Any) -> Any:
+    """`algorithm.selection.fraction=0.5` alone changes the selection that the algorithm would have anyway."""
+    if section == "algorithm" and isinstance(value, Mapping) and "name" not in value:
+        part = default_part(KINDS[section].find(name)[1], key)
+        written = parts.write(part) if part is not None else None
+        return {**written, **value} if isinstance(written, Mapping) else value
+    return value
+
+
+def _engine(given: Table) -> Table:
+    """The engine's settings; the usual engine's name goes without saying."""
+    if not isinstance(given, Mapping):
+        raise Invalid(f"engine = {given!r} must be a table, or the name of an engine: {', '.join(ENGINES)}")
+    usual, name = next(iter(ENGINES)), given.get("name", next(iter(ENGINES)))
+    if name not in ENGINES:
+        raise Invalid(f"engine.name = {name!r} is not one of {', '.join(ENGINES)}{nearest(name, ENGINES)}")
+    known = engine_options(name)
+    for key, value in given.items():
+        owner = next((other for other in ENGINES if key in engine_options(other)), name)
+        if key != "name" and key not in known and owner != name:
+            raise Invalid(
+                f"engine.{key} = {value!r} is a setting of the engine {owner!r}, and this run's is {name!r}: choose it "
+                f"with engine={owner}, or drop the setting with `engine.{key}=`"
+            )
+    own = {"engine": {key: value for key, value in given.items() if key != "name"}}
+    return {**({} if name == usual else {"name": name}), **_section("engine", own, known)}
+
+
+def _section(section: str, table: Table, known: Mapping[str, Option]) -> Table:
+    options = parts.read_options(section, table.get(section, {}), known, section)
+    return filled(known, options, {key: option.default for key, option in known.items()})

@@ -1,0 +1,69 @@
+"""Settings from the command line: `algorithm.lr=0.05 rounds=30 algorithm.name=fedprox partition.min_size=`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from consilience.core.settings import Invalid
+from consilience.experiments.config.catalogue import DEFAULTS, KINDS
+from consilience.runs import toml_text
+from consilience.runs.names import plain
+
+Table = dict[str, Any]
+
+
+def overridden(table: Table, overrides: Iterable[str], source: str) -> Table:
+    """A copy of the table with every `key=value` applied in turn; `source` is where the table came from."""
+    changed = _copied(table)
+    for override in overrides:
+        _apply(changed, override)
+    _refuse_leftovers(table, changed, source)
+    return changed
+
+
+def _copied(value: Any) -> Any:
+    return {k: _copied(v) for k, v in value.items()} if isinstance(value, Mapping) else value
+
+
+def _apply(table: Table, text: str) -> None:
+    """Apply `section.key=value`; an empty value takes the setting back to its default."""
+    key, equals, value = text.partition("=")
+    key, value = key.strip(), value.strip()
+    path = key.split(".")
+    if not equals or not all(re.fullmatch(r"[A-Za-z0-9_-]{1,64}", part) for part in path):
+        raise Invalid(f"{plain(text)!r} is not an override: write key=value, such as rounds=30 or algorithm.lr=0.05")
+    if len(path) > toml_text.DEEPEST or len(value) > toml_text.MOST_BYTES:
+        raise Invalid(f"{plain(key)} is nested too deeply, or its value is too long")
+    parsed = toml_text.value(key, value) if value else None
+    if len(path) == 1 and (key in KINDS or key == "engine") and isinstance(parsed, str):
+        path = [key, "name"]
+    node = table
+    for depth, part in enumerate(path[:-1], 1):
+        inner = node.setdefault(part, {})
+        if isinstance(inner, str):  # selection = "uniform", to which an option is now added
+            inner = node[part] = {"name": inner}
+        if not isinstance(inner, dict):
+            raise Invalid(f"{key} cannot be set: {'.'.join(path[:depth])} = {inner!r} is not a table")
+        node = inner
+    if parsed is None:
+        node.pop(path[-1], None)
+    else:
+        node[path[-1]] = parsed
+
+
+def _refuse_leftovers(before: Table, after: Table, source: str) -> None:
+    """An override chose another name, but the file still holds options of the first one: say which, and the fix."""
+    for section, kind in KINDS.items():
+        old = {**{"name": DEFAULTS[section]["name"]}, **before.get(section, {})}
+        new = {**{"name": old["name"]}, **after.get(section, {})}
+        if old["name"] == new["name"]:
+            continue
+        known = kind.options(new["name"])
+        for key, value in old.items():
+            if key != "name" and key in new and key not in known:
+                raise Invalid(
+                    f"{section}.{key} = {value!r} in {source} belongs to {old['name']!r}, but {section}.name is now "
+                    f"{new['name']!r}, which has no such setting: drop it with `{section}.{key}=` or edit the file"
+                )

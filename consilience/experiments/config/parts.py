@@ -1,0 +1,201 @@
+"""Parts by name: `selection = {name = "uniform", fraction = 0.3}` becomes the part, by the option's annotated protocol.
+
+There is no registry: every dataclass in the part packages that has a protocol's members is one of its parts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import pkgutil
+import re
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any
+
+from consilience.core.settings import Invalid, Option, check_value, nearest, options_of, refuse_unknown
+
+PACKAGES = ("selection", "client", "channel", "server", "data.partition")
+NONE = "none"  # TOML has no null
+# optional at the end of a name
+_FAMILY_WORDS = ("weights", "weighting", "selection", "channel", "step", "rule", "staleness")
+
+
+def parts_of(protocol: type) -> dict[str, type]:
+    """The dataclasses that have a protocol's members, by name, sorted."""
+    members = [name for name in vars(protocol) if not name.startswith("_") or name == "__call__"]
+    fitting = [kind for kind in _dataclasses() if all(_has(kind, name) for name in members)]
+    return {name_of(kind): kind for kind in sorted(fitting, key=name_of)}
+
+
+def name_of(kind: type) -> str:
+    """What a config calls a part: its file's name where that is the class's, else the class's in snake case."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind.__name__).lower()
+    for word in _FAMILY_WORDS:
+        words = words.removesuffix(f"_{word}")
+    file = kind.__module__.rpartition(".")[2]
+    return file if file.replace("_", "") == words.replace("_", "") else words
+
+
+def find(key: str, name: Any, protocol: type) -> type:
+    """The part of that name; capitals, dashes, underscores and a last word such as Weights do not matter."""
+    known = parts_of(protocol)
+    if isinstance(name, str):
+        wanted = name.lower().replace("-", "_")
+        for given in (wanted, *(wanted.removesuffix(f"_{word}") for word in _FAMILY_WORDS)):
+            for own, kind in known.items():
+                if given.replace("_", "") in (own.replace("_", ""), kind.__name__.lower()):
+                    return kind
+    raise Invalid(f"{key} = {name!r} is not one of {', '.join(known) or 'none'}{nearest(name, known)}")
+
+
+def build(key: str, given: Any, protocol: type) -> Any:
+    """A part from its name, or from a table of its name and options."""
+    if dataclasses.is_dataclass(given):
+        return given
+    table = {"name": given} if isinstance(given, str) else given
+    if not isinstance(table, Mapping):
+        raise Invalid(f"{key} = {given!r} must be a name, or a table such as {{name = ..., ...}}")
+    known = ", ".join(parts_of(protocol))
+    if "name" not in table:
+        raise Invalid(f"{key}.name is missing: say which of {known}")
+    kind = find(f"{key}.name" if isinstance(given, Mapping) else key, table["name"], protocol)
+    options = read_options(key, {k: v for k, v in table.items() if k != "name"}, options_of(kind), name_of(kind))
+    return made(key, kind, options)
+
+
+def made(key: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """The factory's product; its own refusals say which setting they are about."""
+    try:
+        return factory(**options)
+    except Invalid as problem:
+        raise Invalid(str(problem) if str(problem).startswith(key) else f"{key}: {problem}") from problem
+
+
+def read_options(key: str, given: Mapping[str, Any], known: Mapping[str, Option], owner: str) -> dict[str, Any]:
+    """Options read by their annotations; unknown, wrong and missing ones are refused by key."""
+    refuse_unknown(given, known, key)
+    settled = {name: read(f"{key}.{name}", value, known[name].annotation) for name, value in given.items()}
+    for name, option in known.items():
+        if option.required and name not in settled:
+            raise Invalid(f"{key}.{name} is missing: {owner} needs it ({describe(option.annotation)})")
+    return settled
+
+
+def read(key: str, value: Any, annotation: Any) -> Any:
+    """A value from a config: parts built, lists made tuples, "none" made None, then checked by the annotation."""
+    return check_value(key, _converted(key, value, annotation), annotation)
+
+
+def write(value: Any) -> Any:
+    """The inverse of `read`: parts become tables, None becomes "none"."""
+    if value is None:
+        return NONE
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [(field, getattr(value, field.name)) for field in dataclasses.fields(value)]
+        given = {field.name: write(item) for field, item in fields if item is not None or field.default is not None}
+        return {"name": name_of(type(value)), **given}
+    if isinstance(value, Mapping):
+        return {str(key): write(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [write(item) for item in value]
+    return value
+
+
+def protocol_in(annotation: Any) -> type | None:
+    """The protocol an option's annotation asks for, if any."""
+    return next((member for member in _members(annotation) if getattr(member, "_is_protocol", False)), None)
+
+
+def takes_lists(annotation: Any) -> bool:
+    """Whether an option's value may itself be a list."""
+    return any(_takes_lists(member) for member in _members(annotation))
+
+
+def describe(annotation: Any) -> str:
+    """An annotation in words: 'number > 0', 'list of whole number >= 1', 'everyone | uniform'."""
+    origin = typing.get_origin(annotation)
+    if origin is Annotated:
+        inner, *notes = typing.get_args(annotation)
+        return " ".join([describe(inner), *(str(note) for note in notes)])
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(describe(member) for member in typing.get_args(annotation)))
+    if origin is typing.Literal:
+        return " | ".join(str(choice) for choice in typing.get_args(annotation))
+    if origin is tuple:
+        inner = [describe(member) for member in typing.get_args(annotation) if member is not Ellipsis]
+        return f"list of {inner[0]}" if len(set(inner)) == 1 else f"[{', '.join(inner)}]"
+    if getattr(annotation, "_is_protocol", False):
+        return " | ".join(parts_of(annotation))
+    words = {int: "whole number", float: "number", str: "text", bool: "true | false", type(None): NONE}
+    return words.get(annotation) or ("table" if origin is not None else str(getattr(annotation, "__name__", "any")))
+
+
+def _converted(key: str, value: Any, annotation: Any) -> Any:
+    members = list(_members(annotation))
+    if value is None or (value == NONE and isinstance(value, str) and type(None) in members):
+        return None
+    protocol = protocol_in(annotation)
+    if protocol is not None:
+        return build(key, value, protocol)
+    for member in members:
+        if typing.get_origin(member) is tuple and isinstance(value, (list, tuple)):
+            inner = typing.get_args(member)
+            inner = (inner[0],) * len(value) if inner[-1] is Ellipsis else inner
+            if len(inner) == len(value):
+                return tuple(_converted(f"{key}[{i}]", v, a) for i, (v, a) in enumerate(zip(value, inner)))
+    if isinstance(value, Mapping) and any(_is_mapping(member) for member in members):
+        return value
+    if members and not any(_is_plain(member) for member in members):
+        raise Invalid(f"{key} = {value!r} cannot be given in a config, only from Python ({describe(annotation)})")
+    if isinstance(value, (Mapping, list, tuple)) and not any(_takes_lists(member) for member in members):
+        shape = "table" if isinstance(value, Mapping) else "list"
+        raise Invalid(f"{key} = {value!r} must be {describe(annotation)}, not a {shape}")
+    return value
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    """The alternatives of a union, ranges taken off."""
+    if typing.get_origin(annotation) is Annotated:
+        annotation = typing.get_args(annotation)[0]
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        for member in typing.get_args(annotation):
+            yield from _members(member)
+    else:
+        yield annotation
+
+
+def _is_mapping(member: Any) -> bool:
+    origin = typing.get_origin(member) or member
+    return inspect.isclass(origin) and issubclass(origin, Mapping)
+
+
+def _takes_lists(member: Any) -> bool:
+    return member is Any or typing.get_origin(member) in (tuple, list)
+
+
+def _is_plain(member: Any) -> bool:
+    return member in (int, float, str, bool, Any) or typing.get_origin(member) in (tuple, list, typing.Literal)
+
+
+def _has(kind: type, member: str) -> bool:
+    # a field without a default is no attribute of the class; and every class, being one, can be called
+    inherited = any(member in vars(base) for base in kind.__mro__)
+    return inherited or member in {field.name for field in dataclasses.fields(kind)}
+
+
+@functools.cache
+def _dataclasses() -> tuple[type, ...]:
+    """Every public dataclass in the part packages, those they show from elsewhere included."""
+    found: dict[type, None] = {}
+    for package in PACKAGES:
+        top = importlib.import_module(f"consilience.{package}")
+        below = pkgutil.walk_packages(top.__path__, f"{top.__name__}.")
+        for module in (top, *(importlib.import_module(info.name) for info in below)):
+            for name, member in vars(module).items():
+                if inspect.isclass(member) and dataclasses.is_dataclass(member) and not name.startswith("_"):
+                    found[member] = None
+    return tuple(found)

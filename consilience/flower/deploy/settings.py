@@ -1,0 +1,143 @@
+"""The config of a deployment: that of any run, with `[deploy]`, and `federation.py` in the place of named data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from consilience.core.algorithm import Algorithm
+from consilience.core.settings import Count, Invalid, NonNegative, Option, Positive, Whole, check, hints_of
+from consilience.experiments.config import parts
+from consilience.experiments.config.catalogue import KINDS
+from consilience.experiments.config.config import Config, from_table
+from consilience.experiments.config.overrides import overridden
+from consilience.flower.engine.mail import Waiting
+from consilience.flower.secure import eligibility
+from consilience.flower.secure.terms import Levels, SecureTerms, Share
+from consilience.runs import toml_text
+from consilience.runs.names import safe_name
+
+CONFIG, FEDERATION = "config.toml", "federation.py"
+OWN = ("data", "partition", "model", "data_dir")  # what federation.py says instead
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deploy:
+    """Who takes part, and how patient the server is, in real seconds.
+
+    clients: in the whole federation. classes: of the targets, 0 if they are measurements. min_available: clients that
+    must be there for a round to begin; left out, all at first and any later. deadline: for a whole reply. wait: for
+    enough clients. retries, pause: how often, and after how many seconds (then twice that ...), a round that nobody
+    answered is asked again.
+
+    secure_aggregation (experimental): the server sees only the sum of the replies. secure_clip: no value of an update
+    counts for more. secure_levels: so many whole numbers stand for -clip to clip. secure_threshold: more than this
+    share of the nodes must stay to the end of a round.
+    """
+
+    clients: Count = 4
+    classes: Whole = 0
+    min_available: Count | None = None
+    deadline: Positive = 600.0
+    wait: Positive = 300.0
+    retries: Whole = 3
+    pause: NonNegative = 5.0
+    secure_aggregation: bool = False
+    secure_clip: Positive = 8.0
+    secure_levels: Levels = 1 << 22
+    secure_threshold: Share = 0.5
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.min_available is not None and self.min_available > self.clients:
+            raise Invalid(f"deploy.min_available = {self.min_available} is more than deploy.clients = {self.clients}")
+
+    @property
+    def waiting(self) -> Waiting:
+        """The server's patience."""
+        return Waiting(deadline=self.deadline, wait=self.wait, retries=self.retries, pause=self.pause)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeployedConfig(Config):
+    """Everything that decides a deployed run; with `own`, data and model come from federation.py."""
+
+    deploy: Deploy = field(default_factory=Deploy)
+    own: bool = True
+
+    @property
+    def label(self) -> str:
+        """What the run folder is called."""
+        return self.name or (f"{self.algorithm.name}-deployed" if self.own else Config.label.fget(self))  # type: ignore[attr-defined]
+
+    def table(self) -> dict[str, Any]:
+        """Every setting in plain values."""
+        table = Config.table(self)
+        if self.own:
+            table = {key: value for key, value in table.items() if key not in OWN}
+            table |= {"data": {"name": FEDERATION}, "partition": {"name": "as it is"}, "model": {"name": FEDERATION}}
+        known = {key: value for key, value in vars(self.deploy).items() if value is not None}
+        return {**table, "deploy": parts.write(known)}
+
+    @property
+    def kept_memories(self) -> int:
+        """How many memories of each client its node keeps on disk, so that every kept checkpoint finds its own."""
+        return self.checkpoint.every * self.checkpoint.keep + 2
+
+    def build_algorithm(self) -> Algorithm:
+        """The algorithm that the settings name."""
+        return KINDS["algorithm"].build(self.algorithm.name, self.algorithm.options)
+
+    def build_terms(self) -> SecureTerms | None:
+        """The terms of secure sums; None where replies go in clear."""
+        deploy, algorithm = self.deploy, self.build_algorithm()
+        if not deploy.secure_aggregation:
+            return None
+        terms = eligibility.secure_terms(
+            algorithm,
+            clip=deploy.secure_clip,
+            levels=deploy.secure_levels,
+            threshold=deploy.secure_threshold,
+        )
+        eligibility.refuse_settings(
+            clients=deploy.clients,
+            min_available=deploy.min_available,
+            levels=deploy.secure_levels,
+            limits=self.limits,
+            tests_each_model=self.evaluation.local,
+        )
+        return terms
+
+
+def load(folder: Path, case: str = "", overrides: Iterable[str] = ()) -> DeployedConfig:
+    """The config of an app: `config.toml`, or with a case `cases/CASE.toml`; everything is checked."""
+    file = Path(folder) / "cases" / f"{safe_name(case, 'case')}.toml" if case else Path(folder) / CONFIG
+    given = toml_text.read(file)
+    return from_given(given, overrides, own=(Path(folder) / FEDERATION).exists() and not case, source=str(file))
+
+
+def from_given(
+    given: Mapping[str, Any], overrides: Iterable[str] = (), *, own: bool, source: str = CONFIG
+) -> DeployedConfig:
+    """A checked config from plain tables."""
+    spelled = {key: {"name": it} if key in KINDS and isinstance(it, str) else it for key, it in given.items()}
+    table = overridden(spelled, overrides, source)
+    section = table.pop("deploy", {})
+    if not isinstance(section, Mapping):
+        raise Invalid(f"deploy = {section!r} must be a table: write [deploy] and its settings below it")
+    known = {f.name: Option(hints_of(Deploy)[f.name], f.default) for f in dataclasses.fields(Deploy)}
+    deploy = Deploy(**parts.read_options("deploy", section, known, "deploy"))
+    for key in OWN if own else ():
+        if key in table:
+            raise Invalid(f"{source}: {key} comes from {FEDERATION} in a deployment: leave it out here")
+    base = from_table(table, source=source)
+    if base.engine.get("lane") == "auto":  # each message is a process of its own, in which measuring would not pay
+        base = base.changed(lane="serial")
+    settings = {f.name: getattr(base, f.name) for f in dataclasses.fields(Config)}
+    config = DeployedConfig(**settings, deploy=deploy, own=own)
+    config.build_terms()  # and with it the algorithm: both are checked before anything starts
+    eligibility.refuse_private(config.build_algorithm())
+    return config

@@ -1,0 +1,146 @@
+"""Where an app's model and rows come from: the user's federation.py, or the data that a config names."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from consilience.core import tree
+from consilience.core.federation import Federation, Rows
+from consilience.core.settings import Invalid
+from consilience.core.task import Task
+from consilience.experiments.assembly import assemble, try_model
+from consilience.flower.deploy.settings import FEDERATION, DeployedConfig
+
+HOW = "federation.py must have model() and data(client, node); see `consilience deploy init`"
+
+
+class OwnFederation:
+    """What the functions of a federation.py give."""
+
+    def __init__(self, folder: Path, config: DeployedConfig) -> None:
+        self._module, self._config = _loaded(Path(folder) / FEDERATION), config
+
+    @functools.cached_property
+    def task(self) -> Task:
+        """The model, initialised from the run's seed wherever it is built, and its loss."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._config.seed)
+            module = self._function("model")()
+        if not isinstance(module, nn.Module):
+            raise Invalid(f"{FEDERATION}: model() gave {type(module).__name__}, not a torch.nn.Module")
+        automatic = "cross_entropy" if self._config.deploy.classes else "squared_error"
+        return Task(module, automatic if self._config.loss == "auto" else self._config.loss)
+
+    @property
+    def classes(self) -> int:
+        """Of the targets; 0 where they are measurements."""
+        return self._config.deploy.classes
+
+    def held(self, hosts: np.ndarray, node: Mapping[str, Any]) -> Federation:
+        """The rows of some clients, and nobody else's."""
+        given = [self._rows(int(client), node) for client in hosts]
+        pairs = [rows[:2] for rows in given]
+        tests = [rows[2:] for rows in given]
+        if any(len(test) not in (0, 2) for test in tests) or len({len(test) for test in tests}) > 1:
+            raise Invalid(f"{FEDERATION}: data() must give (x, y) or (x, y, test_x, test_y), the same for every client")
+        federation = Federation.from_clients(
+            pairs,
+            client_tests=tests if tests and tests[0] else None,
+            names=[str(client) for client in hosts],
+            classes=self.classes,
+        )
+        dtype = next(iter(self.task.start()["params"].values())).dtype  # the engine will cast rows and model alike
+        try_model(self.task, _cast(federation, dtype), f"the model of {FEDERATION}", "its data")
+        return federation
+
+    def test(self) -> Rows | None:
+        """Rows that the server may test on, if federation.py has any for it."""
+        give = getattr(self._module, "test", None)
+        rows = give() if give is not None else None
+        if rows is None:
+            return None
+        nobody = torch.zeros(self._config.deploy.clients, dtype=torch.int64)
+        return Rows(x=rows[0], y=rows[1], starts=nobody, sizes=nobody)
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Nothing is known of them."""
+        return ()
+
+    def _rows(self, client: int, node: Mapping[str, Any]) -> tuple[Any, ...]:
+        rows = self._function("data")(client, node)
+        if not isinstance(rows, (tuple, list)):
+            raise Invalid(f"{FEDERATION}: data({client}, ...) gave {type(rows).__name__}, not (x, y)")
+        return tuple(tree.map_leaves(torch.as_tensor, part) for part in rows)
+
+    def _function(self, name: str) -> Any:
+        found = getattr(self._module, name, None)
+        if not callable(found):
+            raise Invalid(f"{FEDERATION} has no function {name}: {HOW}")
+        return found
+
+
+class NamedFederation:
+    """What a config's data, partition and model sections give."""
+
+    def __init__(self, config: DeployedConfig) -> None:
+        self._experiment = assemble(config)  # its own engine is not used
+
+    @property
+    def task(self) -> Task:
+        """The config's model and loss."""
+        return self._experiment.task
+
+    @property
+    def classes(self) -> int:
+        """Of the targets."""
+        return self._experiment.federation.classes
+
+    def held(self, hosts: np.ndarray, node: Mapping[str, Any]) -> Federation:
+        """The rows of some clients."""
+        if int(hosts.max()) >= len(self._experiment.federation):
+            raise Invalid(f"client {hosts.max()} is none of the {len(self._experiment.federation)} of the partition")
+        return self._experiment.federation.among(hosts)
+
+    def test(self) -> Rows | None:
+        """The config's test rows, each client's own among them."""
+        return self._experiment.federation.test
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """What the classes are called."""
+        return self._experiment.data.label_names
+
+
+Source = OwnFederation | NamedFederation
+
+
+def _cast(federation: Federation, dtype: torch.dtype) -> Federation:
+    """The first rows in another floating type: enough to try a model on."""
+    rows = federation.train
+    few = Rows(x=tree.rows(rows.x, slice(0, 2)), y=rows.y, starts=rows.starts, sizes=rows.sizes).to("cpu", dtype)
+    return Federation(train=few, names=federation.names, classes=federation.classes)
+
+
+def source_of(folder: Path, config: DeployedConfig) -> Source:
+    """Where this app's model and rows come from."""
+    return OwnFederation(folder, config) if config.own else NamedFederation(config)
+
+
+def _loaded(file: Path) -> ModuleType:
+    """federation.py under a name that no other module has, whatever folder the process runs in."""
+    spec = importlib.util.spec_from_file_location("consilience_deployed_federation", file)
+    if spec is None or spec.loader is None or not file.exists():
+        raise Invalid(f"{file} is missing: {HOW}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

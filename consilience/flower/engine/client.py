@@ -1,0 +1,236 @@
+"""The client side: one Flower ClientApp that does what the server's orders say with rows that never leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from consilience.core import tree
+from consilience.core.algorithm import Algorithm, Plain
+from consilience.core.exchange import Broadcast
+from consilience.core.federation import Federation
+from consilience.core.protocols import ClientRule, LooksFirst
+from consilience.core.settings import Invalid
+from consilience.core.task import Task
+from consilience.core.tree import Tree
+from consilience.engines.vectorised.engine import Vectorised
+from consilience.engines.vectorised.orders import Orders, planned_steps
+from consilience.engines.vectorised.program import memories
+from consilience.environments.environment import Environment
+from consilience.flower.engine import wire
+from consilience.flower.engine.agreement import agreement, differences
+from consilience.flower.engine.memory import Found, Keeper
+from consilience.flower.engine.rules import TESTS, TRAIN, rules_of
+from consilience.flower.secure.client import contribution, masked, refuse_repetition
+from consilience.flower.secure.terms import SecureTerms
+from consilience.wire import arrays
+from consilience.wire.admission import Arrival
+from consilience.wire.template import Template
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Site:
+    """What one node brings: the agreed algorithm and task, and its own clients' rows."""
+
+    algorithm: Algorithm
+    task: Task
+    federation: Federation  # of the clients here, and nobody else's
+    hosts: np.ndarray  # [h] their ids, ascending
+    clients: int  # in the whole federation
+    engine: Mapping[str, Any] = field(default_factory=dict)  # settings of `Vectorised`
+    memory: Path | None = None  # a folder for memories
+    kept: int = 4  # memories of each client in it
+    secure: SecureTerms | None = None  # of the sums that are all it sends to
+
+    @property
+    def agreement(self) -> dict[str, str]:
+        """What must be the same on the server."""
+        dtype = self.engine.get("dtype", "float32")
+        return agreement(self.algorithm, self.task, dtype, self.clients, self.secure)
+
+
+Open = Callable[[Any, str], Site]
+"""From Flower's Context and the name of a case to the site."""
+Terms = Callable[[Any, str], SecureTerms | None]
+"""From the same to the terms of its secure sums, without a look at any rows; None where replies go in clear."""
+
+
+def client_app(open_site: Open, secure: Terms = lambda context, case: None) -> Any:
+    """A Flower ClientApp around a site: it says who it is, and answers orders."""
+    wire.records()
+    from flwr.app import Message
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp()
+
+    @app.query()
+    def query(message: Any, context: Any) -> Any:
+        return Message(introduce(message.content, context, open_site), reply_to=message)
+
+    @app.train()
+    def train(message: Any, context: Any) -> Any:
+        terms = secure(context, _case(message.content))
+        if terms is not None:
+            return masked(message, context, terms, lambda content, ctx: answer_for_sum(content, ctx, open_site, terms))
+        return Message(answer(message.content, context, open_site), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Any, context: Any) -> Any:
+        return Message(answer(message.content, context, open_site), reply_to=message)
+
+    return app
+
+
+def introduce(content: Any, context: Any, open_site: Open) -> Any:
+    """Which clients are here, how many rows they have, and what was agreed on."""
+    site = open_site(context, wire.get_json(content, "query")["case"])
+    if site.secure is not None and len(site.hosts) != 1:
+        raise Invalid(f"this node holds clients {site.hosts.tolist()}: a secure sum needs one client on each node")
+    test = site.federation.test
+    reply = wire.records().RecordDict()
+    here = {
+        "clients": site.hosts.tolist(),
+        "train": site.federation.train.sizes.tolist(),
+        "test": [0] * len(site.hosts) if test is None else test.sizes.tolist(),
+        "agreement": site.agreement,
+    }
+    wire.put_json(reply, "introduction", here)
+    return reply
+
+
+class Done(NamedTuple):
+    """What became of an order, not yet packed."""
+
+    engine: Vectorised
+    site: Site
+    order: wire.Order
+    keeper: Keeper
+    found: list[Found]  # the memories before
+    shared: Tree  # what was received
+    replies: Tree  # stacked
+
+
+def answer(content: Any, context: Any, open_site: Open) -> Any:
+    """Do what an order says for each client it names."""
+    return _packed(_done(content, context, open_site))
+
+
+def answer_for_sum(content: Any, context: Any, open_site: Open, terms: SecureTerms) -> Any:
+    """Do what an order says for the one client here, for SecAgg+ to mask."""
+    done = _done(content, context, open_site, in_clear=False)
+    if len(done.order.clients) != 1:
+        raise Invalid(f"a secure sum needs one client on each node, and clients {done.order.clients} were asked here")
+    reply = tree.rows(done.replies, 0)
+    Template.of(reply).check(reply)  # before the memory that belongs to it is put away
+    return contribution(context, done.order.seed, _said(done, 0, digest=""), reply, done.shared, terms)
+
+
+def _done(content: Any, context: Any, open_site: Open, *, in_clear: bool = True) -> Done:
+    order = wire.get_order(content)
+    site = open_site(context, order.case)
+    _refuse_other_settings(site, order)
+    if site.secure is not None and in_clear != (order.rule in TESTS):
+        raise Invalid(f"of {order.rule!r}, this node gives {'a sum only' if in_clear else 'no sum'}")
+    if not in_clear:
+        refuse_repetition(context, order)
+    ids = np.array(order.clients, dtype=np.int64)
+    strangers = np.setdiff1d(ids, site.hosts)
+    if len(strangers):
+        raise Invalid(f"clients {strangers.tolist()} are not at this node: it holds {site.hosts.tolist()}")
+    engine = Vectorised(
+        site.task, site.federation.among(np.searchsorted(site.hosts, ids)), hosts=ids, **_settings(site.engine)
+    )
+    keeper = Keeper(state=context.state, run=order.run, folder=site.memory, kept=site.kept)
+    start = wire.get_tree(content, "start") if "start" in content else engine.start()
+    found = _memories(keeper, site.algorithm, order, start)
+    engine.restore(tree.stack([one.memory for one in found]))
+    shared, personal = (tree.to(wire.get_tree(content, name), engine.device) for name in ("shared", "personal"))
+    replies = _work(engine, site.algorithm, order, Broadcast(shared=shared, personal=personal))
+    return Done(engine, site, order, keeper, found, shared, replies)
+
+
+@torch.no_grad()
+def _work(engine: Vectorised, algorithm: Algorithm, order: wire.Order, broadcast: Broadcast) -> Tree:
+    """The replies, stacked in the order's client order."""
+    rule, channel = rules_of(algorithm)[order.rule]
+    ids, place = np.array(order.clients, dtype=np.int64), np.arange(len(order.clients))
+    if order.rule == TRAIN and isinstance(rule, LooksFirst):  # what it sees stays at home
+        look = _look_orders(engine, rule.look_first, ids)
+        seen = engine.fulfil(rule.look_first, Plain(), broadcast, look, round=order.round, seed=order.seed)
+        broadcast = Broadcast(shared=broadcast.shared, personal={**broadcast.personal, "seen": seen})
+    orders = Orders(
+        ids=ids,
+        place=place,
+        steps=np.array(order.steps, dtype=np.int64),
+        heard=np.array(order.heard, dtype=bool),
+        sizes=engine.store(rule.work.rows).sizes.numpy(),
+        counts={},
+    )
+    return engine.fulfil(rule, channel, broadcast, orders, round=order.round, seed=order.seed)
+
+
+def _look_orders(engine: Vectorised, rule: ClientRule, ids: np.ndarray) -> Orders:
+    sizes = engine.store(rule.work.rows).sizes.numpy()
+    steps = planned_steps(Environment(), rule.work, ids, sizes, 0, 0)
+    return Orders(ids, np.arange(len(ids)), steps, np.ones(len(ids), dtype=bool), sizes, {})
+
+
+def _packed(done: Done) -> Any:
+    """The replies as records, with what is said about each; memories are put away."""
+    content = wire.records().RecordDict()
+    said = []
+    for place, client in enumerate(done.order.clients):
+        reply = tree.rows(done.replies, place)
+        said.append(_said(done, place, digest=arrays.digest(reply, *Arrival(**_facts(done, place)).facts)))
+        flat = tree.flatten(reply)
+        content[wire.reply_name(client)] = wire.array_record(
+            {path: arrays.to_bytes(leaf) for path, leaf in flat.items()}
+        )
+    wire.put_answer(content, said)
+    return content
+
+
+def _facts(done: Done, place: int) -> dict[str, Any]:
+    order, rule = done.order, rules_of(done.site.algorithm)[done.order.rule].rule
+    facts: dict[str, Any] = {"client": order.clients[place], "run": order.run, "round": order.round}
+    return facts | {
+        "examples": int(done.engine.store(rule.work.rows).sizes[place]),
+        "steps": order.steps[place],
+    }
+
+
+def _said(done: Done, place: int, *, digest: str) -> wire.Said:
+    """What is said about one reply; the memory that goes with it is put away."""
+    order, before = done.order, done.found[place]
+    memory = order.memory[place]
+    if rules_of(done.site.algorithm)[order.rule].rule.work.trains:
+        now = tree.to(tree.rows(done.engine.recall(), place), "cpu")
+        memory = done.keeper.keep(order.clients[place], before.memory, now)
+    return wire.Said(**_facts(done, place), digest=digest, memory=memory, lost=before.lost)
+
+
+def _case(content: Any) -> str:
+    """The case that a message belongs to."""
+    return wire.get_json(content, wire.ABOUT)["case"] if wire.ABOUT in content else wire.get_order(content).case
+
+
+def _memories(keeper: Keeper, algorithm: Algorithm, order: wire.Order, start: Tree) -> list[Found]:
+    initial = memories(algorithm.client.init(start), algorithm.channel.init(start))
+    initial = tree.to(tree.clone(initial), "cpu")
+    return [keeper.find(client, digest, initial) for client, digest in zip(order.clients, order.memory)]
+
+
+def _settings(engine: Mapping[str, Any]) -> dict[str, Any]:
+    """A message is answered by a process of its own, in which measuring lanes would take longer than using one."""
+    return {**engine, "lane": "serial" if engine.get("lane", "auto") == "auto" else engine["lane"]}
+
+
+def _refuse_other_settings(site: Site, order: wire.Order) -> None:
+    found = differences(site.agreement, order.agreement)
+    if found:
+        raise Invalid(f"the server runs something else than this node: {found}; use one config and one federation.py")

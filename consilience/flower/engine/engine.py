@@ -1,0 +1,317 @@
+"""The server side: an engine whose clients are at the other end of a Flower Grid."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from consilience.core import tree
+from consilience.core.algorithm import Algorithm
+from consilience.core.exchange import Broadcast, Cohort
+from consilience.core.federation import Rows
+from consilience.core.protocols import Channel, ClientRule
+from consilience.core.refusal import Refusal, tally
+from consilience.core.screening import Limits
+from consilience.core.settings import Invalid
+from consilience.core.task import Task
+from consilience.core.tree import Tree
+from consilience.engines.vectorised.engine import DTYPES, resolve_device
+from consilience.engines.vectorised.orders import Orders, planned_steps
+from consilience.engines.vectorised.program import memories
+from consilience.engines.vectorised.templates import reply_template
+from consilience.engines.vectorised.tuning import Choice, LaneName
+from consilience.environments.environment import Environment
+from consilience.flower.engine import wire
+from consilience.flower.engine.agreement import agreement
+from consilience.flower.engine.inbox import Inbox, read
+from consilience.flower.engine.mail import Mail, Post, TooFewClients, Waiting
+from consilience.flower.engine.roster import Roster
+from consilience.flower.engine.rules import LOOK_FIRST, TRAIN, name_of, rules_of
+from consilience.flower.secure.cohort import SecureRound, refuse_tables
+from consilience.flower.secure.sum import refuse_other_flower
+from consilience.flower.secure.terms import EXPERIMENTAL, FEWEST, SecureTerms
+from consilience.wire.template import Template
+
+log = logging.getLogger("consilience.flower")
+
+NOTHING = bytes(32)  # the digest of no memory
+
+
+class FlowerEngine:
+    """Sends each node one message with what its chosen clients are to do; replies are checked, then stacked by client.
+
+    `algorithm` is built on both sides from one config, so only trees and small settings travel. `test`: rows that the
+    server may test on; without them clients test on their own. min_available: clients that must be there for a round to
+    begin; left out, all must be there at first, and any later. secure: of the replies to training, the server sees only
+    the sum. Memories stay with their clients: `recall` gives their digests.
+    """
+
+    def __init__(
+        self,
+        grid: Any,
+        task: Task,
+        algorithm: Algorithm,
+        *,
+        clients: int,
+        run: str,
+        case: str = "",
+        min_available: int | None = None,
+        environment: Environment | None = None,
+        waiting: Waiting | None = None,
+        limits: Limits | None = None,
+        test: Rows | None = None,
+        device: str = "cpu",
+        dtype: str = "float32",
+        lane: LaneName = "serial",
+        secure: SecureTerms | None = None,
+    ) -> None:
+        self.device, self.dtype = resolve_device(device), DTYPES[dtype]
+        self.environment, self._limits = environment or Environment(), limits or Limits()
+        self.environment.check_against(clients)
+        _refuse_simulated_time(self.environment)
+        self.choice = Choice(lane="serial" if lane == "auto" else lane)
+        self._waiting = waiting or Waiting()
+        self._task = task.to(self.device, self.dtype)
+        self._algorithm, self._rules = algorithm, rules_of(algorithm)
+        self._run, self._case = run, case
+        self._agreement, self._secure = agreement(algorithm, task, dtype, clients, secure), secure
+        self._mail = Mail(grid)
+        self._roster = Roster(
+            self._mail,
+            clients=clients,
+            case=case,
+            agreement=self._agreement,
+            waiting=self._waiting,
+            limits=self._limits,
+        )
+        self._at_first, self._least = min_available or clients, min_available or (FEWEST if secure else 1)
+        self._test = None if test is None else test.to(self.device, self.dtype)
+        start = self.start()
+        if secure is not None:
+            refuse_other_flower()
+            refuse_tables(start)
+        self._remembers = bool(tree.flatten(memories(algorithm.client.init(start), algorithm.channel.init(start))))
+        self._digests = [""] * clients
+        self._templates: dict[str, Template] = {}
+        self._turn = 0  # secure sums begun
+        self._stale: list[Refusal] = []  # replies to earlier messages, to be counted with the next round's
+
+    @property
+    def task(self) -> Task:
+        """The task, with its constants on the server's device."""
+        return self._task
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """[K] training rows of every client, as it says; 0 before it was met."""
+        return self._roster.train
+
+    @property
+    def test_sizes(self) -> np.ndarray:
+        """[K] test rows of every client."""
+        return self._roster.test
+
+    def store(self, rows: str) -> Rows:
+        """The server's own test rows."""
+        if rows != "test" or self._test is None:
+            raise Invalid("the server has no such rows: clients test on their own")
+        return self._test
+
+    def meet(self) -> None:
+        """Wait until enough clients are there."""
+        if self._secure is not None:
+            log.warning(EXPERIMENTAL)
+        here = self._roster.wait_for(self._at_first)
+        log.info("%d of %d clients are here, with %d rows", int(here.sum()), len(here), int(self.sizes.sum()))
+
+    def start(self) -> Tree:
+        """The initial model."""
+        return tree.cast_floating(tree.to(self._task.start(), self.device), self.dtype)
+
+    def available(self, round: int, seed: int) -> np.ndarray:
+        """[K] who could take part: online, and not away by the environment's draw."""
+        here = self._roster.wait_for(self._least)
+        return here & self.environment.available(round, len(here), seed)
+
+    def planned(self, client: ClientRule, ids: np.ndarray, *, round: int, seed: int) -> np.ndarray:
+        """[m] steps that clients will do in a round's exchange; 0 for those who will not be heard."""
+        steps = planned_steps(self.environment, client.work, ids, self.sizes[ids], round, seed)
+        return np.where(self.environment.reachable(round, ids, seed), steps, 0)
+
+    def recall(self) -> Tree:
+        """[K, 32] SHA-256 of every client's memory, zeros before its first; {} where clients keep none."""
+        if not self._remembers:
+            return {}
+        known = [bytes.fromhex(digest) if digest else NOTHING for digest in self._digests]
+        return {"digests": torch.tensor([list(digest) for digest in known], dtype=torch.uint8)}
+
+    def restore(self, memory: Tree) -> None:
+        """Expect the memories that had these digests; {}: none yet."""
+        self._digests = [""] * len(self._roster)
+        if memory:
+            rows = [bytes(row) for row in memory["digests"].tolist()]
+            self._digests = ["" if row == NOTHING else row.hex() for row in rows]
+
+    def exchange(
+        self, client: ClientRule, channel: Channel, broadcast: Broadcast, ids: np.ndarray, *, round: int, seed: int
+    ) -> Cohort:
+        """Send, wait until all have answered or the deadline has passed, and keep what may be used."""
+        name = name_of(self._rules, client, channel)
+        sizes = (self._roster.test if client.work.rows == "test" else self._roster.train)[ids]
+        orders = Orders.given(self.environment, client.work, ids, sizes, round=round, seed=seed)
+        if name == LOOK_FIRST:  # clients look when they train, and what they see stays at home
+            orders = orders.of(np.zeros(len(orders.ids), dtype=bool))
+        if not len(orders.ids):
+            return self._cohort(orders, Inbox(), round)
+        template = self._template(name, client, channel, broadcast)
+        if name == TRAIN and self._secure is not None:
+            return self._exchange_sum(self._secure, broadcast, orders, template, round, seed)
+        for attempt in range(self._waiting.retries + 1):
+            post = self._ask(name, broadcast, orders, round, seed)
+            found = read(post, orders, template, self._roster.node_of, round, self._run, self._limits)
+            if len(found.admitted.ids) or not client.work.trains:
+                break
+            self._pause(attempt, round)
+        else:
+            raise self._nobody(orders, round, found.reasons(post))
+        for each, digest in found.memory.items():
+            self._digests[each] = digest
+        return self._cohort(orders, found, round)
+
+    def _exchange_sum(
+        self, terms: SecureTerms, broadcast: Broadcast, orders: Orders, template: Template, round: int, seed: int
+    ) -> Cohort:
+        """Training of which only the sum is seen; a sum that cannot be had is a round that changes nothing."""
+        for attempt in range(self._waiting.retries + 1):
+            self._turn += 1
+            nodes = self._roster.alone()
+            asked = SecureRound(
+                orders=orders,
+                nodes={client: nodes[client] for client in orders.ids.tolist() if client in nodes},
+                template=template,
+                received=Broadcast(shared=tree.to(broadcast.shared, "cpu"), personal=broadcast.personal),
+                round=round,
+                run=self._run,
+                case=self._case,
+                turn=self._turn,
+            )
+            found, layout = asked.ask(
+                self._mail,
+                terms,
+                lambda places: self._letter(TRAIN, broadcast, orders.of(places), round, seed),
+                self._waiting.deadline,
+            )
+            self._count_stale(found.stale)
+            if found.met or len(asked.nodes) < FEWEST:
+                break
+            self._pause(attempt, round)
+        else:
+            raise self._nobody(orders, round, found.why)
+        stale, self._stale = self._stale, []
+        cohort = asked.cohort(found, layout, stale)
+        if found.mean is not None:
+            for said, _ in found.told.values():
+                self._digests[said.client] = said.memory
+        examples = cohort.examples.to(self.device)
+        return replace(cohort, reply=tree.to(cohort.reply, self.device), examples=examples)
+
+    def _pause(self, attempt: int, round: int) -> None:
+        """Give clients that did not answer some time, unless this was the last attempt."""
+        if attempt < self._waiting.retries:
+            pause = self._waiting.pause * 2**attempt
+            log.warning("round %d: nobody answered; asking again in %g seconds", round + 1, pause)
+            time.sleep(pause)
+            self._roster.wait_for(self._least)
+
+    def _nobody(self, orders: Orders, round: int, why: str) -> TooFewClients:
+        return TooFewClients(
+            f"round {round + 1}: none of {len(orders.ids)} clients sent a usable reply, "
+            f"{self._waiting.retries + 1} times in a row ({why}). "
+            "The last finished round is saved: start it again to go on"
+        )
+
+    def _ask(self, name: str, broadcast: Broadcast, orders: Orders, round: int, seed: int) -> Post:
+        """One message to each node, for all of its clients that are chosen."""
+        by_node: dict[int, list[int]] = {}
+        for place, client in enumerate(orders.ids.tolist()):
+            if client in self._roster.node_of:
+                by_node.setdefault(self._roster.node_of[client], []).append(place)
+        letters = {}
+        for node, places in by_node.items():
+            mine = orders.of(np.array(places))
+            letters[node] = self._letter(name, broadcast, mine, round, seed)
+        kind = "train" if name == TRAIN else "evaluate"
+        post = self._mail.ask(letters, kind, f"round {round + 1}", self._waiting.deadline)
+        self._count_stale(post.stale)
+        return post
+
+    def _count_stale(self, stale: list[tuple[int, str]]) -> None:
+        for node, group in stale:
+            detail = f"its answer to {group} came after the deadline"
+            self._stale.append(Refusal(client=f"of node {node}", reason="stale_round", detail=detail))
+
+    def _letter(self, name: str, broadcast: Broadcast, mine: Orders, round: int, seed: int) -> Any:
+        clients = mine.ids.tolist()
+        known = [self._digests[client] for client in clients]
+        content = wire.records().RecordDict()
+        wire.put_order(
+            content,
+            wire.Order(
+                run=self._run,
+                case=self._case,
+                rule=name,
+                round=round,
+                seed=seed,
+                agreement=self._agreement,
+                clients=clients,
+                steps=mine.steps.tolist(),
+                heard=mine.heard.tolist(),
+                memory=known,
+            ),
+        )
+        place = torch.from_numpy(mine.place)
+        personal = tree.map_leaves(lambda leaf: leaf[place.to(leaf.device)], broadcast.personal)
+        wire.put_tree(content, "shared", tree.to(broadcast.shared, "cpu"))
+        wire.put_tree(content, "personal", tree.to(personal, "cpu"))
+        if self._remembers and not all(known):  # what a first memory is made of
+            wire.put_tree(content, "start", tree.to(self.start(), "cpu"))
+        return content
+
+    def _cohort(self, orders: Orders, found: Inbox, round: int) -> Cohort:
+        """The replies as a cohort, in client order, with what is missing counted."""
+        admitted, lost = found.admitted, found.lost
+        kept = np.isin(orders.ids, admitted.ids)
+        refused = {refusal.client for refusal in admitted.refusals}
+        silent = sum(client not in refused for client in orders.ids[~kept].tolist())
+        refusals = admitted.refusals
+        if len(orders.ids):
+            refusals, self._stale = (*refusals, *self._stale), []
+        more = {"silent": orders.counts.get("silent", 0) + silent, "memory_lost": lost, **tally(refusals)}
+        return Cohort(
+            reply=tree.to(admitted.reply, self.device),
+            ids=orders.ids[kept],
+            examples=admitted.examples.to(self.device),
+            steps=orders.steps[kept],
+            round=round,
+            heard=orders.heard[kept],
+            counts={**orders.counts, **{reason: count for reason, count in more.items() if count}},
+            refusals=refusals,
+        )
+
+    def _template(self, name: str, client: ClientRule, channel: Channel, broadcast: Broadcast) -> Template:
+        """What replies must look like; the same in every round."""
+        if name not in self._templates:
+            dtype, task = self.dtype, self._task
+            self._templates[name] = reply_template(client, channel, task, broadcast, dtype=dtype)
+        return self._templates[name]
+
+
+def _refuse_simulated_time(environment: Environment) -> None:
+    for key in ("rows_per_second", "download", "upload", "latency", "jitter", "deadline", "first"):
+        if getattr(environment, key):
+            raise Invalid(f"environment.{key} simulates time, and here real time passes: leave it out")

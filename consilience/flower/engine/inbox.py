@@ -1,0 +1,111 @@
+"""What may be used of the replies to a round of messages: nothing is believed before it was compared."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from consilience.core.refusal import Refusal, Refused
+from consilience.core.screening import Limits
+from consilience.engines.vectorised.orders import Orders
+from consilience.flower.engine import wire
+from consilience.flower.engine.mail import Post
+from consilience.wire.admission import Admitted, Arrival, admit
+from consilience.wire.template import Template
+
+log = logging.getLogger("consilience.flower")
+
+
+def _nobody() -> Admitted:
+    empty = np.empty(0, np.int64)
+    return Admitted(ids=empty, reply={}, examples=torch.empty(0, dtype=torch.float64), steps=empty)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Inbox:
+    """The replies that were let in, and what their clients say about their memories."""
+
+    admitted: Admitted = field(default_factory=_nobody)
+    memory: dict[int, str] = field(default_factory=dict)  # client -> digest of its memory now
+    lost: int = 0  # clients that had to begin with a new one
+
+    def reasons(self, post: Post) -> str:
+        """Why there is nothing, in words."""
+        failures = [*post.failures.values(), *(str(refusal) for refusal in self.admitted.refusals)]
+        return "; ".join(failures[:3]) or "no answer before the deadline"
+
+
+def read(
+    post: Post,
+    orders: Orders,
+    template: Template,
+    node_of: Mapping[int, int],
+    round: int,
+    run: str,
+    limits: Limits,
+) -> Inbox:
+    """Check every reply of a post against what was ordered from whom."""
+    arrivals: list[Arrival] = []
+    memory: dict[int, tuple[str, bool]] = {}
+    refusals: list[Refusal] = []
+    steps = dict(zip(orders.ids.tolist(), orders.steps.tolist()))
+    for node, content in sorted(post.replies.items()):
+        try:
+            said = wire.get_answer(content)
+        except Refused as problem:
+            refusals.append(problem.by(f"of node {node}"))
+            continue
+        for one in said:
+            try:
+                arrival, kept = _arrival(one, content, steps, node_of.get(one.client) == node), memory_of(one)
+                arrivals.append(arrival)
+                memory.setdefault(one.client, kept)
+            except (Refused, TypeError) as problem:
+                refused = problem if isinstance(problem, Refused) else Refused("format", detail=str(problem))
+                mine = type(one.client) is int and node_of.get(one.client) == node
+                refusals.append(refused.by(one.client if mine else f"of node {node}"))
+    admitted, _ = admit(arrivals, template=template, round=round, asked=set(steps), run=run, limits=limits)
+    admitted = replace(admitted, refusals=(*admitted.refusals, *refusals))
+    for line in (*admitted.refusals, *admitted.notes):
+        log.warning("round %d: %s", round + 1, line)
+    used = {client: memory[client] for client in admitted.ids.tolist()}
+    return Inbox(
+        admitted=admitted,
+        memory={client: digest for client, (digest, _) in used.items()},
+        lost=sum(gone for _, gone in used.values()),
+    )
+
+
+def _arrival(said: wire.Said, content: Any, steps: Mapping[int, int], is_its_node: bool) -> Arrival:
+    client = said.client
+    if type(client) is not int or not is_its_node:
+        raise Refused("identity", detail="it is not a client of the node that answered")
+    if said.steps != steps.get(client):
+        raise Refused("steps", detail=f"it says {said.steps!r} steps where {steps.get(client)} were ordered")
+    name = wire.reply_name(client)
+    if name not in content:
+        raise Refused("missing_key", key=name, detail="there is no reply")
+    if not isinstance(said.digest, str):
+        raise Refused("digest", detail="there is none")
+    return Arrival(
+        client=client,
+        round=said.round,
+        examples=said.examples,
+        steps=said.steps,
+        run=said.run,
+        packed=wire.packed(content[name]),
+        digest=said.digest,
+    )
+
+
+def memory_of(said: wire.Said) -> tuple[str, bool]:
+    """A memory's digest and whether the one before was lost, if they are that."""
+    text = said.memory
+    if not isinstance(text, str) or len(text) not in (0, 64) or not all(c in "0123456789abcdef" for c in text):
+        raise Refused("memory", detail="what it says of its memory is no digest")
+    return text, said.lost is True

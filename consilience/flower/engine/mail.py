@@ -1,0 +1,105 @@
+"""Messages to nodes and what comes back before a deadline; what comes later is told apart and never used."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from consilience.core.refusal import plain
+from consilience.core.settings import NonNegative, Positive, Whole, check
+from consilience.flower.engine.fetching import Fetching
+
+log = logging.getLogger("consilience.flower")
+
+GRACE = 30.0  # seconds that a message lives beyond its deadline: then the SuperLink drops it
+POLLS = (0.2, 1.0)  # seconds between two looks: at first, and at last
+
+
+class TooFewClients(RuntimeError):
+    """Not enough clients are there, or none of them answers: the last finished round is saved, and can be continued."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """How long the server waits, in real seconds.
+
+    deadline: for a whole reply, from sending to the last byte. wait: for enough clients to be there. retries: how often
+    a round that nobody answered is asked again, after `pause`, twice that, four times ...
+    """
+
+    deadline: Positive = 600.0
+    wait: Positive = 300.0
+    retries: Whole = 3
+    pause: NonNegative = 5.0
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Post:
+    """What came of one round of messages, by node."""
+
+    replies: dict[int, Any] = field(default_factory=dict)  # contents
+    failures: dict[int, str] = field(default_factory=dict)  # why a node could not answer
+    stale: list[tuple[int, str]] = field(default_factory=list)  # (node, group) of replies to earlier messages
+
+
+class Mail:
+    """Sends through a Flower Grid; remembers what was not answered in time."""
+
+    def __init__(self, grid: Any) -> None:
+        self._grid, self._fetching = grid, Fetching(grid)
+        self._overdue: dict[str, tuple[int, str, float]] = {}  # message -> node, group, when to forget it
+
+    def nodes(self) -> list[int]:
+        """The nodes that are online."""
+        return sorted(self._grid.get_node_ids())
+
+    def ask(self, letters: Mapping[int, Any], kind: str, group: str, deadline: float) -> Post:
+        """Send each node its content and wait for whole replies, at most `deadline` seconds."""
+        from flwr.app import Message
+
+        post = Post()
+        nodes = sorted(letters)
+        messages = [Message(letters[n], n, kind, ttl=deadline + GRACE, group_id=group) for n in nodes]
+        end = time.monotonic() + deadline
+        sent = {message: node for node, message in zip(nodes, self._grid.push_messages(messages)) if message}
+        pause = POLLS[0]
+        while True:
+            for reply in self._fetching.look([*sent, *self._overdue], end):
+                self._sort(reply, sent, post, kind, group)
+            left = end - time.monotonic()
+            if not sent or left <= 0:
+                break
+            time.sleep(min(pause, max(left, 0.01)))
+            pause = min(pause * 1.2, POLLS[1])
+        forget = time.monotonic() + GRACE
+        self._overdue |= {message: (node, group, forget) for message, node in sent.items()}
+        self._overdue = {m: late for m, late in self._overdue.items() if late[2] > time.monotonic()}
+        return post
+
+    def _sort(self, reply: Any, sent: dict[str, int], post: Post, kind: str, group: str) -> None:
+        message = reply.metadata.reply_to_message_id
+        node = sent.pop(message, None)
+        if node is None:
+            late = self._overdue.pop(message, None)
+            if late is not None and not reply.has_error():
+                post.stale.append(late[:2])
+                log.warning("node %d answered %s after its deadline: refused", late[0], late[1])
+        elif reply.has_error():
+            post.failures[node] = _reason(reply.error.reason)
+            if kind != "query":  # an introduction that failed is refused, and logged, by the roster
+                log.warning("node %d could not answer %s: %s", node, group, post.failures[node])
+        else:
+            post.replies[node] = reply.content
+
+
+def _reason(text: Any) -> str:
+    """Why a node failed; Flower writes an exception as <class 'module.Name'>:<'message'>."""
+    found = re.fullmatch(r"<class '(?:[\w.]*\.)?(\w+)'>:<'(.*)'>", str(text), re.DOTALL)
+    return plain(f"{found[1]}: {found[2]}" if found else text, most=600)

@@ -1,0 +1,140 @@
+"""Who is there: which node holds which clients, with how many rows. Node ids are random, so every node is asked."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from consilience.core.refusal import Refused, plain
+from consilience.core.screening import Limits
+from consilience.flower.engine import wire
+from consilience.flower.engine.agreement import differences
+from consilience.flower.engine.mail import Mail, TooFewClients, Waiting
+from consilience.wire.admission import identities
+
+log = logging.getLogger("consilience.flower")
+
+AGAIN = 30.0  # seconds that a node which never says who it is can hold up each round in the end
+
+
+class Roster:
+    """Clients by node, and their sizes; nodes may come and go at any time."""
+
+    def __init__(
+        self, mail: Mail, *, clients: int, case: str, agreement: dict[str, str], waiting: Waiting, limits: Limits
+    ) -> None:
+        self._mail, self._case, self._agreement = mail, case, agreement
+        self._waiting, self._limits = waiting, limits
+        self.train = np.zeros(clients, dtype=np.int64)
+        self.test = np.zeros(clients, dtype=np.int64)
+        self.node_of: dict[int, int] = {}  # client -> node that is online
+        self._met: set[int] = set()  # nodes that have introduced themselves
+        self._refused: dict[int, str] = {}
+        self._unanswered: Counter[int] = Counter()  # node -> how often it did not say who it is
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    def present(self) -> np.ndarray:
+        """[K] who is online, after a look at who came and went."""
+        online = set(self._mail.nodes())
+        gone = [client for client, node in self.node_of.items() if node not in online]
+        for client in gone:
+            del self.node_of[client]
+        self._met &= online
+        self._refused = {node: why for node, why in self._refused.items() if node in online}
+        self._meet(sorted(online - self._met))
+        here = np.zeros(len(self), dtype=bool)
+        here[list(self.node_of)] = True
+        return here
+
+    def alone(self) -> dict[int, int]:
+        """Client -> node, of the clients that share their node with nobody."""
+        held = Counter(self.node_of.values())
+        return {client: node for client, node in self.node_of.items() if held[node] == 1}
+
+    def wait_for(self, least: int) -> np.ndarray:
+        """[K] who is online, once at least so many are; `TooFewClients` when that takes too long."""
+        end, told = time.monotonic() + self._waiting.wait, -1
+        while True:
+            here = self.present()
+            if here.sum() >= least:
+                return here
+            if time.monotonic() >= end:
+                raise TooFewClients(self._explain(int(here.sum()), least))
+            if here.sum() != told:
+                told = int(here.sum())
+                log.info("waiting for clients: %d of %d are here", told, least)
+            time.sleep(1.0)
+
+    def _explain(self, seen: int, least: int) -> str:
+        why = "".join(f"; node {node} was refused: {reason}" for node, reason in sorted(self._refused.items())[:4])
+        return (
+            f"{seen} of the {least} clients that are needed were there after {self._waiting.wait:g} seconds "
+            f"({len(self._mail.nodes())} nodes online{why}). Start the missing SuperNodes and run it again: "
+            "it goes on after the last finished round"
+        )
+
+    def _meet(self, nodes: list[int]) -> None:
+        """Ask nodes that came who they are."""
+        if not nodes:
+            return
+        letters = {}
+        for node in nodes:
+            letters[node] = wire.records().RecordDict()
+            wire.put_json(letters[node], "query", {"case": self._case})
+        most = min(self._waiting.deadline, self._waiting.wait)
+        # whoever is new has all of the time; if all were silent before, half of what they had then
+        patience = max(min(AGAIN, most), most * 0.5 ** min(self._unanswered[node] for node in nodes))
+        post = self._mail.ask(letters, "query", "introduction", patience)
+        answered = {*post.replies, *post.failures}
+        self._unanswered = Counter({node: self._unanswered[node] + 1 for node in nodes if node not in answered})
+        claims: list[tuple[int, Any]] = []
+        sizes: dict[int, tuple[int, int]] = {}
+        for node, content in post.replies.items():
+            try:
+                found = self._read(content)
+            except Refused as problem:
+                self._refuse(node, str(problem))
+                continue
+            taken = [client for client in found if self.node_of.get(client, node) != node]
+            if taken:  # the node that was there first stays; once it is gone, this one is asked again
+                log.warning("node %d says it is client %s, which is online already: refused", node, taken)
+                self._refused[node] = f"client {taken} is online already"
+                continue
+            claims += [(node, client) for client in found]
+            sizes |= found
+        for node, why in post.failures.items():
+            self._refuse(node, why)
+        known, refusals = identities(claims, len(self))
+        for refusal in refusals:
+            log.warning("%s", refusal)
+        for client, node in known.items():
+            self.node_of[client] = node
+            self.train[client], self.test[client] = sizes[client]
+            self._met.add(node)
+
+    def _refuse(self, node: int, why: str) -> None:
+        self._refused[node] = why
+        self._met.add(node)  # it will not change its mind: not asked again while it stays online
+        log.warning("node %d refused: %s", node, why)
+
+    def _read(self, content: Any) -> dict[int, tuple[int, int]]:
+        """Client -> (training rows, test rows), as a node says; checked as far as numbers can be."""
+        said = wire.get_json(content, "introduction")
+        if not isinstance(said, dict):
+            raise Refused("format", detail="no introduction")
+        differing = differences(self._agreement, said.get("agreement"))
+        if differing:
+            raise Refused("settings", detail=f"it runs something else: {differing}")
+        columns = [said.get(key) for key in ("clients", "train", "test")]
+        if not all(isinstance(column, list) and len(column) == len(columns[0] or ()) for column in columns):
+            raise Refused("format", detail="clients, train and test are not lists of one length")
+        for number in (*columns[0], *columns[1], *columns[2]):  # type: ignore[misc]
+            if type(number) is not int or not 0 <= number <= self._limits.max_examples:
+                raise Refused("examples", detail=f"{plain(repr(number), most=40)} is no count that is allowed")
+        return {client: (train, test) for client, train, test in zip(*columns)}

@@ -1,0 +1,1 @@
+"""Secure sums over Flower's SecAgg+ (experimental)."""

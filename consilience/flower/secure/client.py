@@ -1,0 +1,126 @@
+"""The client side of a secure sum: Flower's SecAgg+ in front of our answer, and what is checked before it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from consilience.core import rng, tree
+from consilience.core.settings import Invalid
+from consilience.core.tree import Tree
+from consilience.flower.engine import wire
+from consilience.flower.secure.terms import FEWEST, MODULUS, Layout, SecureTerms
+from consilience.wire.template import Template
+
+Answer = Callable[[Any, Any], Any]
+"""From a message's content and Flower's Context to the records of the answer."""
+
+
+def masked(message: Any, context: Any, terms: SecureTerms, answer: Answer) -> Any:
+    """One of the four stages: what Flower's SecAgg+ replies, once the server's wishes were compared with the terms."""
+    from flwr.app import Message
+    from flwr.client.mod import secaggplus_mod
+    from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
+
+    if RECORD_KEY_CONFIGS not in message.content.config_records:
+        raise Invalid("this node takes part in secure sums only, and was asked for a reply in clear")
+    wishes = message.content.config_records[RECORD_KEY_CONFIGS]
+    _refuse_other_terms(wishes, message.metadata.dst_node_id, terms)
+    _refuse_earlier_turns(message.content, context, wishes)
+    with _numpy_as_it_was():
+        return secaggplus_mod(message, context, lambda asked, ctx: Message(answer(asked.content, ctx), reply_to=asked))
+
+
+def contribution(context: Any, seed: int, said: wire.Said, reply: Tree, shared: Tree, terms: SecureTerms) -> Any:
+    """A reply as SecAgg+ takes it: one clipped vector and its weight; beside it, in clear, what is said of it.
+
+    The reply was found finite: behind a mask nobody could see that it is not.
+    """
+    from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
+    from flwr.compat.common.recorddict_compat import fitres_to_recorddict
+
+    layout, weight = Layout(Template.of(reply)), terms.weight(said.examples)
+    _refuse_overweight(context, weight)
+    vector = layout.vector(reply, shared)
+    beyond = int((np.abs(vector) > terms.clip).sum())
+    parameters = ndarrays_to_parameters([np.clip(vector, -terms.clip, terms.clip)])
+    status = Status(code=Code.OK, message="")
+    content = fitres_to_recorddict(FitRes(status, parameters, num_examples=weight, metrics={}), keep_input=True)
+    wire.put_answer(content, [said])
+    flat = tree.flatten(reply)
+    counters = {path: int(flat[path]) for path in layout.counters}
+    wire.put_json(content, wire.ASIDE, asdict(wire.Aside(clipped=beyond, counters=counters)))
+    wire.put_json(context.state, _last(said.run), said.round)
+    # SecAgg+ rounds at random, by NumPy's global generator: drawn from here, a run repeats itself to the bit
+    np.random.seed(rng.key(seed, "secure sum", said.round, said.client) % MODULUS)
+    return content
+
+
+def refuse_repetition(context: Any, order: wire.Order) -> None:
+    """One sum a round: the difference of two, with and without a client, would be its reply."""
+    last = wire.get_json(context.state, _last(order.run)) if _last(order.run) in context.state else -1
+    if order.round <= last:
+        raise Invalid(f"this node has given its reply of round {last + 1} to a sum, and gives no other up to there")
+
+
+def _last(run: str) -> str:
+    return f"consilience.summed.{run}"
+
+
+def _refuse_other_terms(wishes: Any, node: int, terms: SecureTerms) -> None:
+    """Refuse a server that would make the sum less secret than was agreed on; types are Flower's to check."""
+    from flwr.common.secure_aggregation.secaggplus_constants import Key, Stage
+
+    stage = wishes.get(Key.STAGE)
+    if stage == Stage.SETUP:
+        nodes = wishes.get(Key.SAMPLE_NUMBER, 0)
+        agreed = {
+            Key.SHARE_NUMBER: nodes,
+            Key.THRESHOLD: terms.needed(nodes),
+            Key.CLIPPING_RANGE: terms.clip,
+            Key.TARGET_RANGE: terms.levels,
+            Key.MOD_RANGE: MODULUS,
+        }
+        for key, value in agreed.items():
+            if wishes.get(key) != value:
+                raise Invalid(f"the server wants a secure sum with {key} = {wishes.get(key)}: {value} was agreed on")
+        if nodes < FEWEST:
+            raise Invalid(f"the server wants a secure sum of {nodes} nodes: at least {FEWEST} are needed")
+    elif stage == Stage.UNMASK:
+        there, gone = wishes.get(Key.ACTIVE_NODE_ID_LIST, []), wishes.get(Key.DEAD_NODE_ID_LIST, [])
+        if node not in there or len({*there, *gone}) != len(there) + len(gone):
+            raise Invalid("the server asks for both masks of one client: nothing is given away")
+
+
+def _refuse_earlier_turns(content: Any, context: Any, wishes: Any) -> None:
+    """A question of an earlier sum that comes late must not touch the keys of the one that has begun since."""
+    from flwr.common.secure_aggregation.secaggplus_constants import Key, Stage
+
+    about = wire.get_json(content, wire.ABOUT)
+    name, turn = f"consilience.secure.{about['case']}", int(about["turn"])
+    begun = wire.get_json(context.state, name) if name in context.state else -1
+    if turn < begun or (turn != begun and wishes.get(Key.STAGE) != Stage.SETUP):
+        raise Invalid(f"this belongs to secure sum {turn}, and {begun} has begun here")
+    wire.put_json(context.state, name, turn)
+
+
+def _refuse_overweight(context: Any, weight: int) -> None:
+    """A weight beyond what the sum has room for would spoil it for all."""
+    from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_STATE, Key
+
+    most = context.state.config_records[RECORD_KEY_STATE][Key.MAX_WEIGHT]
+    if weight > most:
+        raise Invalid(f"this client has {weight} rows, and the sum has room for {most:g}: the rows have changed")
+
+
+@contextlib.contextmanager
+def _numpy_as_it_was() -> Iterator[None]:
+    state = np.random.get_state()
+    try:
+        yield
+    finally:
+        np.random.set_state(state)

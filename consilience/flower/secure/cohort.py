@@ -1,0 +1,132 @@
+"""From one round's orders to a secure sum and back to a cohort, in which the mean stands in everybody's place."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from consilience.core import tree
+from consilience.core.exchange import Broadcast, Cohort
+from consilience.core.refusal import Refusal, Refused, tally
+from consilience.core.settings import Invalid
+from consilience.engines.vectorised.orders import Orders
+from consilience.flower.engine import wire
+from consilience.flower.engine.inbox import memory_of
+from consilience.flower.engine.mail import Mail
+from consilience.flower.secure.post import Request, Summed, Told
+from consilience.flower.secure.sum import refusals_of, secure_sum
+from consilience.flower.secure.terms import Layout, SecureTerms
+from consilience.wire.template import Template
+
+log = logging.getLogger("consilience.flower")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SecureRound:
+    """What one round asks of whom: each client is alone on its node."""
+
+    orders: Orders
+    nodes: Mapping[int, int]  # client -> node, of those that are there
+    template: Template  # of a reply in clear
+    received: Broadcast
+    round: int
+    run: str
+    case: str
+    turn: int
+
+    def ask(
+        self, mail: Mail, terms: SecureTerms, letter: Callable[[np.ndarray], Any], deadline: float
+    ) -> tuple[Summed, Layout]:
+        """Go through the four stages; `letter` writes the order of the clients at some places."""
+        if self.received.personal:
+            raise Invalid("a secure sum is of replies to one broadcast, and here every client is sent its own")
+        layout, places = Layout(self.template), {int(client): k for k, client in enumerate(self.orders.ids)}
+        asked = Request(
+            letters={node: letter(np.array([places[client]])) for client, node in self.nodes.items()},
+            case=self.case,
+            turn=self.turn,
+            group=f"round {self.round + 1}",
+            heaviest=float(max((terms.weight(self._size(client)) for client in self.nodes), default=1)),
+            length=layout.length,
+            look=lambda node, content: self._look(node, content, layout),
+        )
+        return secure_sum(mail, terms, asked, deadline), layout
+
+    def cohort(self, found: Summed, layout: Layout, stale: list[Refusal]) -> Cohort:
+        """Those whose replies are in the sum, or nobody; what is missing is counted."""
+        client_of = {node: client for client, node in self.nodes.items()}
+        refusals = (*refusals_of(found, client_of), *stale)
+        for line in refusals:
+            log.warning("round %d: %s", self.round + 1, line)
+        told = {client_of[node]: told for node, told in found.told.items()}
+        kept = np.isin(self.orders.ids, sorted(told) if found.mean is not None else [])
+        refused = {refusal.client for refusal in refusals}
+        away = {client_of[node] for node in found.silent} | (set(self.orders.ids.tolist()) - set(self.nodes))
+        mine = [told[client] for client in self.orders.ids[kept].tolist()]
+        more = {
+            "silent": self.orders.counts.get("silent", 0) + len(away - refused),
+            "memory_lost": sum(said.lost is True for said, _ in mine),
+            "clipped_updates": _clipped(mine, self.round),
+            **tally(refusals),
+        }
+        counters = [aside.counters for _, aside in mine]
+        return Cohort(
+            reply=layout.replies(found.mean, self.received.shared, counters) if found.mean is not None else {},
+            ids=self.orders.ids[kept],
+            examples=torch.from_numpy(self.orders.sizes[kept]).to(torch.float64),
+            steps=self.orders.steps[kept],
+            round=self.round,
+            counts={**self.orders.counts, **{reason: count for reason, count in more.items() if count}},
+            refusals=refusals,
+            traffic=found.nbytes,
+        )
+
+    def _size(self, client: int) -> int:
+        return int(self.orders.sizes[np.searchsorted(self.orders.ids, client)])
+
+    def _look(self, node: int, content: Any, layout: Layout) -> Told:
+        """What a node says in clear, if it is what was ordered: weights were agreed on before the round."""
+        client = next(client for client, its_node in self.nodes.items() if its_node == node)
+        place = int(np.searchsorted(self.orders.ids, client))
+        expected = {
+            "client": client,
+            "run": self.run,
+            "round": self.round,
+            "examples": int(self.orders.sizes[place]),
+            "steps": int(self.orders.steps[place]),
+        }
+        said, aside = wire.get_answer(content), wire.get_aside(content)
+        for key, value in expected.items():
+            if len(said) != 1 or type(getattr(said[0], key)) is not type(value) or getattr(said[0], key) != value:
+                raise Refused(key, detail=f"it does not say {value}, which was ordered")
+        memory_of(said[0])
+        if type(aside.clipped) is not int or not 0 <= aside.clipped <= layout.length:
+            raise Refused("format", key=wire.ASIDE, detail="no count of clipped values")
+        if not isinstance(aside.counters, dict) or sorted(aside.counters) != layout.counters:
+            raise Refused("format", key=wire.ASIDE, detail="other counters than the model's")
+        if any(type(count) is not int or not -(2**63) <= count < 2**63 for count in aside.counters.values()):
+            raise Refused("format", key=wire.ASIDE, detail="a counter that is no whole number")
+        return said[0], aside
+
+
+def _clipped(told: list[Told], round: int) -> int:
+    """How many replies had values beyond the clip."""
+    values = [aside.clipped for _, aside in told if aside.clipped]
+    if values:
+        log.warning(
+            "round %d: %d values of %d clients were clipped before they were summed: raise deploy.secure_clip",
+            round + 1,
+            sum(values),
+            len(values),
+        )
+    return len(values)
+
+
+def refuse_tables(start: tree.Tree) -> None:
+    """Refuse, before any client is asked, a model whose whole numbers would have to be sent in clear."""
+    Layout(Template.of(start))

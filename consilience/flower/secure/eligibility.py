@@ -1,0 +1,113 @@
+"""Which runs can have secure sums: refused before anything starts, each for its own reason."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from consilience.channel import Chain, Clip, Noise, Plain
+from consilience.core.algorithm import Algorithm
+from consilience.core.protocols import AsksFirst, Channel, LooksBack, ServerRule
+from consilience.core.screening import Limits
+from consilience.core.settings import Invalid
+from consilience.flower.secure.terms import FEWEST, MODULUS, SecureTerms
+from consilience.server.averaging.averaging import Averaging
+from consilience.server.averaging.weighting.by_examples import ByExamples
+from consilience.server.averaging.weighting.uniform import UniformWeights
+from consilience.server.rules.private_averaging import PrivateAveraging
+
+WEIGHTS: Mapping[type, Any] = {ByExamples: "examples", UniformWeights: "uniform"}
+SUMMABLE = (Plain, Clip, Noise)  # channels whose server half is the same for a sum as for each reply
+ON = "deploy.secure_aggregation = true"
+
+
+def secure_terms(algorithm: Algorithm, *, clip: float, levels: int, threshold: float) -> SecureTerms:
+    """The terms of secure sums of this algorithm's replies; `Invalid`, with the reason, if there can be none."""
+    server = algorithm.server
+    _refuse_readers(server)
+    if not isinstance(server, Averaging) or type(server.weighting) not in WEIGHTS:
+        part = server.weighting if isinstance(server, Averaging) else server
+        raise Invalid(
+            f"{ON} gives the server one mean, by example counts or uniform, and {type(part).__name__} needs replies "
+            "weighed in another way, of another age or sent to each client alone: turn it off, or use an algorithm "
+            "such as fedavg"
+        )
+    weights = WEIGHTS[type(server.weighting)]
+    if server.ledgers and weights != "uniform":
+        names = " and ".join(type(ledger).__name__ for ledger in server.ledgers)
+        raise Invalid(f"{ON} gives the server one mean, and {names} needs another one: use uniform weights")
+    _refuse_questions(algorithm)
+    return SecureTerms(weights=weights, clip=clip, levels=levels, threshold=threshold)
+
+
+def refuse_private(algorithm: Algorithm) -> None:
+    """Refuse an algorithm whose noise must never be drawn twice for one round."""
+    if isinstance(algorithm.server, PrivateAveraging):
+        raise Invalid(
+            "algorithm.name = 'dp_fedavg' cannot be deployed yet: a round that is done again after a crash, with other "
+            "replies and the same noise, would give the noise away. Simulate it with `consilience run`"
+        )
+
+
+def refuse_settings(
+    *, clients: int, min_available: int | None, levels: int, limits: Limits, tests_each_model: bool
+) -> None:
+    """Refuse settings that need single replies, too few nodes, or sums that would not fit."""
+    for key, count in (("deploy.clients", clients), ("deploy.min_available", min_available)):
+        if count is not None and count < FEWEST:
+            raise Invalid(f"{key} = {count}, but {ON} needs at least {FEWEST} clients, each on its own node")
+    if clients * levels >= MODULUS:
+        most = (MODULUS - 1) // clients
+        raise Invalid(
+            f"deploy.secure_levels = {levels} is too much for a sum of {clients} clients, which must stay below 2^32: "
+            f"at most {most}"
+        )
+    if limits.max_norm is not None:
+        raise Invalid(
+            f"limits.max_norm = {limits.max_norm:g} measures each update at the server, which {ON} hides: clip at the "
+            "client with channel = {name = 'clip', ...}"
+        )
+    if tests_each_model:
+        raise Invalid(
+            f"evaluation.local = true tests each client's model at the server, which {ON} hides: turn one off"
+        )
+
+
+def refuse_shared_nodes(shares: Iterable[list[int]]) -> None:
+    """Refuse nodes with several clients."""
+    for share in shares:
+        if len(share) != 1:
+            raise Invalid(f"{ON} needs one client on each SuperNode, and one of them would hold clients {share}")
+
+
+def _refuse_readers(server: ServerRule) -> None:
+    if server.needs_each_reply:
+        fields: list[str] = [f.name for f in dataclasses.fields(server)] if dataclasses.is_dataclass(server) else []
+        inside = [getattr(server, name) for name in fields]
+        reading = [part for part in inside if getattr(part, "needs_each_reply", False)] or [server]
+        raise Invalid(
+            f"{ON} lets the server see only the sum of the replies, but "
+            f"{' and '.join(type(part).__name__ for part in reading)} looks at each of them: turn it off, or use an "
+            "algorithm that does not, such as fedavg"
+        )
+
+
+def _refuse_questions(algorithm: Algorithm) -> None:
+    """Parts beside the server rule that read what single clients reply."""
+    if isinstance(algorithm.selection, AsksFirst):
+        name = type(algorithm.selection).__name__
+        raise Invalid(f"{ON} hides what each client loses, by which {name} chooses: use another selection")
+    if isinstance(algorithm.client, LooksBack):
+        name = type(algorithm.client).__name__
+        raise Invalid(f"{ON} hides the trained models that the server would send back for {name} to look at")
+    for channel in _inside(algorithm.channel):
+        if not isinstance(channel, SUMMABLE):
+            raise Invalid(
+                f"{ON} sums numbers, and channel {type(channel).__name__} sends something else or acts on each reply "
+                "at the server: only plain, clip and noise can be summed"
+            )
+
+
+def _inside(channel: Channel) -> tuple[Channel, ...]:
+    return channel.channels if isinstance(channel, Chain) else (channel,)

@@ -1,0 +1,150 @@
+"""The Grid as Flower's SecAgg+ workflow sees it: our mail, with our letters in it, and every answer looked at first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from consilience.core.refusal import Refused
+from consilience.flower.engine import wire
+from consilience.flower.engine.mail import Mail
+from consilience.flower.secure.terms import MODULUS
+from consilience.wire import arrays
+
+Told = tuple[wire.Said, wire.Aside]
+"""What a client says in clear beside its masked reply."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Summed:
+    """What came of one secure sum; without a mean, `why` says why."""
+
+    mean: np.ndarray | None = None  # [P] float64
+    told: dict[int, Told] = field(default_factory=dict)  # by node: those whose replies are in the sum
+    refusals: list[tuple[int, Refused]] = field(default_factory=list)  # nodes whose answer could not be used
+    failures: dict[int, str] = field(default_factory=dict)
+    silent: set[int] = field(default_factory=set)  # nodes that were asked and are not in the sum
+    stale: list[tuple[int, str]] = field(default_factory=list)
+    met: int = 0  # nodes that answered the first stage
+    nbytes: int = 0  # that nodes have sent
+    why: str = ""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Request:
+    """One round's sum: who is asked what, what it may weigh, and how to look at what is said in clear."""
+
+    letters: Mapping[int, Any]  # by node: the order and what is broadcast
+    case: str
+    turn: int  # the number of this sum: a node may still answer an earlier one
+    group: str  # such as "round 3"
+    heaviest: float  # weight
+    length: int  # values in the vector
+    look: Callable[[int, Any], Told]  # `Refused` if what a node says cannot be so
+
+
+class SecurePost:
+    """Sends what the workflow wants sent; whoever answers something else than was asked for counts as silent."""
+
+    def __init__(self, mail: Mail, asked: Request, found: Summed, deadline: float) -> None:
+        self._mail, self._asked, self._found, self._deadline = mail, asked, found, deadline
+
+    def send_and_receive(self, messages: Sequence[Any], *, timeout: float | None = None) -> list[Any]:
+        """The answers that may be used; whoever sent none, or another, is silent."""
+        from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
+
+        letters, stage = {}, ""
+        for message in messages:
+            node, content = message.metadata.dst_node_id, message.content
+            wishes = content.config_records[RECORD_KEY_CONFIGS]
+            stage = str(wishes[Key.STAGE])
+            if stage == Stage.COLLECT_MASKED_VECTORS:
+                content = self._asked.letters[node]
+                content.config_records[RECORD_KEY_CONFIGS] = wishes
+            wire.put_json(content, wire.ABOUT, {"case": self._asked.case, "turn": self._asked.turn})
+            letters[node] = content
+        post = self._mail.ask(letters, "train", f"{self._asked.group}, {stage}", self._deadline)
+        self._found.failures |= post.failures
+        self._found.stale += post.stale
+        replies = []
+        for node, content in sorted(post.replies.items()):
+            try:
+                replies.append(self._read(node, content, letters[node].config_records[RECORD_KEY_CONFIGS]))
+            except Refused as problem:
+                self._found.refusals.append((node, problem))
+        if stage != Stage.UNMASK:
+            self._found.silent |= set(letters) - {reply.metadata.src_node_id for reply in replies}
+        return replies
+
+    def _read(self, node: int, content: Any, wishes: Any) -> Any:
+        """An answer of which only what the workflow needs is left."""
+        from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
+
+        app, stage = wire.records(), str(wishes[Key.STAGE])
+        try:
+            given = content.config_records[RECORD_KEY_CONFIGS]
+            self._found.nbytes += sum(map(_nbytes, given.values()))
+            kept = {key: _typed(given[key], kinds) for key, kinds in _expected(stage).items()}
+        except (KeyError, TypeError) as problem:
+            raise Refused("format", key=stage, detail=repr(problem)) from None
+        if stage in (Stage.SHARE_KEYS, Stage.UNMASK) and len({len(some) for some in kept.values()}) != 1:
+            raise Refused("format", key=stage, detail="lists of different lengths")
+        if stage == Stage.UNMASK:
+            wanted = [*wishes[Key.ACTIVE_NODE_ID_LIST], *wishes[Key.DEAD_NODE_ID_LIST]]
+            if sorted(kept[Key.NODE_ID_LIST]) != sorted(wanted):
+                raise Refused("format", key=stage, detail="shares of other nodes than was asked for")
+        clean = app.RecordDict({RECORD_KEY_CONFIGS: app.ConfigRecord(kept)})
+        if stage == Stage.COLLECT_MASKED_VECTORS:
+            self._look_at_vector(kept[Key.MASKED_PARAMETERS])
+            self._found.told[node] = self._asked.look(node, content)
+            clean.update(_empty_fit())
+        return SimpleNamespace(metadata=SimpleNamespace(src_node_id=node), content=clean, has_error=lambda: False)
+
+    def _look_at_vector(self, masked: list[bytes]) -> None:
+        """Exactly a weight and a vector of whole numbers below the modulus, as the strict parser reads them."""
+        if len(masked) != 2:
+            raise Refused("format", detail=f"{len(masked)} arrays instead of a weight and a vector")
+        for data, length in zip(masked, (1, self._asked.length)):
+            values = arrays.from_bytes(data, (length,), torch.int64)
+            if length and (int(values.min()) < 0 or int(values.max()) >= MODULUS):
+                raise Refused("value", detail=f"not within 0..{MODULUS - 1}")
+
+
+def _expected(stage: str) -> dict[str, tuple[type, ...]]:
+    """What an answer to each stage holds: (kind,) of a value, (list, kind) of a list."""
+    from flwr.common.secure_aggregation.secaggplus_constants import Key, Stage
+
+    known: dict[str, dict[str, tuple[type, ...]]] = {
+        Stage.SETUP: {Key.PUBLIC_KEY_1: (bytes,), Key.PUBLIC_KEY_2: (bytes,)},
+        Stage.SHARE_KEYS: {Key.DESTINATION_LIST: (list, int), Key.CIPHERTEXT_LIST: (list, bytes)},
+        Stage.COLLECT_MASKED_VECTORS: {Key.MASKED_PARAMETERS: (list, bytes)},
+        Stage.UNMASK: {Key.NODE_ID_LIST: (list, int), Key.SHARE_LIST: (list, bytes)},
+    }
+    return known[stage]
+
+
+def _typed(value: Any, kinds: tuple[type, ...]) -> Any:
+    values = value if kinds[0] is list and type(value) is list else [value]
+    if (kinds[0] is list and type(value) is not list) or any(type(one) is not kinds[-1] for one in values):
+        raise TypeError(f"{type(value).__name__} instead of {' of '.join(kind.__name__ for kind in kinds)}")
+    return value
+
+
+def _nbytes(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(map(_nbytes, value))
+    return len(value) if isinstance(value, (bytes, str)) else 8
+
+
+def _empty_fit() -> Any:
+    """What the workflow keeps of a reply beside its vector: nothing."""
+    from flwr.common import Code, FitRes, Parameters, Status
+    from flwr.compat.common.recorddict_compat import fitres_to_recorddict
+
+    nothing = Parameters(tensors=[], tensor_type="")
+    return fitres_to_recorddict(FitRes(Status(code=Code.OK, message=""), nothing, 0, {}), keep_input=True)

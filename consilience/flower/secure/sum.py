@@ -1,0 +1,146 @@
+"""The server side of a secure sum: Flower's SecAgg+ workflow, stage by stage, over our own mail.
+
+Nothing here is cryptography of ours. What we add: deadlines, a look at what nodes send before Flower's code reads it, a
+mend for nodes that fall silent early (which Flower's workflow forgets to take out of its books), and a reason in words
+when a sum cannot be had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from consilience.core.refusal import Refusal, plain
+from consilience.core.settings import Invalid
+from consilience.flower.engine import wire
+from consilience.flower.engine.mail import Mail
+from consilience.flower.secure.post import Request, SecurePost, Summed
+from consilience.flower.secure.terms import FEWEST, MODULUS, SecureTerms
+
+
+def refuse_other_flower() -> None:
+    """Refuse, before any client is asked, a Flower without SecAgg+: it lies in the parts that Flower calls legacy."""
+    try:
+        import flwr.client.mod
+        import flwr.compat.common.recorddict_compat
+        import flwr.server.workflow.secure_aggregation.secaggplus_workflow  # noqa: F401
+    except ImportError as problem:
+        raise Invalid(
+            f"deploy.secure_aggregation = true needs Flower's SecAgg+, which this version has no more ({problem}): use "
+            "flwr 1.41, or turn it off"
+        ) from problem
+
+
+def secure_sum(mail: Mail, terms: SecureTerms, asked: Request, deadline: float) -> Summed:
+    """The weighted mean of the nodes' vectors, of which the server sees nothing else; `deadline` is for each stage."""
+    found, nodes = Summed(), len(asked.letters)
+    if nodes < FEWEST:
+        found.why = f"{nodes} nodes are there for a secure sum, which needs at least {FEWEST}"
+        return found
+    from flwr.server.workflow import SecAggPlusWorkflow
+    from flwr.server.workflow.secure_aggregation.secaggplus_workflow import WorkflowState
+
+    needed = terms.needed(nodes)
+    flow = SecAggPlusWorkflow(
+        1.0,  # of the nodes hold shares: all
+        needed,
+        max_weight=asked.heaviest,
+        clipping_range=terms.clip,
+        quantization_range=terms.levels,
+        modulus_range=MODULUS,
+    )
+    post, strategy, state = SecurePost(mail, asked, found, deadline), _Strategy(asked.letters), WorkflowState()
+    books = _books(strategy)
+    stages = (flow.setup_stage, flow.share_keys_stage, flow.collect_masked_vectors_stage, flow.unmask_stage)
+    for number, stage in enumerate(stages):
+        try:
+            goes_on = stage(cast(Any, post), books, state)
+        except Exception as problem:  # Flower's code, on what strangers sent
+            found.why = f"stage {number + 1} of 4 failed ({plain(repr(problem), most=200)})"
+            return found
+        here = len(state.active_node_ids)
+        found.met = found.met or here
+        if not goes_on:
+            found.why = f"{here} of {nodes} nodes answered stage {number + 1} of 4, and {needed} are needed"
+            return found
+        if number < 2:
+            _forget_the_silent(state)
+    found.mean = _usable(strategy.mean, terms, asked, found)
+    return found
+
+
+def _forget_the_silent(state: Any) -> None:
+    """Take nodes that fell silent before they had shared their keys out of Flower's books.
+
+    They have no mask in anybody's vector; left in, the others would be asked for shares that never were, and fail.
+    """
+    state.sampled_node_ids = set(state.active_node_ids)
+    state.nid_to_neighbours = {
+        node: near & state.active_node_ids
+        for node, near in state.nid_to_neighbours.items()
+        if node in state.active_node_ids
+    }
+
+
+def _usable(mean: np.ndarray | None, terms: SecureTerms, asked: Request, found: Summed) -> np.ndarray | None:
+    """The mean, if it can be one of values within the clip: with masks left on, or an overflow, it is anything."""
+    shares = sum(terms.weight(said.examples) for said, _ in found.told.values()) / asked.heaviest
+    slack = 2 * (len(found.told) + 1) * terms.step / max(shares, 1e-300)
+    if mean is None or mean.shape != (asked.length,) or not np.isfinite(mean).all():
+        found.why = "what is left when the masks are off is no sum: not finite, or of another length"
+    elif len(mean) and np.abs(mean).max() > terms.clip + slack:
+        found.why = (
+            f"what is left when the masks are off is no mean of values within {terms.clip:g}: somebody has sent "
+            "something else, and nobody can tell who"
+        )
+    return None if found.why else mean
+
+
+class _Strategy:
+    """What Flower's workflow wants of a strategy: whom to ask, and somebody to give the mean to."""
+
+    def __init__(self, nodes: Mapping[int, Any]) -> None:
+        self._nodes = list(nodes)
+        self.mean: np.ndarray | None = None
+
+    def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> list[tuple[Any, Any]]:
+        from flwr.common import FitIns
+
+        return [(SimpleNamespace(node_id=node), FitIns(parameters, {})) for node in self._nodes]
+
+    def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> tuple[None, dict[str, Any]]:
+        from flwr.common import parameters_to_ndarrays
+
+        self.mean = parameters_to_ndarrays(results[0][1].parameters)[0]
+        return None, {}
+
+    def num_available(self) -> int:
+        return len(self._nodes)
+
+
+def _books(strategy: _Strategy) -> Any:
+    """What the stages read of Flower's LegacyContext: a round, no parameters (letters bring them), the strategy."""
+    from flwr.common import Parameters
+    from flwr.compat.common.recorddict_compat import parameters_to_arrayrecord
+    from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
+
+    app = wire.records()
+    nothing = Parameters(tensors=[], tensor_type="")
+    state = app.RecordDict({MAIN_CONFIGS_RECORD: app.ConfigRecord({Key.CURRENT_ROUND: 1})})
+    state[MAIN_PARAMS_RECORD] = parameters_to_arrayrecord(nothing, keep_input=True)
+    return SimpleNamespace(state=state, strategy=strategy, client_manager=strategy)
+
+
+def refusals_of(found: Summed, client_of: Mapping[int, int]) -> list[Refusal]:
+    """Who was refused why, by client; what is not finite was refused at home."""
+    refused = [problem.by(client_of[node]) for node, problem in found.refusals]
+    for node, why in found.failures.items():
+        if why.startswith("Refused: nonfinite"):
+            detail = why.removeprefix("Refused: nonfinite")
+            refused.append(Refusal(client=client_of[node], reason="nonfinite", detail=f"refused at home{detail}"))
+    if found.why:
+        refused.append(Refusal(client="of any node", reason="secure_sum", detail=found.why))
+    return refused

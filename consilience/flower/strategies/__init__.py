@@ -1,0 +1,1 @@
+"""Our algorithms as strategies and client functions for users of Flower."""

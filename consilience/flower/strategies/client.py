@@ -1,0 +1,140 @@
+"""A ready ClientApp: consilience's own client rule behind Flower's messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from consilience import algorithms
+from consilience.core.algorithm import Algorithm, Plain
+from consilience.core.evaluate import Evaluate
+from consilience.core.federation import Federation
+from consilience.core.losses import Loss
+from consilience.core.protocols import PersonalRule
+from consilience.core.settings import Invalid, check_options, options_of
+from consilience.core.task import Task
+from consilience.flower.strategies.answering import Answering
+from consilience.flower.strategies.memory import recall, remember
+from consilience.flower.strategies.records import flwr, to_tensors
+from consilience.flower.strategies.replies import STEPS
+from consilience.flower.strategies.strategy import ALGORITHM
+
+MEMORY = "consilience-memory"
+Split = tuple[Any, Tensor]
+Data = Callable[[Any], tuple[Split, Split | None]]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Client:
+    """What one client brings: how to make the model, where its rows are, and the algorithm both sides agreed on."""
+
+    model_fn: Callable[[], nn.Module]
+    data_fn: Data
+    algorithm: str
+    options: dict[str, Any]
+    loss: str | Loss = "cross_entropy"
+    device: str = "cpu"
+    arrayrecord_key: str = "arrays"
+    configrecord_key: str = "config"
+    client_id_key: str = "partition-id"
+
+    def train(self, message: Any, context: Any) -> Any:
+        """Local training by the algorithm's rule."""
+        module = self.model_fn()
+        answering = self._answering(message.content, context, module)
+        reply = answering.train()
+        if answering.memory:
+            remember(context, MEMORY, answering.memory)
+        records, numbers = answering.packed(reply, module, self.arrayrecord_key)
+        numbers |= {"num-examples": int(answering.engine.sizes[0]), STEPS: answering.steps}
+        return self._reply(message, answering, records, numbers)
+
+    def evaluate(self, message: Any, context: Any) -> Any:
+        """The received model, or the client's own where the algorithm is personal, on the client's test rows."""
+        answering = self._answering(message.content, context, self.model_fn())
+        client = answering.algorithm.client
+        own = client if isinstance(client, PersonalRule) and client.is_personal else None
+        found = answering.exchange(Evaluate(rule=own), Plain())
+        rows = float(found["rows"])
+        numbers = {
+            "num-examples": round(rows),
+            "loss": float(found["loss"]) / max(1.0, rows),
+            "accuracy": float(found["correct"]) / max(1.0, rows),
+        }
+        return self._reply(message, answering, {}, numbers)
+
+    def _settled(self, content: Any) -> Algorithm:
+        """The algorithm with the settings given here, and with the server's where none is given."""
+        sent = dict(content.get(ALGORITHM, {}))
+        named = sent.pop("name", self.algorithm)
+        if named != self.algorithm:
+            raise Invalid(f"the server runs {named!r}, this client {self.algorithm!r}: use one algorithm on both sides")
+        recipe = algorithms.recipe(self.algorithm)
+        theirs = {key: value for key, value in sent.items() if key in options_of(recipe)}
+        for key, value in self.options.items():
+            if key in theirs and theirs[key] != value:
+                raise Invalid(f"{key} = {value!r} here, but the server has {theirs[key]!r}: set it in one place")
+        return recipe(**check_options(recipe, {**theirs, **self.options}, self.algorithm))
+
+    def _answering(self, content: Any, context: Any, module: nn.Module) -> Answering:
+        algorithm, number = self._settled(content), context.node_config.get(self.client_id_key)
+        if type(number) is not int or number < 0:
+            raise Invalid(f"node config {self.client_id_key} = {number!r} must be the client's number, such as 0")
+        train, test = self.data_fn(context)
+        received = to_tensors(content[self.arrayrecord_key])
+        module.load_state_dict(received)
+        names = [key for key in content.array_records if key != self.arrayrecord_key]
+        return Answering(
+            algorithm,
+            Task(module, self.loss),
+            Federation.from_clients([train], client_tests=None if test is None else [test]),
+            client=number,
+            received=received,
+            others={key: to_tensors(content[key]) for key in names},
+            memory=recall(context, MEMORY),
+            round=int(content.get(self.configrecord_key, {}).get("server-round", 1)) - 1,
+            seed=int(content.get(ALGORITHM, {}).get("seed", 0)),
+            device=self.device,
+        )
+
+    def _reply(self, message: Any, answering: Answering, records: dict[str, Any], numbers: dict[str, Any]) -> Any:
+        app = flwr("app")
+        metrics = app.MetricRecord({**numbers, self.client_id_key: answering.client})
+        return app.Message(app.RecordDict({**records, "metrics": metrics}), reply_to=message)
+
+
+def client_app(
+    model_fn: Callable[[], nn.Module],
+    data_fn: Data,
+    algorithm: str = "fedavg",
+    *,
+    loss: str | Loss = "cross_entropy",
+    device: str = "cpu",
+    arrayrecord_key: str = "arrays",
+    configrecord_key: str = "config",
+    client_id_key: str = "partition-id",
+    **options: Any,
+) -> Any:
+    """A Flower ClientApp whose clients train by an algorithm's own rule; what they remember stays in `Context.state`.
+
+    `data_fn(context)` returns ((x, y), (x, y) or None): training and test rows. `options` are the recipe's, such as lr
+    and epochs; those of the algorithm itself (mu ...) come from the server unless they are given here.
+    """
+    client = Client(
+        model_fn=model_fn,
+        data_fn=data_fn,
+        algorithm=algorithm,
+        options=check_options(algorithms.recipe(algorithm), options, algorithm),
+        loss=loss,
+        device=device,
+        arrayrecord_key=arrayrecord_key,
+        configrecord_key=configrecord_key,
+        client_id_key=client_id_key,
+    )
+    app = flwr("clientapp").ClientApp()
+    app.train()(client.train)
+    app.evaluate()(client.evaluate)
+    return app

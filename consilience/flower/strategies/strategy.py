@@ -1,0 +1,258 @@
+"""Flower strategies made from recipes: subclasses of Flower's FedAvg that take its arguments and the algorithm's."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from consilience.core.exchange import Pool
+from consilience.core.protocols import AsksFirst, Selection
+from consilience.core.refusal import Refusal, Refused
+from consilience.core.rng import draws
+from consilience.core.screening import Limits
+from consilience.core.settings import Invalid, nearest, refuse_unknown
+from consilience.core.tree import rows
+from consilience.flower.strategies.catalogue import STRATEGIES, Entry, needs_of, refuse_unworkable
+from consilience.flower.strategies.records import flwr, to_record
+from consilience.flower.strategies.replies import Expected, cleaned, examples_of, in_common, numbers_of
+from consilience.flower.strategies.serving import LOG, Asked, Serving, Settings
+from consilience.selection.held import Held
+from consilience.selection.uniform import Uniform
+
+ALGORITHM = "algorithm"  # the ConfigRecord that tells clients the algorithm's name and settings
+OURS = tuple(field.name for field in fields(Settings))
+
+
+class TooFewNodes(RuntimeError):
+    """Not enough nodes connected in time."""
+
+
+@functools.cache
+def strategy(name: str) -> type:
+    """The strategy of this name, such as `SimProx`."""
+    if name not in STRATEGIES:
+        raise Invalid(f"strategy {name!r} is unknown{nearest(name, STRATEGIES)}; known: {', '.join(STRATEGIES)}")
+    entry = STRATEGIES[name]
+    document = inspect.getdoc(entry.build)
+    body = {"__doc__": document, "__module__": "consilience.flower", "_name": name, "_entry": entry}
+    made = type(name, (_adapted(),), body)
+    made.__signature__ = _signature(entry)  # type: ignore[attr-defined]
+    return made
+
+
+@functools.cache
+def _adapted() -> type:
+    """What all strategies share; it can be defined only once Flower is there."""
+    flower = flwr("serverapp.strategy").FedAvg
+
+    class Adapted(flower):  # type: ignore[misc, valid-type]
+        """Flower's FedAvg with another server side, and with a look at every reply."""
+
+        _name: str
+        _entry: Entry
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            theirs = inspect.signature(flower.__init__).parameters
+            known = (*list(theirs)[1:], *OURS, *self._entry.options)
+            refuse_unknown(options, known, self._name)
+            super().__init__(*args, **{key: value for key, value in options.items() if key in theirs})
+            self.settings = Settings(**{key: value for key, value in options.items() if key in OURS})
+            own = {key: value for key, value in options.items() if key in self._entry.options and key not in theirs}
+            self.algorithm = self._entry.algorithm(own, self._name)
+            refuse_unworkable(self._name, self.algorithm)
+            self.sent = {"name": self._entry.recipe, "seed": self.settings.seed, **self._entry.sent(own)}
+            self.refusals: list[tuple[int, Refusal]] = []  # (round, refusal), of the whole run
+            self.notes: dict[str, Any] = {}  # what the server rule reports of its last round
+            self._serving = Serving(self.algorithm, self.settings, name=self._name, identity=self._entry.identity)
+            self._asked: Asked | None = None
+
+        def summary(self) -> None:
+            """Log the settings."""
+            LOG.info("\t├──> %s: %r", self._name, self.algorithm.server)
+            super().summary()
+
+        def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Iterable[Any]:
+            """Choose nodes, and write to each."""
+            if self.fraction_train == 0.0:
+                return []
+            nodes = self._connected(grid, self.fraction_train, self.min_train_nodes)
+            self._serving.open(arrays, len(nodes))
+            places = self._serving.seats.arrange(nodes)
+            if len(places) < len(nodes):
+                LOG.warning(
+                    "%s: %d of %d nodes are more than the %s clients it was begun with: set num_clients",
+                    self._name, len(nodes) - len(places), len(nodes), self._serving.seats.places,
+                )  # fmt: skip
+            chosen = self._choose(server_round - 1, places, len(nodes))
+            LOG.info("configure_train: Sampled %s nodes (out of %s)", len(chosen), len(nodes))
+            config["server-round"] = server_round
+            if "mu" in self.sent:  # where clients of Flower's own FedProx look for it
+                config["proximal-mu"] = self.sent["mu"]
+            self._asked = self._serving.ask(server_round - 1, chosen)
+            return self._messages(self._asked, config)
+
+        def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> tuple[Any, Any]:
+            """The next model, and the metrics of the replies that were let in."""
+            sound, _ = self._check_and_log_replies(list(replies), is_train=True, validate=False)
+            if not sound:
+                return None, None
+            if self._asked is None or self._asked.round != server_round - 1:
+                raise Invalid(f"round {server_round} was never configured: call configure_train first")
+            heard = self._serving.hear(self._asked, sound, self._expected())
+            self._asked = None
+            self.notes = heard.notes
+            self.refusals += [(server_round, refusal) for refusal in heard.refusals]
+            contents = [content for _, content in sorted(heard.contents.items())]
+            metrics = self._averaged(contents, self.train_metrics_aggr_fn) if contents else None
+            if heard.refusals:
+                metrics = flwr("app").MetricRecord() if metrics is None else metrics
+                metrics["refused-replies"] = len(heard.refusals)
+            return (self._serving.record() if heard.moved else None), metrics
+
+        def configure_evaluate(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Iterable[Any]:
+            """Write to a sample of nodes, the same whenever the same nodes are connected."""
+            if self.fraction_evaluate == 0.0:
+                return []
+            nodes = self._connected(grid, self.fraction_evaluate, self.min_evaluate_nodes)
+            count = max(int(len(nodes) * self.fraction_evaluate), self.min_evaluate_nodes)
+            places = sorted((place, node) for node, place in self._serving.seats.arrange(nodes).items())
+            drawn = draws(self.settings.seed, "evaluate", server_round).choice(
+                len(places), min(count, len(places)), replace=False
+            )
+            chosen = [places[row][1] for row in sorted(drawn)]
+            LOG.info("configure_evaluate: Sampled %s nodes (out of %s)", len(chosen), len(nodes))
+            config["server-round"] = server_round
+            app = flwr("app")
+            told = {self.configrecord_key: config, ALGORITHM: app.ConfigRecord(self.sent)}
+            record = app.RecordDict({self.arrayrecord_key: arrays, **told})
+            return self._construct_messages(record, chosen, app.MessageType.EVALUATE)
+
+        def aggregate_evaluate(self, server_round: int, replies: Iterable[Any]) -> Any:
+            """The metrics of the replies that can be believed."""
+            sound, _ = self._check_and_log_replies(list(replies), is_train=False, validate=False)
+            contents: list[tuple[Any, Any]] = []
+            for message in sound:
+                node, said = message.metadata.src_node_id, numbers_of(message.content)
+                try:
+                    examples_of(said, self.weighted_by_key, self.settings.limits or Limits())
+                except Refused as problem:
+                    refusal = problem.by(f"node {node}")
+                    self.refusals.append((server_round, refusal))
+                    LOG.warning("%s round %d, evaluation: %s", self._name, server_round, refusal)
+                    continue
+                contents.append((self._order(node, said), message.content))
+            found = [content for _, content in sorted(contents, key=lambda pair: pair[0])]
+            return self._averaged(found, self.evaluate_metrics_aggr_fn) if found else None
+
+        def _averaged(self, contents: list[Any], function: Any) -> Any:
+            """Metrics by Flower's average, or by the user's own function."""
+            usual = function is flwr("serverapp.strategy.strategy_utils").aggregate_metricrecords
+            contents = [cleaned(one, (self.settings.client_id_key,) if usual else ()) for one in contents]
+            return function(in_common(contents) if usual else contents, self.weighted_by_key)
+
+        def _connected(self, grid: Any, fraction: float, least: int) -> list[int]:
+            """The nodes, once there are enough of them."""
+            deadline = time.monotonic() + self.settings.wait_for_nodes
+            while True:
+                nodes = sorted(grid.get_node_ids())
+                needed = max(self.min_available_nodes, int(len(nodes) * fraction), least)
+                if len(nodes) >= needed:
+                    return nodes
+                if time.monotonic() >= deadline:
+                    raise TooFewNodes(
+                        f"{len(nodes)} nodes are connected after {self.settings.wait_for_nodes:g} s, and {needed} are "
+                        "needed: start more, lower min_available_nodes, or raise wait_for_nodes"
+                    )
+                LOG.info("Waiting for nodes to connect: %d connected (minimum required: %d).", len(nodes), needed)
+                time.sleep(min(1.0, self.settings.wait_for_nodes))
+
+        def _choose(self, round: int, places: dict[int, int], connected: int) -> dict[int, int]:
+            """node -> place of those who take part."""
+            count = max(int(connected * self.fraction_train), self.min_train_nodes)
+            selection = selection_of(self.algorithm.selection, self.settings.selection, count)
+            size = max(places.values(), default=-1) + 1
+            available = np.isin(np.arange(size), list(places.values()))
+            pool = Pool(sizes=np.ones(size, np.int64), losses=np.full(size, np.nan), available=available)
+            chosen = set(selection.choose(round, pool, self.settings.seed).tolist())
+            return {node: place for node, place in places.items() if place in chosen}
+
+        def _messages(self, asked: Asked, config: Any) -> list[Any]:
+            """One message for each node, in the order of their places; what is shared is written once."""
+            app = flwr("app")
+            layout = self._serving.layout
+            assert layout is not None
+
+            def records(sent: dict[str, Any]) -> dict[str, Any]:
+                return {
+                    self.arrayrecord_key if name == "model" else name: to_record(
+                        layout.flat(value) if name == "model" else value
+                    )
+                    for name, value in sent.items()
+                }
+
+            personal = asked.broadcast.personal
+            told = {self.configrecord_key: config, ALGORITHM: app.ConfigRecord(self.sent)}
+            common = app.RecordDict({**records(asked.broadcast.shared), **told})
+            messages = []
+            for node, place in sorted(asked.places.items(), key=lambda pair: pair[1]):
+                row = int(np.searchsorted(asked.ids, place))
+                content = app.RecordDict({**records(rows(personal, row)), **common}) if personal else common
+                messages.append(app.Message(content, dst_node_id=node, message_type=app.MessageType.TRAIN))
+            return messages
+
+        def _expected(self) -> Expected:
+            home, layout = getattr(self.algorithm.client, "home", None), self._serving.layout
+            assert layout is not None
+            return Expected(
+                layout=layout,
+                needs=needs_of(self._entry, self.algorithm),
+                at_home=frozenset() if home is None else home.at_home(self._serving.model()),
+                steps=self._entry.steps,
+                weighted_by_key=self.weighted_by_key,
+                arrayrecord_key=self.arrayrecord_key,
+                client_id_key=self.settings.client_id_key,
+            )
+
+        def _order(self, node: int, said: dict[str, Any]) -> tuple[int, int]:
+            """By the client's number if it says one, and by node."""
+            place = said.get(self.settings.client_id_key)
+            return (place if type(place) is int else -1, node)
+
+    return Adapted
+
+
+def selection_of(recipe: Selection, given: Selection | None, count: int) -> Selection:
+    """The user's selection, or a sample of so many; where a recipe holds its participants, they are held."""
+    chosen = given or Uniform(count=count)
+    if isinstance(chosen, AsksFirst):
+        raise Invalid(
+            f"selection = {type(chosen).__name__} asks clients for losses first, which Flower's rounds cannot"
+        )
+    if isinstance(recipe, Held) and not isinstance(chosen, Held):
+        return Held(inner=chosen, rounds=recipe.rounds)
+    return chosen
+
+
+def _signature(entry: Entry) -> inspect.Signature:
+    """Flower's arguments as they are, then ours and the algorithm's, by name."""
+    theirs = list(inspect.signature(flwr("serverapp.strategy").FedAvg).parameters.values())
+    ours = [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+        for field in fields(Settings)
+    ]
+    own = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if option.required else option.default,
+            annotation=option.annotation,
+        )
+        for name, option in entry.options.items()
+    ]
+    return inspect.Signature([*theirs, *ours, *own])

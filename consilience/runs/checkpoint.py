@@ -1,0 +1,241 @@
+"""Checkpoints in generations: each whole or absent, every byte under a digest, nothing in them can run."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import hashlib
+import logging
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from consilience.core.settings import Count, Invalid, Range, check_value
+from consilience.core.tree import Tree
+from consilience.runs import canonical
+from consilience.runs import tree_file
+from consilience.runs.disk import (
+    disk,
+    explain,
+    is_temporary,
+    make_folder,
+    read_file,
+    sync_folder,
+    temporary,
+    write_file,
+)
+from consilience.runs.manifest import MANIFEST, MOST_MANIFEST_BYTES, Manifest, TreeEntry, UnknownFormat
+from consilience.runs.names import plain, safe_name
+
+Round = Annotated[int, Range(least=0, below=1e17)]  # what fits a folder name
+
+log = logging.getLogger(__name__)
+
+_GENERATION = r"round-(\d{8,18})(?:\.(\d{1,9}))?"  # ".2" is the second attempt at saving the same round
+_ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ESTALE}
+_DAMAGED = {errno.EIO, errno.EINVAL, errno.EFBIG}
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or read; the message names the file and the reason."""
+
+
+class CorruptCheckpoint(CheckpointError):
+    """A checkpoint is torn, damaged or forged; nothing was taken from it."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"checkpoint file {plain(path, most=400)} cannot be used: {reason}")
+        self.path, self.reason = path, reason
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Checkpoint:
+    """What was saved after `round` rounds; `skipped` says which newer generations were unusable, and why."""
+
+    round: int
+    trees: dict[str, Tree]
+    facts: dict[str, Any]
+    path: Path
+    skipped: tuple[str, ...] = ()
+
+
+def save(
+    root: Path,
+    round: Round,
+    trees: Mapping[str, Tree],
+    facts: Mapping[str, Any] | None = None,
+    keep: Count = 2,
+) -> Path:
+    """Write generation `round` into `root`, drop all but the newest `keep`; hold the run's lock meanwhile.
+
+    The old generations are untouched until the new one is durable. It then counts as the latest: generations
+    of later rounds, left by a history that was abandoned for an earlier checkpoint, go too.
+    """
+    check_value("round", round, Round)
+    check_value("keep", keep, Count)
+    root, settled = Path(root), canonical.settle(facts or {}, "facts")
+    _refuse_twins(trees)
+    described = {safe_name(name, "tree name"): tree_file.describe(tree, name) for name, tree in trees.items()}
+    try:
+        make_folder(root)
+        _clean(root)
+        final = _free_name(root, round)
+        _write(final, round, described, settled)
+    except OSError as problem:
+        raise CheckpointError(explain(f"save the checkpoint of round {round}:", root, problem)) from problem
+    _retire(root, final, keep)
+    return final
+
+
+def load(path: Path) -> Checkpoint:
+    """One generation, its digests verified before parsing, or `CorruptCheckpoint` naming file and reason."""
+    path = Path(path)
+    manifest = _manifest(path)
+    trees = {}
+    for entry in manifest.trees:
+        file = path / entry.file
+        data = _read(file, entry.bytes)
+        if len(data) != entry.bytes:
+            raise CorruptCheckpoint(file, f"it holds {len(data)} bytes where {entry.bytes} were written")
+        if hashlib.sha256(data).hexdigest() != entry.sha256:
+            raise CorruptCheckpoint(file, "its SHA-256 digest is not the one that was written")
+        try:
+            trees[entry.name] = tree_file.restore(data, entry.layout)
+        except ValueError as problem:
+            raise CorruptCheckpoint(file, str(problem)) from problem
+    return Checkpoint(round=manifest.round, trees=trees, facts=manifest.facts, path=path)
+
+
+def load_latest(root: Path) -> Checkpoint | None:
+    """The newest whole generation; None where none was saved, `CorruptCheckpoint` if all are damaged."""
+    skipped: list[str] = []
+    for path in reversed(generations(root)):
+        try:
+            return dataclasses.replace(load(path), skipped=tuple(skipped))
+        except CorruptCheckpoint as problem:
+            if not path.exists():  # the run that writes here moved on while we were reading: look again
+                return load_latest(root)
+            skipped.append(str(problem))
+    if skipped:
+        raise CorruptCheckpoint(Path(root), "no generation is whole: " + "; ".join(skipped))
+    return None
+
+
+def generations(root: Path) -> tuple[Path, ...]:
+    """The generations in `root`, oldest first, whole or not; drafts and foreign files are left out."""
+    try:
+        with os.scandir(root) as entries:
+            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    ordered = sorted((order, name) for name in names if (order := _order(name)))
+    return tuple(Path(root) / name for _, name in ordered)
+
+
+def round_of(path: Path) -> int:
+    """The round a generation is named after."""
+    order = _order(path.name)
+    if order is None:
+        raise Invalid(f"{plain(path, most=400)} is not named like a checkpoint (round-00000012)")
+    return order[0]
+
+
+def _write(
+    final: Path, round: int, described: Mapping[str, tuple[Any, tree_file.Layout]], facts: dict[str, Any]
+) -> None:
+    """Build the generation beside its place, flush every byte and name, then let it appear in one rename."""
+    draft = temporary(final)
+    try:
+        disk.mkdir(draft)
+        entries = []
+        for name, (flat, layout) in described.items():
+            length, digest = write_file(draft / f"{name}.safetensors", tree_file.chunks(flat))
+            entries.append(TreeEntry(name=name, bytes=length, sha256=digest, layout=layout))
+        manifest = Manifest(round=round, trees=tuple(entries), facts=facts)
+        write_file(draft / MANIFEST, [manifest.to_bytes()])
+        sync_folder(draft)
+        disk.rename(draft, final)
+    except Exception:
+        _remove(draft)
+        raise
+    sync_folder(final.parent)
+
+
+def _manifest(path: Path) -> Manifest:
+    file = path / MANIFEST
+    try:
+        manifest = Manifest.from_bytes(_read(file, MOST_MANIFEST_BYTES))
+    except UnknownFormat as problem:
+        raise CheckpointError(f"checkpoint file {plain(file, most=400)}: {problem}") from problem
+    except ValueError as problem:
+        raise CorruptCheckpoint(file, str(problem)) from problem
+    named = _order(path.name)
+    if named and named[0] != manifest.round:
+        raise CorruptCheckpoint(file, f"it describes round {manifest.round}, its folder another")
+    return manifest
+
+
+def _read(file: Path, most: int) -> bytes:
+    try:
+        return read_file(file, most=most)
+    except OSError as problem:
+        reason = plain(problem.strerror or problem)
+        if problem.errno in _ABSENT | _DAMAGED:
+            raise CorruptCheckpoint(file, f"it cannot be read: {reason}") from problem
+        # No permission, too many open files: an older generation would hide a fault that can be mended.
+        raise CheckpointError(f"cannot read checkpoint file {plain(file, most=400)}: {reason}") from problem
+
+
+def _refuse_twins(trees: Mapping[str, Tree]) -> None:
+    lowered = [str(name).lower() for name in trees]
+    if len(set(lowered)) != len(lowered):
+        raise Invalid(f"tree names {plain(list(trees))} differ in capitals only: not all disks tell those apart")
+
+
+def _order(name: str) -> tuple[int, int] | None:
+    """(round, attempt) of a generation's folder name; None for any other name."""
+    match = re.fullmatch(_GENERATION, name, re.ASCII)
+    return (int(match[1]), int(match[2] or 1)) if match else None
+
+
+def _free_name(root: Path, round: int) -> Path:
+    """A name not in use: nothing is ever renamed over an existing generation."""
+    taken = [order[1] for order in map(_order, os.listdir(root)) if order and order[0] == round]
+    return root / (f"round-{round:08d}" + (f".{max(taken) + 1}" if taken else ""))
+
+
+def _retire(root: Path, newest: Path, keep: int) -> None:
+    """Remove what the new generation replaces; what resists is tried again at the next save."""
+    orders = {path: _order(path.name) or (0, 0) for path in generations(root)}
+    last_attempt = dict(orders.values())  # round -> its last attempt, oldest round first
+    kept = [round for round in last_attempt if round <= orders[newest][0]][-keep:]
+    for path, (round, attempt) in reversed(orders.items()):
+        if round in kept and attempt == last_attempt[round]:
+            continue
+        try:
+            # It vanishes in one step: a half-deleted generation is never seen under its own name.
+            disk.rename(path, temporary(path))
+        except OSError as problem:
+            message = explain("remove the outdated checkpoint", path, problem)
+            if round > orders[newest][0]:
+                raise CheckpointError(f"{message}; a resume would take it for the latest") from problem
+            log.warning(message)
+        _remove(temporary(path))
+
+
+def _clean(root: Path) -> None:
+    """Remove drafts that a crash left behind."""
+    for name in os.listdir(root):
+        if is_temporary(name, _GENERATION):
+            _remove(root / name)
+
+
+def _remove(folder: Path) -> None:
+    try:
+        if folder.is_dir():
+            disk.remove_folder(folder)
+    except OSError as problem:
+        log.warning(explain("remove the leftover", folder, problem))

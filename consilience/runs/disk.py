@@ -1,0 +1,194 @@
+"""Writing that survives a crash; all calls that change the disk go through `disk`, so tests can fail each."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from consilience.runs.names import plain
+
+Bytes = bytes | memoryview
+
+_CLOSED_ON_EXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | _CLOSED_ON_EXEC
+_NO_WAITING = getattr(os, "O_NONBLOCK", 0)  # opening a pipe left in place of a file must not hang
+_CHUNK = 1 << 24  # bytes handed to one write call
+
+
+class Disk:
+    """The calls by which a run folder changes the disk; replace one on the `disk` instance to fail it."""
+
+    open = staticmethod(os.open)
+    write = staticmethod(os.write)
+    truncate = staticmethod(os.ftruncate)
+    fsync = staticmethod(os.fsync)
+    close = staticmethod(os.close)
+    rename = staticmethod(os.replace)
+    mkdir = staticmethod(os.mkdir)
+    unlink = staticmethod(os.unlink)
+    remove_folder = staticmethod(shutil.rmtree)
+
+
+disk = Disk()
+
+
+def temporary(path: Path) -> Path:
+    """Where `path` is built before it is renamed into place: hidden, beside it, marked with our process."""
+    return path.with_name(f".{path.name}.tmp-{os.getpid()}")
+
+
+def is_temporary(name: str, of: str) -> bool:
+    """Whether a file name is what `temporary` makes for names that match the regular expression `of`."""
+    return re.fullmatch(rf"\.(?:{of})\.tmp-\d+", name) is not None
+
+
+def write_file(path: Path, chunks: Iterable[Bytes]) -> tuple[int, str]:
+    """Create a file, flushed to the device; its byte length and SHA-256."""
+    digest, length = hashlib.sha256(), 0
+    with _naming(path):
+        fd = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS, 0o666)
+        with _closing(fd):
+            for chunk in chunks:
+                write_all(fd, chunk)
+                digest.update(chunk)
+                length += len(chunk)
+            disk.fsync(fd)
+    return length, digest.hexdigest()
+
+
+def append_file(path: Path, data: bytes, *, at: int, sync: bool) -> None:
+    """Add `data` behind byte `at`, the present end of the file; all of it, or nothing."""
+    with _naming(path):
+        fd = disk.open(path, os.O_WRONLY | os.O_APPEND | _NO_LINKS)
+        with _closing(fd):
+            size = os.fstat(fd).st_size
+            if size != at:
+                raise OSError(errno.EBUSY, f"holds {size} bytes where {at} were left", str(path))
+            try:
+                write_all(fd, data)
+                if sync:
+                    disk.fsync(fd)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    disk.truncate(fd, at)
+                raise
+
+
+def cut_file(path: Path, length: int) -> None:
+    """Drop everything behind byte `length`, durably."""
+    with _naming(path):
+        fd = disk.open(path, os.O_WRONLY | _NO_LINKS)
+        with _closing(fd):
+            disk.truncate(fd, length)
+            disk.fsync(fd)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Make `path` hold `data`: a reader, or a crash, sees the old content or the new, never a part."""
+    for leftover in path.parent.iterdir():
+        if is_temporary(leftover.name, re.escape(path.name)):
+            disk.unlink(leftover)
+    draft = temporary(path)
+    try:
+        write_file(draft, [data])
+        disk.rename(draft, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            disk.unlink(draft)
+        raise
+    sync_folder(path.parent)
+
+
+def write_all(fd: int, data: Bytes) -> None:
+    """Write every byte, however few the system takes at a time."""
+    view = memoryview(data)
+    while len(view):
+        written = disk.write(fd, view[:_CHUNK])
+        if written <= 0:
+            raise OSError(errno.EIO, "the system took none of the bytes")
+        view = view[written:]
+
+
+def make_folder(path: Path) -> None:
+    """A folder and those above it, durably; one that is there already is left as it is."""
+    if path.is_dir():
+        return
+    make_folder(path.parent)
+    with contextlib.suppress(FileExistsError):
+        disk.mkdir(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable, where the system knows how to."""
+    if os.name == "nt":
+        return
+    with _naming(path):
+        fd = disk.open(path, os.O_RDONLY | _CLOSED_ON_EXEC)
+        with _closing(fd):
+            try:
+                disk.fsync(fd)
+            except OSError as problem:
+                # Some network file systems cannot flush a folder; that is no sign of a failing disk.
+                if problem.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
+                    raise
+
+
+def read_file(path: Path, *, most: int | None = None) -> bytes:
+    """A regular file of at most `most` bytes, sized before it is read; follows no link, waits on no pipe."""
+    fd = os.open(path, os.O_RDONLY | _NO_LINKS | _NO_WAITING)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file", str(path))
+        if most is not None and status.st_size > most:
+            raise OSError(errno.EFBIG, f"holds {status.st_size} bytes, at most {most} belong", str(path))
+        with open(fd, "rb", closefd=False) as file:
+            return file.read(status.st_size)
+    finally:
+        os.close(fd)
+
+
+def explain(doing: str, path: Path, problem: OSError) -> str:
+    """One line for the user: what failed, on which file, why, and how much room the disk has."""
+    place = plain(str(problem.filename or path), most=400)
+    reason = plain(problem.strerror or str(problem))
+    return f"cannot {doing} {place}: {reason} ({free_space(path)})"
+
+
+def free_space(path: Path) -> str:
+    """'12.3 MB free' on the disk that holds the nearest existing parent of `path`."""
+    for folder in (path, *path.parents):
+        with contextlib.suppress(OSError):
+            return f"{shutil.disk_usage(folder).free / 1e6:,.1f} MB free on that disk"
+    return "free space unknown"
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors of calls on a descriptor do not say which file: add it."""
+    try:
+        yield
+    except OSError as problem:
+        if problem.filename is None:
+            problem.filename = str(path)
+        raise
+
+
+@contextlib.contextmanager
+def _closing(fd: int) -> Iterator[None]:
+    """Close on the way out; a failing close counts, unless something failed before it."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            disk.close(fd)
+        raise
+    disk.close(fd)

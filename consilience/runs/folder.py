@@ -1,0 +1,283 @@
+"""The folder of one run: its config, its facts, one row per round, its partition and its checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import importlib.metadata
+import os
+import platform
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from consilience.core.settings import Invalid
+from consilience.runs import canonical
+from consilience.runs import checkpoint
+from consilience.runs.disk import (
+    disk,
+    explain,
+    is_temporary,
+    make_folder,
+    read_file,
+    replace_file,
+    sync_folder,
+    temporary,
+    write_file,
+)
+from consilience.runs.lock import RunLock, is_alive
+from consilience.runs.redact import masked, secrets_in
+from consilience.runs.names import plain, safe_name
+from consilience.runs.row_log import History, RecordError, RowLog
+
+__all__ = ["History", "RecordError", "RunFolder", "RunSummary", "masked", "runs"]
+
+FORMAT = 1
+_MOST_JSON_BYTES = 1 << 24
+_FIXED = ("format", "name", "created")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RunFolder:
+    """Where a run keeps everything; hold `lock()` while writing, read as you like."""
+
+    path: Path
+    metrics: RowLog = field(init=False, repr=False)  # reproducible byte for byte
+    timing: RowLog = field(init=False, repr=False)  # wall-clock things, kept apart for that reason
+    clients: RowLog = field(init=False, repr=False)  # client by client, reproducible as well; runs of old have none
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "metrics", RowLog(self.path / "metrics.jsonl"))
+        object.__setattr__(self, "timing", RowLog(self.path / "timing.jsonl"))
+        object.__setattr__(self, "clients", RowLog(self.path / "clients.jsonl"))
+
+    @staticmethod
+    def create(root: Path, name: str, config_text: str, facts: Mapping[str, Any] | None = None) -> RunFolder:
+        """A new folder `root/name`, made in one step or not at all; one that holds anything is left alone."""
+        path = Path(root) / safe_name(name, "run name")
+        _refuse_occupied(path)
+        _check_config(config_text)
+        facts = _described(name) | _settled(facts or {})
+        try:
+            make_folder(Path(root))
+            _build(path, config_text.encode(), canonical.encode(facts, pretty=True))
+        except OSError as problem:
+            if problem.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                _refuse_occupied(path)  # somebody else was quicker
+            raise RecordError(explain("create the run folder", path, problem)) from problem
+        return RunFolder(path=path)
+
+    @staticmethod
+    def open(path: Path) -> RunFolder:
+        """The folder of an existing run."""
+        folder = RunFolder(path=Path(path))
+        version = folder.facts().get("format")
+        if type(version) is not int or version != FORMAT:
+            found = plain(repr(version))
+            raise RecordError(f"{folder.path / 'run.json'} has format {found}; this version reads {FORMAT}")
+        return folder
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def partition(self) -> Path:
+        return self.path / "partition.npz"
+
+    @property
+    def federation(self) -> Path:
+        return self.path / "federation.json"
+
+    def lock(self) -> RunLock:
+        """`with folder.lock():` keeps every other process from running here."""
+        return RunLock(self.path / "lock")
+
+    def config_text(self) -> str:
+        """The resolved config, as TOML."""
+        return self._read("config.toml").decode("utf-8", errors="replace")
+
+    def facts(self) -> dict[str, Any]:
+        """What `run.json` says: versions, platform, and whatever was recorded."""
+        try:
+            facts = canonical.decode(self._read("run.json"))
+        except ValueError as problem:
+            raise RecordError(f"{self.path / 'run.json'} is damaged: {plain(problem)}") from problem
+        if not isinstance(facts, dict):
+            raise RecordError(f"{self.path / 'run.json'} is damaged: it holds no JSON object")
+        return facts
+
+    def record(self, **facts: Any) -> None:
+        """Add facts to `run.json`, or replace those of the same name; secrets are masked, NaN turns null."""
+        together = self.facts() | _settled(facts)
+        try:
+            replace_file(self.path / "run.json", canonical.encode(together, pretty=True))
+        except OSError as problem:
+            raise RecordError(explain("record facts in", self.path / "run.json", problem)) from problem
+
+    def describe_clients(self, facts: Mapping[str, Any]) -> None:
+        """Store who the clients are and what they hold, unless that is what is there already."""
+        data = canonical.encode(canonical.settle(facts, "clients")) + b"\n"
+        try:
+            if not (self.federation.exists() and read_file(self.federation) == data):
+                replace_file(self.federation, data)
+        except OSError as problem:
+            raise RecordError(explain("describe the clients in", self.federation, problem)) from problem
+
+    def append(self, row: Mapping[str, Any], *, sync: bool = True) -> tuple[int, str]:
+        """Add a metrics row; byte length and SHA-256 of the file so far belong in the checkpoint's facts."""
+        return self.metrics.append(row, sync=sync)
+
+    def truncate_metrics(self, byte_length: int, sha256: str) -> None:
+        """Cut the metrics back to a checkpoint, the timing to its last whole line: how a resume begins."""
+        self.metrics.truncate(byte_length, sha256)
+        self.timing.drop_torn_line()
+        self.clients.keep_rounds(len(self.metrics.read().rows))
+
+    def rows(self) -> History:
+        """The metrics rows, with a note if the last line is torn."""
+        return self.metrics.read()
+
+    def _read(self, name: str) -> bytes:
+        file = self.path / name
+        try:
+            return read_file(file, most=_MOST_JSON_BYTES)
+        except (FileNotFoundError, NotADirectoryError):
+            raise FileNotFoundError(
+                f"{plain(self.path, most=400)} holds no run: {name} was looked for there; "
+                "give the folder that `consilience run` made (`consilience show` lists them)"
+            ) from None
+        except OSError as problem:
+            raise RecordError(explain("read", file, problem)) from problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """One line of a list of runs; `note` tells what is wrong with the folder, if anything."""
+
+    name: str
+    path: Path
+    rounds: int = 0  # rows of metrics
+    last_row: dict[str, Any] = field(default_factory=dict)
+    saved_round: int | None = None  # of the newest checkpoint
+    facts: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+
+def runs(root: Path) -> list[RunSummary]:
+    """The runs in `root`, by name; a damaged one is listed with the reason, never raised."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        folders = (path for path in Path(root).iterdir() if not path.name.startswith("."))
+        return [_summary(path) for path in sorted(folders) if (path / "run.json").exists()]
+    return []
+
+
+def _summary(path: Path) -> RunSummary:
+    generations = checkpoint.generations(path / "checkpoints")
+    saved_round = checkpoint.round_of(generations[-1]) if generations else None
+    try:
+        folder = RunFolder.open(path)
+        facts, history = folder.facts(), folder.rows()
+    except (RecordError, OSError) as problem:
+        return RunSummary(name=path.name, path=path, saved_round=saved_round, note=plain(problem, most=400))
+    return RunSummary(
+        name=path.name,
+        path=path,
+        rounds=len(history.rows),
+        last_row=history.rows[-1] if history.rows else {},
+        saved_round=saved_round,
+        facts=facts,
+        note=history.note,
+    )
+
+
+def _settled(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts as they are stored; those that describe the folder itself are not for the caller to set."""
+    for name in _FIXED:
+        if name in facts:
+            raise Invalid(f"the fact {name!r} of a run cannot be changed: record it under another name")
+    return masked(canonical.settle(facts, "facts", nonfinite_as_null=True))
+
+
+def _described(name: str) -> dict[str, Any]:
+    """The facts every run starts with."""
+    try:
+        own = importlib.metadata.version("consilience")
+    except importlib.metadata.PackageNotFoundError:
+        own = "unknown (not installed)"
+    versions = {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "consilience": own,
+    }
+    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {
+        "format": FORMAT,
+        "name": name,
+        "created": created,
+        "versions": versions,
+        "platform": platform.platform(),
+    }
+
+
+def _check_config(text: str) -> None:
+    """Refuse a config that could not be read back, or that would put a secret on disk."""
+    try:
+        found = secrets_in(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as problem:
+        raise Invalid(f"the config of a run must be TOML: {plain(problem)}") from problem
+    if found:
+        raise Invalid(
+            f"the config holds what looks like a secret in {plain(', '.join(found))}: "
+            "it would be stored in the run folder; give it through an environment variable instead"
+        )
+
+
+def _build(path: Path, config: bytes, facts: bytes) -> None:
+    """Build the folder beside its place, then rename it: no system renames over a folder that holds files."""
+    for leftover in path.parent.iterdir():
+        # Another process may be building the same run just now: only drafts of the dead are removed.
+        if is_temporary(leftover.name, re.escape(path.name)):
+            owner = int(leftover.name.rpartition("-")[2])
+            if owner == os.getpid() or not is_alive(owner):
+                disk.remove_folder(leftover)
+    draft, renaming = temporary(path), False
+    try:
+        disk.mkdir(draft)
+        write_file(draft / "config.toml", [config])
+        write_file(draft / "run.json", [facts])
+        write_file(draft / "metrics.jsonl", [])
+        write_file(draft / "timing.jsonl", [])
+        write_file(draft / "clients.jsonl", [])
+        disk.mkdir(draft / "checkpoints")
+        sync_folder(draft)
+        renaming = True
+        disk.rename(draft, path)
+        sync_folder(path.parent)
+    except OSError:
+        with contextlib.suppress(OSError):
+            if renaming and not draft.exists():  # the rename took effect, what came after it failed
+                disk.rename(path, draft)
+            disk.remove_folder(draft)
+        raise
+
+
+def _refuse_occupied(path: Path) -> None:
+    if (path / "run.json").exists():
+        resume = f"continue it with `consilience resume {path}`"
+        raise Invalid(f"{path} holds a run already: {resume}, or choose another run name")
+    if os.path.lexists(path) and not (path.is_dir() and not os.listdir(path)):
+        held = ", ".join(sorted(os.listdir(path))[:5]) if path.is_dir() else "it is a file"
+        raise Invalid(f"{path} is in use ({plain(held)}) but holds no run: choose another run name, or empty it")

@@ -1,0 +1,97 @@
+"""What must be the same for a resumed run to give the same numbers, and what of it differs."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import consilience
+from consilience.engines.vectorised.tuning import Choice
+from consilience.runs import canonical
+from consilience.runs.changes import changed_keys
+from consilience.experiments.config.config import HARMLESS, Config
+from consilience.runs.redact import masked
+
+MEASURED = tuple(field.name for field in fields(Choice))
+"""Engine settings that the first round may find out."""
+
+COMPUTING = (
+    *("core", "selection", "client", "channel", "server", "algorithms"),
+    *("engines", "environments", "data", "models"),
+)
+"""The packages whose code decides the numbers of a run."""
+
+
+def code() -> dict[str, str]:
+    """Versions of what computes, and the SHA-256 of our own part of it."""
+    return {
+        "source": source_digest(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "consilience": own_version(),
+    }
+
+
+def own_version() -> str:
+    """The installed version of this package."""
+    try:
+        return importlib.metadata.version("consilience")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown (not installed)"
+
+
+def source_digest() -> str:
+    """SHA-256 of the source files that decide the numbers of a run."""
+    top, digest = Path(consilience.__path__[0]), hashlib.sha256()
+    for package in COMPUTING:
+        for file in sorted((top / package).rglob("*.py")):
+            digest.update(file.relative_to(top).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def settings(config: Config) -> dict[str, Any]:
+    """The config as it is stored among the facts of a run."""
+    return masked(canonical.settle(config.table(), "config"))
+
+
+def differences(
+    stored: Mapping[str, Any], now: Mapping[str, Any], *, computed: bool = True, prefix: str = ""
+) -> list[str]:
+    """'key: old -> new' for all that decides the numbers; `computed` says whether any round is saved already.
+
+    Before the first checkpoint the config may know the measured lane and the facts not yet: it has no effect then.
+    """
+    harmless = (*HARMLESS, *_same_bits(stored, now))
+    if not computed:
+        harmless = (*harmless, *(f"engine.{key}" for key in MEASURED))
+    return [prefix + change for change in changed_keys(_without(stored, harmless), _without(now, harmless))]
+
+
+def _same_bits(stored: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
+    """Engine settings that change no number where clients run one by one: how many workers share them.
+
+    And which engine it is, if server and clients also have the same number of processor threads on both.
+    """
+    engines = [table.get("engine", {}) for table in (stored, now)]
+    if any(engine.get("lane") != "serial" for engine in engines):
+        return ()
+    threads = {table.get("threads") for table in (stored, now)}
+    threads |= {engine.get("threads", table.get("threads")) for engine, table in zip(engines, (stored, now))}
+    if len(threads) > 1 or any(engine.get("device") != "cpu" for engine in engines):
+        return ("engine.workers",)
+    return ("engine.workers", "engine.name", "engine.threads")
+
+
+def _without(table: Mapping[str, Any], dropped: tuple[str, ...], prefix: str = "") -> dict[str, Any]:
+    kept = {key: value for key, value in table.items() if f"{prefix}{key}" not in dropped}
+    return {
+        key: _without(value, dropped, f"{prefix}{key}.") if isinstance(value, Mapping) else value
+        for key, value in kept.items()
+    }

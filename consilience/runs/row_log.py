@@ -1,0 +1,124 @@
+"""A file that grows by one JSON row at a time: each row whole or absent, the bytes so far under a digest."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from consilience.core.settings import Invalid
+from consilience.runs import canonical
+from consilience.runs.disk import append_file, cut_file, explain, read_file, replace_file
+from consilience.runs.names import plain
+
+
+class RecordError(RuntimeError):
+    """A file of the run folder could not be written or is damaged; the message names it and the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """The rows of a log; `note` tells of a torn last line that was left out, and is empty otherwise."""
+
+    rows: list[dict[str, Any]]
+    note: str = ""
+
+
+class RowLog:
+    """Appends rows as canonical JSON; NaN and infinite numbers become null, since JSON has none."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self._length = -1  # bytes in the file; -1: not read yet
+        self._digest = hashlib.sha256()
+
+    def append(self, row: Mapping[str, Any], *, sync: bool = True) -> tuple[int, str]:
+        """Add one row, durably unless `sync` is off; the file's byte length and SHA-256 so far."""
+        line = canonical.encode(canonical.settle(row, "row", nonfinite_as_null=True)) + b"\n"
+        self._catch_up()
+        try:
+            append_file(self.path, line, at=self._length, sync=sync)
+        except OSError as problem:
+            raise RecordError(explain("add a row to", self.path, problem)) from problem
+        self._length += len(line)
+        self._digest.update(line)
+        return self._length, self._digest.hexdigest()
+
+    def position(self) -> tuple[int, str]:
+        """The file's byte length and SHA-256 now: what `truncate` needs to come back to this point."""
+        self._catch_up()
+        return self._length, self._digest.hexdigest()
+
+    def truncate(self, length: int, sha256: str) -> None:
+        """Drop the rows behind byte `length`, after checking that those before it are the ones written."""
+        kept = self._bytes()[:length] if length >= 0 else b""
+        if len(kept) != length:
+            raise RecordError(f"{self.path} holds {len(kept)} bytes where the checkpoint counted on {length}")
+        if hashlib.sha256(kept).hexdigest() != sha256:
+            raise RecordError(f"{self.path} was changed: its first {length} bytes are not those written")
+        try:
+            cut_file(self.path, length)
+        except OSError as problem:
+            raise RecordError(explain("cut back", self.path, problem)) from problem
+        self._length, self._digest = length, hashlib.sha256(kept)
+
+    def drop_torn_line(self) -> None:
+        """Remove the half-written last line a crash may have left."""
+        data = self._bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            self.truncate(whole, hashlib.sha256(data[:whole]).hexdigest())
+
+    def keep_rounds(self, last: int) -> None:
+        """Cut off the rows of rounds after `last`, and whatever stands behind a row that is damaged."""
+        if not self.path.exists():
+            self._create()
+        data, kept = self._bytes(), 0
+        for line in data.splitlines(keepends=True):
+            try:
+                row = canonical.decode(line)
+                whole = line.endswith(b"\n") and isinstance(row, dict) and 0 < row["round"] <= last
+            except (ValueError, KeyError, TypeError):
+                break
+            if not whole:
+                break
+            kept += len(line)
+        if kept < len(data):
+            self.truncate(kept, hashlib.sha256(data[:kept]).hexdigest())
+
+    def read(self) -> History:
+        """Every row; a torn last line is left out and noted, other damage is a `RecordError` with line."""
+        *lines, rest = self._bytes().split(b"\n")
+        rows = []
+        for number, line in enumerate(lines, 1):
+            try:
+                row = canonical.decode(line)
+                if not isinstance(row, dict):
+                    raise Invalid(f"a row is a JSON object, not {type(row).__name__}")
+            except ValueError as problem:
+                raise RecordError(f"{self.path}, line {number} is damaged: {plain(problem)}") from problem
+            rows.append(row)
+        note = f"{self.path}, line {len(lines) + 1} is torn ({len(rest)} bytes without an end): left out"
+        return History(rows=rows, note=note if rest else "")
+
+    def _create(self) -> None:
+        try:
+            replace_file(self.path, b"")
+        except OSError as problem:
+            raise RecordError(explain("create", self.path, problem)) from problem
+
+    def _bytes(self) -> bytes:
+        try:
+            return read_file(self.path)
+        except OSError as problem:
+            raise RecordError(explain("read", self.path, problem)) from problem
+
+    def _catch_up(self) -> None:
+        if self._length >= 0:
+            return
+        data = self._bytes()
+        if data and not data.endswith(b"\n"):
+            raise RecordError(f"{self.path} ends in a torn line: resume the run, which cuts it back")
+        self._length, self._digest = len(data), hashlib.sha256(data)

@@ -1,0 +1,1 @@
+"""Weight the replies, combine them, take a step: the usual server, and its parts."""

@@ -1,0 +1,90 @@
+"""The usual server: weigh the replies, merge them, move."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from consilience.core.exchange import Broadcast, Cohort, Notes
+from consilience.core.settings import Invalid
+from consilience.core.tree import Tree
+from consilience.server.averaging.combining.weighted_mean import WeightedMean
+from consilience.server.averaging.steps.replace import Replace
+from consilience.server.averaging.weighting.by_examples import ByExamples
+from consilience.server.averaging.weighting.uniform import UniformWeights
+from consilience.server.protocols import Combine, CombineAround, Ledger, Settled, Step, Tolerant, Weighting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaging:
+    """One global model; `weighting` puts replies on the simplex, `combine` merges them, `step` moves the parameters."""
+
+    weighting: Weighting = field(default_factory=ByExamples)
+    combine: Combine = field(default_factory=WeightedMean)
+    step: Step = field(default_factory=Replace)
+    ledgers: tuple[Ledger, ...] = ()
+
+    def __post_init__(self) -> None:
+        plain = isinstance(self.weighting, (ByExamples, UniformWeights))  # the usual defaults are nobody's intention
+        if not plain and not getattr(self.combine, "uses_weights", True):
+            raise Invalid(
+                f"combine = {self.combine!r} counts every reply the same, so that weighting = {self.weighting!r} would "
+                "have no effect: leave one of them out"
+            )
+
+    @property
+    def needs_each_reply(self) -> bool:
+        """Whether any of its parts looks at single replies."""
+        replies = [self.weighting.needs_each_reply, self.combine.needs_each_reply]
+        return any([*replies, *(ledger.needs_each_reply for ledger in self.ledgers)])
+
+    def init(self, start: Tree, clients: int) -> Tree:
+        """The start model and whatever the parts keep."""
+        if isinstance(self.combine, Tolerant):
+            self.combine.check_against(clients)
+        weighting, step = self.weighting.init(start, clients), self.step.init(start["params"])
+        state: Tree = {"model": start, "weighting": weighting, "step": step}
+        if self.ledgers:
+            state["ledgers"] = {ledger.name: ledger.open(start, clients) for ledger in self.ledgers}
+            state["clients"] = torch.tensor(clients)
+        return state
+
+    def broadcast(self, state: Tree, ids: np.ndarray) -> Broadcast:
+        """The global model, and what the ledgers tell, to all."""
+        told = {ledger.name: ledger.tell(state["ledgers"][ledger.name]) for ledger in self.ledgers}
+        return Broadcast(shared={"model": state["model"], **{name: tree for name, tree in told.items() if tree}})
+
+    def update(self, state: Tree, cohort: Cohort) -> tuple[Tree, Notes]:
+        """The next global model."""
+        model = state["model"]
+        sent = _sent(model, cohort.reply["model"])
+        weights, weighting, notes = self.weighting.weigh(cohort, sent, state["weighting"])
+        if isinstance(self.combine, CombineAround):
+            merged = self.combine.merge_around(cohort.reply["model"], weights, sent)
+        else:
+            merged = self.combine.merge(cohort.reply["model"], weights)
+        if sent is not model:  # what clients keep at home stays as it is here
+            merged = {kind: {**leaves, **merged[kind]} for kind, leaves in model.items()}
+        params, step = self.step.move(model["params"], merged["params"], state["step"])
+        after: Tree = {"weighting": weighting, "step": step}
+        if self.ledgers:
+            after["ledgers"] = {}
+            after["clients"] = state["clients"]
+        for ledger in self.ledgers:
+            settled = Settled(cohort, weights, model["params"], params, int(state["clients"]))
+            after["ledgers"][ledger.name], params = ledger.settle(state["ledgers"][ledger.name], settled)
+        moved = {"params": params, "buffers": merged["buffers"]}
+        return {"model": moved, **after}, {"weights": weights, **notes}
+
+    def model(self, state: Tree) -> Tree:
+        """The global model."""
+        return state["model"]
+
+
+def _sent(model: Tree, replies: Tree) -> Tree:
+    """The leaves of the model that replies hold: the model itself unless clients keep some at home."""
+    if all(len(leaves) == len(replies[kind]) for kind, leaves in model.items()):
+        return model
+    return {kind: {name: leaves[name] for name in replies[kind]} for kind, leaves in model.items()}

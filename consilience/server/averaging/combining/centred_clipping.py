@@ -1,0 +1,62 @@
+"""Centred clipping (Karimireddy et al. 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from consilience.core.settings import Count, Positive, check
+from consilience.core.tree import Tree, map_rows
+from consilience.server.averaging.combining.median import median
+from consilience.server.averaging.combining.whole_models import coordinates, middle_buffers
+
+
+@dataclass(frozen=True, kw_only=True)
+class CentredClipping:
+    """v <- v + sum_k weight_k (w_k - v) min(1, tau / |w_k - v|), from the model that was broadcast.
+
+    No reply moves the model further than weight_k tau. Without `tau` it is the median of the |w_k - v|.
+    """
+
+    # Paper: v starts from the last aggregate, which a server must keep. Here: from the broadcast model, which is that
+    # aggregate when the models themselves are clipped, so that no bad round can spoil a centre kept for later ones.
+    tau: Positive | None = None
+    iterations: Count = 1
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def needs_each_reply(self) -> bool:
+        """It clips each."""
+        return True
+
+    @property
+    def uses_weights(self) -> bool:
+        """They weigh the clipped differences."""
+        return True
+
+    def merge(self, models: Tree, weights: Tensor) -> Tree:
+        """Around the coordinate-wise median, where the broadcast model is not known."""
+        return self.merge_around(models, weights, map_rows(median, models))
+
+    def merge_around(self, models: Tree, weights: Tensor, centre: Tree) -> Tree:
+        """Stacked models [m, ...] -> one model near `centre`."""
+        points = coordinates(models, centre)  # [m, r], the centre at the origin
+        weights = weights.to(points)
+        share = torch.zeros_like(weights)  # v = centre + sum_k share_k (w_k - centre)
+        for _ in range(self.iterations):
+            distance = torch.linalg.vector_norm(points - share @ points, dim=1)
+            limit = distance.quantile(0.5) if self.tau is None else torch.full_like(distance[0], self.tau)
+            step = weights * (limit / distance.clamp(min=torch.finfo(distance.dtype).tiny)).clamp(max=1)
+            share = share * (1 - step.sum()) + step
+        params = map_rows(_moved, models["params"], centre["params"], given=(share,))
+        return {"params": params, "buffers": middle_buffers(models)}
+
+
+def _moved(stacked: Tensor, start: Tensor, share: Tensor) -> Tensor:
+    """[...] start + sum_k share_k (w_k - start)."""
+    apart = stacked.to(torch.float64) - start.to(torch.float64)
+    return (start + torch.tensordot(share, apart, dims=1)).to(start.dtype)

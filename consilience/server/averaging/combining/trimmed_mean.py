@@ -1,0 +1,49 @@
+"""The coordinate-wise trimmed mean (Yin et al. 2018)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from consilience.core.settings import check
+from consilience.core.tree import Tree, map_rows
+from consilience.server.averaging.combining.tolerance import Faulty, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrimmedMean:
+    """Of every coordinate, the mean without the f smallest and the f largest values; weights play no part."""
+
+    f: Faulty = 0.2
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def needs_each_reply(self) -> bool:
+        """It sorts them."""
+        return True
+
+    @property
+    def uses_weights(self) -> bool:
+        """Every reply counts the same."""
+        return False
+
+    def check_against(self, replies: int) -> None:
+        """Refuse an f that trims everything away."""
+        require("the trimmed mean", self.f, replies, times=2, plus=1)
+
+    def merge(self, models: Tree, weights: Tensor) -> Tree:
+        """Stacked models [m, ...] -> their trimmed mean, floating buffers included."""
+        count = len(weights)
+        cut = require("the trimmed mean", self.f, count, times=2, plus=1)
+        return map_rows(_trimmed, models, given=(cut,))
+
+
+def _trimmed(stacked: Tensor, cut: int) -> Tensor:
+    if not stacked.is_floating_point():
+        return stacked.any(0) if stacked.dtype == torch.bool else stacked.amax(0)
+    middle = stacked.sort(dim=0).values[cut : len(stacked) - cut]
+    return middle.mean(0, dtype=torch.float64).to(stacked.dtype)

@@ -1,0 +1,126 @@
+"""FedGen's generator, trained by the server without data."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from consilience.core import rng
+from consilience.core.exchange import Cohort
+from consilience.core.gradients import gradient
+from consilience.core.latent import classifier, draw_labels, generate, new_generator
+from consilience.core.settings import Count, Invalid, NonNegative, Positive, check
+from consilience.core.tree import Tree, map_leaves
+from consilience.server.protocols import Settled
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generator:
+    """Features G(y, e) that the clients' classifiers take for label y, each heard as much as it knows of y.
+
+    min sum_k (share of label y that client k holds) CE(head_k(G(y, e)), y) + diversity exp(-mean |e - e'| |z - z'|).
+    """
+
+    noise: Count = 32
+    hidden: Count = 128
+    steps: Count = 50  # of Adam, a round
+    batch_size: Count = 64
+    lr: Positive = 0.01
+    diversity: NonNegative = 1.0
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def name(self) -> str:
+        """Its key in the state and in the broadcast."""
+        return "generator"
+
+    @property
+    def needs_each_reply(self) -> bool:
+        """It asks every client's classifier."""
+        return True
+
+    def open(self, start: Tree, clients: int) -> Tree:
+        """An untrained generator; no label is known to be rarer than another."""
+        weight = start["params"][classifier(start["params"]).weight]  # [C, d]
+        classes, latent = weight.shape
+        shares = torch.full((classes,), 1 / classes, dtype=torch.float64, device=weight.device)
+        params = new_generator(classes, latent, noise=self.noise, hidden=self.hidden, like=weight)
+        return {"params": params, "labels": shares, "ready": torch.zeros_like(shares[0])}
+
+    def tell(self, ledger: Tree) -> Tree:
+        """All of it goes to every client."""
+        return ledger
+
+    def settle(self, ledger: Tree, round: Settled) -> tuple[Tree, Tree]:
+        """Learn from this round's classifiers; the parameters stay as they are."""
+        cohort = _in_order(round.cohort)
+        if "labels" not in cohort.reply:
+            raise Invalid("the ledger Generator needs the clients' label counts: use algorithm = 'fedgen'")
+        counts = cohort.reply["labels"] * cohort.examples.unsqueeze(1)  # [m, C]
+        if not bool(counts.sum() > 0):  # nobody did a step
+            return ledger, round.after
+        weight, bias = classifier(round.before)
+        if weight not in cohort.reply["model"]["params"]:
+            raise Invalid("the ledger Generator asks the clients' classifiers, but home keeps them at home")
+        params = cohort.reply["model"]["params"]
+        heads = (params[weight], None if bias is None else params[bias])
+        trained = self._train(ledger["params"], heads, counts, rng.key(cohort.seed, "generator", cohort.round))
+        known = counts.sum(0)
+        return {
+            "params": trained,
+            "labels": known / known.sum(),
+            "ready": torch.ones_like(ledger["ready"]),
+        }, round.after
+
+    def _train(self, params: Tree, heads: tuple[Tensor, Tensor | None], counts: Tensor, key: int) -> Tree:
+        """Adam from the last generator on."""
+        known = counts.sum(0)
+        expertise = (counts / known.clamp(min=1)).to(heads[0].dtype)  # [m, C]: who knows how much of a label
+        state = (params, *(map_leaves(torch.zeros_like, params) for _ in range(2)))
+        for step in range(self.steps):
+            keys = [rng.fold(torch.tensor(key, device=known.device), 2 * step + i) for i in range(2)]
+            labels = draw_labels(known / known.sum(), keys[0], self.batch_size)
+            noise = rng.normals(keys[1], self.batch_size * self.noise).reshape(-1, self.noise).to(heads[0].dtype)
+            loss = functools.partial(self._loss, heads=heads, expertise=expertise, y=labels, e=noise)
+            state = _adam(state, gradient(loss, state[0])[0], self.lr, step + 1)
+        return state[0]
+
+    def _loss(
+        self, params: Tree, *, heads: tuple[Tensor, Tensor | None], expertise: Tensor, y: Tensor, e: Tensor
+    ) -> tuple[Tensor, tuple[()]]:
+        z = generate(params, y, e)  # [n, d]
+        logits = torch.einsum("nd,mcd->mnc", z, heads[0]) + (0 if heads[1] is None else heads[1].unsqueeze(1))
+        wrong = F.cross_entropy(logits.flatten(0, 1), y.repeat(len(logits)), reduction="none").reshape(len(logits), -1)
+        taught = (expertise[:, y] * wrong).sum(0).mean()
+        apart = (z.unsqueeze(0) - z.unsqueeze(1)).abs().mean(2) * (e.unsqueeze(0) - e.unsqueeze(1)).square().mean(2)
+        return taught + self.diversity * torch.exp(-apart.mean()), ()
+
+
+def _adam(state: tuple[Tree, Tree, Tree], grads: Tree, lr: float, count: int) -> tuple[Tree, Tree, Tree]:
+    """(parameters, mean, mean square) after one step, the count-th."""
+    mean = map_leaves(lambda m, g: 0.9 * m + 0.1 * g, state[1], grads)
+    square = map_leaves(lambda s, g: 0.999 * s + 0.001 * g * g, state[2], grads)
+    first, second = 1 - 0.9**count, 1 - 0.999**count
+    params = map_leaves(lambda w, m, s: w - lr * m / first / ((s / second).sqrt() + 1e-8), state[0], mean, square)
+    return params, mean, square
+
+
+def _in_order(cohort: Cohort) -> Cohort:
+    """By client id, since many steps would magnify the rounding of another order of summation."""
+    if (cohort.ids[1:] > cohort.ids[:-1]).all():
+        return cohort
+    order = torch.from_numpy(cohort.ids.argsort()).to(cohort.examples.device)
+    return Cohort(
+        reply=map_leaves(lambda leaf: leaf[order], cohort.reply),
+        ids=cohort.ids[order.cpu().numpy()],
+        examples=cohort.examples[order],
+        steps=cohort.steps[order.cpu().numpy()],
+        round=cohort.round,
+        seed=cohort.seed,
+    )

@@ -1,0 +1,63 @@
+"""q-FFL: the server's steps are as long as the clients' losses and updates allow (Li et al. 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from consilience.core.remote import each
+from consilience.core.settings import NonNegative, Positive, check
+from consilience.core.tree import Tree, map_leaves
+from consilience.server.averaging.weighting.qffl import LEAST_LOSS, losses_at_start
+from consilience.server.protocols import Settled
+
+
+@dataclass(frozen=True, kw_only=True)
+class QfflStep:
+    """Shortens the server's move to what q-FedAvg takes: sum_k Delta_k / sum_k h_k.
+
+    Delta_k = F_k^q L (w - w_k) and h_k = q F_k^(q-1) |L (w - w_k)|^2 + L F_k^q. With shares p_k ~ F_k^q the quotient is
+    the weighted mean of the w - w_k, times 1 / (1 + q L sum_k p_k |w - w_k|^2 / F_k).
+    """
+
+    q: NonNegative = 1.0
+    lipschitz: Positive = 100.0
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def name(self) -> str:
+        """Its key in the server's state."""
+        return "qffl_step"
+
+    @property
+    def needs_each_reply(self) -> bool:
+        """The length of each update is read."""
+        return True
+
+    def open(self, start: Tree, clients: int) -> Tree:
+        """Nothing is kept."""
+        return {}
+
+    def tell(self, ledger: Tree) -> Tree:
+        """Nothing is sent."""
+        return {}
+
+    def settle(self, ledger: Tree, round: Settled) -> tuple[Tree, Tree]:
+        """The parameters on the way from `before` to `after`."""
+        losses = losses_at_start(round.cohort, "q-FFL", "qffl").clamp(min=LEAST_LOSS)
+        squares = torch.zeros_like(losses)
+        values = round.cohort.reply["model"]["params"]
+        for found in each(_squares, list(values.values()), [round.before[name] for name in values]):
+            squares = squares + found
+        share = 1 / (1 + self.q * self.lipschitz * (round.weights * squares / losses).sum())
+        return ledger, map_leaves(lambda w, to: w + share.to(w.dtype) * (to - w), round.before, round.after)
+
+
+def _squares(value: Tensor, before: Tensor) -> Tensor:
+    """[m] squared lengths of the moves of one tensor."""
+    apart = value.to(torch.float64) - before.to(torch.float64)
+    return apart.reshape(len(apart), -1).square().sum(1)

@@ -1,0 +1,152 @@
+"""Caps on another weighting: no client, and no group of clients that send almost the same, counts more than so much."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from consilience.core.exchange import Cohort, Notes
+from consilience.core.rounds import Diverged
+from consilience.core.settings import Fraction, Invalid, check
+from consilience.core.tree import Tree
+from consilience.server.averaging.weighting.by_examples import ByExamples
+from consilience.server.geometry.geometry import measure_updates
+from consilience.server.protocols import Weighting
+
+ROUNDING = 1e-12  # a share this little beyond its cap is rounding
+
+
+@dataclass(frozen=True, kw_only=True)
+class CappedWeights:
+    """`inner`'s weights, of which no client has more than the share `client`, and no group more than `group`.
+
+    A group is what cosines of at least `near` between updates connect (copies, and copies at another scale). What is
+    above a cap goes to the others in proportion to their own weights; who has weight 0 keeps it. If all that the caps
+    allow is less than one, the run stops with what would do; `otherwise="loosen"` raises both caps as far as needed.
+    """
+
+    inner: Weighting = field(default_factory=ByExamples)
+    client: Fraction | None = None
+    group: Fraction | None = None
+    near: Fraction = 0.99
+    otherwise: Literal["stop", "loosen"] = "stop"
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.client is None and self.group is None:
+            raise Invalid("CappedWeights without client and without group has no effect: give at least one of them")
+
+    @property
+    def needs_each_reply(self) -> bool:
+        """Groups need every update."""
+        return self.group is not None or self.inner.needs_each_reply
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What clients must add to their replies for the inner weighting."""
+        return tuple(getattr(self.inner, "reads", ()))
+
+    def init(self, start: Tree, clients: int) -> Tree:
+        """The inner weighting's state; caps that no round can keep are refused."""
+        for name, cap in (("client", self.client), ("group", self.group)):
+            if cap is not None and self.otherwise == "stop" and cap * clients < 1 - ROUNDING:
+                raise Invalid(
+                    f"CappedWeights.{name} = {cap:g} cannot hold: {clients} clients would have {cap * clients:g} of 1 "
+                    f"together; at least 1/{clients} = {1 / clients:.4g} is needed, more if fewer reply"
+                )
+        return self.inner.init(start, clients)
+
+    def weigh(self, cohort: Cohort, model: Tree, state: Tree) -> tuple[Tensor, Tree, Notes]:
+        """The inner weights, capped; notes name the groups and how many clients were cut."""
+        weights, state, notes = self.inner.weigh(cohort, model, state)
+        given = weights.detach().to("cpu", torch.float64).numpy()
+        if given.min() < 0 or not given.sum() > 0:
+            raise Diverged(
+                f"round {cohort.round + 1}: {type(self.inner).__name__} gives weights from {given.min():.3g} to "
+                f"{given.max():.3g}; caps need weights of at least 0, not all of them 0"
+            )
+        labels = self._labels(cohort, model)
+        caps, loosened = self._caps(given, labels, cohort.round)
+        share = capped_shares(given / given.sum(), labels, *caps)
+        cut = share < given / given.sum() * (1 - 1e-9)
+        notes = {**notes, "near_groups": torch.from_numpy(labels), "capped": torch.tensor(int(cut.sum()))}
+        notes["loosened"] = torch.tensor(loosened, dtype=torch.float64)
+        if not cut.any():  # not a bit is changed where no cap matters
+            return weights, state, notes
+        return torch.from_numpy(share * given.sum()).to(weights), state, notes
+
+    def _labels(self, cohort: Cohort, model: Tree) -> np.ndarray:
+        """[m] the number of everyone's group: its first member's place."""
+        if self.group is None or len(cohort) == 1:
+            return np.arange(len(cohort))
+        geometry = measure_updates(cohort.reply["model"]["params"], model["params"])
+        alike = (geometry.cosine >= self.near) | (geometry.distance == 0)  # who did not move has no direction
+        return connected(alike.cpu().numpy())
+
+    def _caps(self, given: np.ndarray, labels: np.ndarray, round: int) -> tuple[tuple[float, float], float]:
+        """((client, group), by how much both were loosened), or `Diverged` where they cannot hold."""
+        client, group = self.client or 1.0, self.group or 1.0
+        sizes = np.unique(labels[given > 0], return_counts=True)[1]
+        room = float(np.minimum(client * sizes, group).sum())
+        if room >= 1 - ROUNDING:
+            return (client, group), 1.0
+        if self.otherwise == "loosen":
+            return (client / room, group / room), 1 / room
+        asked = (("client", self.client), ("group", self.group))
+        enough = ", ".join(f"{name} = {min(1.0, cap / room):.4g}" for name, cap in asked if cap is not None)
+        grouped = f" in {len(sizes)} groups of near-identical ones" if self.group is not None else ""
+        raise Diverged(
+            f"round {round + 1}: the caps of CappedWeights cannot hold: {int(sizes.sum())} replies of positive weight"
+            f"{grouped} may have {room:.4g} of 1 together. {enough} would do (otherwise = 'loosen' does so in such "
+            f"rounds), or {'a larger near, or ' if grouped else ''}more clients in a round"
+        )
+
+
+def connected(alike: np.ndarray) -> np.ndarray:
+    """[m] the first place of everyone's component in a graph [m, m]."""
+    labels = np.arange(len(alike))
+    reach = alike | alike.T | np.eye(len(alike), dtype=bool)  # cosines are symmetric but for rounding
+    while True:
+        least = np.where(reach, labels[None, :], len(alike)).min(1)  # the least label among neighbours
+        if (least == labels).all():
+            return labels
+        labels = least
+
+
+def capped_shares(shares: np.ndarray, labels: np.ndarray, client: float, group: float) -> np.ndarray:
+    """[m] shares that sum to one, min(`client`, r a_i) with one r for all whose group is below its cap.
+
+    In a group at its cap r is smaller, so that the group has just that. The caps must be feasible.
+    """
+    full: list[int] = []  # groups at their cap: once there, always there, since the others' r only grows
+    found = np.zeros_like(shares)
+    while True:
+        free = ~np.isin(labels, full)
+        found[free] = _filled(shares[free], client, 1 - group * len(full))
+        sums = {int(label): found[labels == label].sum() for label in np.unique(labels[free])}
+        over = [label for label, total in sums.items() if total > group * (1 + ROUNDING)]
+        if not over:
+            break
+        full += over
+    for label in full:
+        found[labels == label] = _filled(shares[labels == label], client, group)
+    return found
+
+
+def _filled(shares: np.ndarray, cap: float, total: float) -> np.ndarray:
+    """[m] min(cap, r a_i) with the r for which they sum to `total`."""
+    at_cap = np.zeros(len(shares), dtype=bool)
+    while True:
+        rest = shares[~at_cap].sum()
+        if not rest > 0:  # all are at the cap, or have no weight to grow
+            return np.where(at_cap, cap, 0.0)
+        grown = np.full(len(shares), cap)
+        grown[~at_cap] = shares[~at_cap] / rest * max(total - cap * at_cap.sum(), 0.0)
+        over = ~at_cap & (grown > cap * (1 + ROUNDING))
+        if not over.any():
+            return grown
+        at_cap |= over

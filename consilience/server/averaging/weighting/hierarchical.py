@@ -1,0 +1,55 @@
+"""Two levels of plain means: over the clients of a cluster, then over the clusters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from consilience.core.exchange import Cohort, Notes
+from consilience.core.settings import Count, check
+from consilience.core.tree import Tree
+from consilience.server.rules.clusters import By, Groups, by_likeness, check_groups, in_order
+
+
+@dataclass(frozen=True, kw_only=True)
+class HierarchicalWeights:
+    """1 / (M |C_k|) for a client of cluster C_k, M clusters: every cluster counts the same, whatever its size.
+
+    The round's clients are clustered by their updates into at most `clusters`, or belong to the `groups` given (such as
+    edge servers); groups that nobody replied from do not count in M.
+    """
+
+    clusters: Count = 2
+    by: By = "distance"
+    groups: Groups | None = None
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def needs_each_reply(self) -> bool:
+        """Clusters need every model; known groups do not."""
+        return self.groups is None
+
+    def init(self, start: Tree, clients: int) -> Tree:
+        """No state; groups are checked against the number of clients."""
+        if self.groups is not None:
+            check_groups(self.groups, clients, "HierarchicalWeights.groups")
+        return {}
+
+    def weigh(self, cohort: Cohort, model: Tree, state: Tree) -> tuple[Tensor, Tree, Notes]:
+        """Eqs (5) and (6) of the SimProx paper as weights."""
+        labels = self._labels(cohort, model)
+        found, sizes = np.unique(labels, return_counts=True)
+        weights = 1 / (len(found) * sizes[np.searchsorted(found, labels)])
+        return torch.from_numpy(weights).to(cohort.examples), state, {"clusters": torch.from_numpy(labels)}
+
+    def _labels(self, cohort: Cohort, model: Tree) -> np.ndarray:
+        if self.groups is not None:
+            owner = {client: number for number, group in enumerate(self.groups) for client in group}
+            return np.array([owner[client] for client in cohort.ids.tolist()])
+        labels = by_likeness(in_order(cohort), model["params"], self.clusters, self.by)
+        return labels[np.argsort(np.argsort(cohort.ids))]

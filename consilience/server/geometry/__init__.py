@@ -1,0 +1,1 @@
+"""Distances, angles and similarities between clients' models."""

@@ -1,0 +1,1 @@
+"""Servers that do something else than averaging the replies of a round."""

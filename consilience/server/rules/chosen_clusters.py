@@ -1,0 +1,72 @@
+"""IFCA's server: k models, and each client says which one it has trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from consilience.core import rng, tree
+from consilience.core.exchange import Broadcast, Cohort, Notes
+from consilience.core.settings import Count, Whole, check
+from consilience.core.tree import Tree
+from consilience.server.averaging.averaging import Averaging
+from consilience.server.rules.grouping import largest, open_groups, update_groups
+
+UNKNOWN = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenClusters:
+    """All `clusters` models go to every client; each model becomes the average of those who chose it.
+
+    The first model starts as it is, the others from its values in another order (each tensor shuffled): random weights
+    stay random weights of the same size, and constants stay what they are. The model to ship is the one that most
+    clients chose last.
+    """
+
+    averaging: Averaging = field(default_factory=Averaging)
+    clusters: Count = 2
+    seed: Whole = 0
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def needs_each_reply(self) -> bool:
+        """It must know who chose what."""
+        return True
+
+    def init(self, start: Tree, clients: int) -> Tree:
+        """The models, and nobody's choice."""
+        starts = [start, *(_shuffled(start, self.seed, place) for place in range(1, self.clusters))]
+        device = next(tree.leaves(start)).device
+        chosen = torch.full((clients,), UNKNOWN, device=device)
+        return {"groups": open_groups(self.averaging, starts, clients), "cluster": chosen}
+
+    def broadcast(self, state: Tree, ids: np.ndarray) -> Broadcast:
+        """Every model to everyone."""
+        return Broadcast(shared={"models": state["groups"]["model"]})
+
+    def update(self, state: Tree, cohort: Cohort) -> tuple[Tree, Notes]:
+        """Each model averages over its own; one that nobody chose stays."""
+        said = cohort.reply["cluster"]
+        groups, weights = update_groups(self.averaging, state["groups"], cohort, said.cpu().numpy())
+        where = torch.from_numpy(cohort.ids).to(said.device)
+        chosen = state["cluster"].index_copy(0, where, said)
+        return {"groups": groups, "cluster": chosen}, {"weights": weights, "cluster": said}
+
+    def model(self, state: Tree) -> Tree:
+        """The model of most clients."""
+        return tree.rows(state["groups"]["model"], largest(state["cluster"], self.clusters))
+
+
+def _shuffled(start: Tree, seed: int, place: int) -> Tree:
+    """A model with the same values in every parameter, in an order of its own."""
+
+    def shuffle(name: str, value: torch.Tensor) -> torch.Tensor:
+        order = rng.draws(seed, "clusters", place, name).permutation(value.numel())
+        return value.reshape(-1)[torch.from_numpy(order).to(value.device)].reshape(value.shape)
+
+    return {**start, "params": {name: shuffle(name, value) for name, value in start["params"].items()}}

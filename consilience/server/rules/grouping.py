@@ -1,0 +1,39 @@
+"""Several averaging servers side by side: each group of clients has a model, and a server state, of its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from consilience.core import tree
+from consilience.core.exchange import Cohort
+from consilience.core.tree import Tree
+from consilience.server.averaging.averaging import Averaging
+
+
+def open_groups(averaging: Averaging, starts: list[Tree], clients: int) -> Tree:
+    """Stacked states [G, ...], one for each start model; the models are under "model"."""
+    return tree.stack([averaging.init(start, clients) for start in starts])
+
+
+def update_groups(averaging: Averaging, groups: Tree, cohort: Cohort, group: np.ndarray) -> tuple[Tree, Tensor]:
+    """(states after each group has averaged its own replies, [m] weights); `group` [m] says who belongs where.
+
+    The weights are those within a group times the group's share of the cohort, so that they sum to one.
+    """
+    count = len(next(tree.leaves(groups)))
+    states = [tree.rows(groups, place) for place in range(count)]
+    weights = torch.zeros_like(cohort.examples)
+    for place in np.unique(group).tolist():
+        mine = group == place
+        states[place], notes = averaging.update(states[place], cohort.only(mine))
+        where = torch.from_numpy(np.flatnonzero(mine)).to(weights.device)
+        weights = weights.index_copy(0, where, notes["weights"] * (mine.sum() / len(cohort)))
+    return tree.stack(states), weights
+
+
+def largest(cluster: Tensor, groups: int) -> int:
+    """The group that most clients belong to, the first of several; negative numbers belong to none."""
+    known = cluster[cluster >= 0]
+    return int(torch.bincount(known, minlength=groups).argmax())

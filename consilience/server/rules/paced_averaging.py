@@ -1,0 +1,68 @@
+"""The averaging server of DUW-FedNova: it tells clients how large their steps are, so that all go equally far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from consilience.core.exchange import Broadcast, Cohort, Notes
+from consilience.core.tree import Tree
+from consilience.server.averaging.averaging import Averaging
+from consilience.server.averaging.combining.weighted_mean import WeightedMean
+from consilience.server.averaging.steps.replace import Replace
+from consilience.server.averaging.weighting.by_examples import ByExamples
+from consilience.server.protocols import Combine, Step, Weighting
+
+
+@dataclass(frozen=True, kw_only=True)
+class PacedAveraging:
+    """`Averaging`, which sends every client its pace tau_eff / tau_k, where tau_eff = sum_k (N_k / N) tau_k.
+
+    tau_k is the number of steps client k is going to do, which it must therefore say before the round. A client that
+    will not be heard has tau_k = 0, in tau_eff too.
+    """
+
+    weighting: Weighting = field(default_factory=ByExamples)
+    combine: Combine = field(default_factory=WeightedMean)
+    step: Step = field(default_factory=Replace)
+
+    @property
+    def averaging(self) -> Averaging:
+        """The server that does the averaging."""
+        return Averaging(weighting=self.weighting, combine=self.combine, step=self.step)
+
+    @property
+    def needs_each_reply(self) -> bool:
+        """Whether any of its parts looks at single replies."""
+        return self.averaging.needs_each_reply
+
+    def init(self, start: Tree, clients: int) -> Tree:
+        """As `Averaging`."""
+        return self.averaging.init(start, clients)
+
+    def broadcast(self, state: Tree, ids: np.ndarray) -> Broadcast:
+        """The global model, and everybody's pace as if all had the same work."""
+        return self.broadcast_for(state, ids, torch.ones(len(ids)), np.ones(len(ids)))
+
+    def broadcast_for(self, state: Tree, ids: np.ndarray, examples: Tensor, steps: np.ndarray) -> Broadcast:
+        """The global model to all, to each its pace."""
+        device = next(iter(state["model"]["params"].values())).device
+        return Broadcast(shared={"model": state["model"]}, personal={"pace": paces(examples, steps).to(device)})
+
+    def update(self, state: Tree, cohort: Cohort) -> tuple[Tree, Notes]:
+        """The next global model."""
+        return self.averaging.update(state, cohort)
+
+    def model(self, state: Tree) -> Tree:
+        """The global model."""
+        return state["model"]
+
+
+def paces(examples: Tensor, steps: np.ndarray) -> Tensor:
+    """[m] tau_eff / tau_k; 1 for clients without steps."""
+    taus = torch.from_numpy(np.asarray(steps)).to(torch.float64)
+    effective = (examples.cpu().to(torch.float64) * taus).sum() / examples.sum().clamp(min=1).cpu()
+    return torch.where(taus > 0, effective / taus.clamp(min=1), 1.0)
