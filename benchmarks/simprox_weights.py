@@ -29,10 +29,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "softmax=False, prev=own": {"softmax": False, "prev": "own"},
     "scaled_norms, softmax=False": {"scaled_norms": True, "softmax": False},
     "temperature=3": {"temperature": 3.0},
-    "of=updates": {"of": "updates"},
-    "of=updates, softmax=False": {"of": "updates", "softmax": False},
-    "of=updates, scaled_norms, softmax=False": {"of": "updates", "scaled_norms": True, "softmax": False},
-    "of=updates, scaled_norms, temperature=0.2": {"of": "updates", "scaled_norms": True, "temperature": 0.2},
+    "compare_on=updates": {"compare_on": "updates"},
+    "compare_on=updates, softmax=False": {"compare_on": "updates", "softmax": False},
+    "compare_on=updates, scaled_norms, softmax=False": {
+        "compare_on": "updates",
+        "scaled_norms": True,
+        "softmax": False,
+    },
+    "compare_on=updates, scaled_norms, temperature=0.2": {
+        "compare_on": "updates",
+        "scaled_norms": True,
+        "temperature": 0.2,
+    },
 }
 RELATIVES = ("simagg", "fedatt", "hierarchical_averaging", "clustered_averaging")
 

@@ -14,7 +14,7 @@ COMMON: dict[str, Any] = {"lr": 0.2, "epochs": 1, "batch_size": 16}
 CLOCK: dict[str, Any] = {"rows_per_second": 100, "speed_spread": 1.0, "latency": 0.1, "upload": 1e5, "download": 1e6}
 RUNS: dict[str, tuple[cs.Algorithm, dict[str, Any], int]] = {
     "fedavg, wait for all": (cs.fedavg(**COMMON), {}, 20),
-    "fedavg, first 10 of 20": (cs.fedavg(**COMMON), {"first": 10}, 10),
+    "fedavg, first 10 of 20": (cs.fedavg(**COMMON), {"enough_replies": 10}, 10),
     "fedavg, deadline 3 s": (cs.fedavg(**COMMON), {"deadline": 3.0}, 20),
     "fedbuff, buffer 10": (cs.fedbuff(buffer=10, **COMMON), {}, 10),
     "fedbuff, buffer 5": (cs.fedbuff(buffer=5, **COMMON), {}, 5),

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from consilience.data.partition import partition
     from consilience.engines.vectorised.engine import Vectorised
     from consilience.environments.environment import Environment
-    from consilience.experiments.result import Result
     from consilience.meta import Schedule, learn_schedule
     from consilience.models import build as build_model
+    from consilience.runs.result import Result
     from consilience.selection import Everyone, SlidingWindow, Uniform
     from consilience.server.averaging.weighting.schedule import ScheduleWeights
     from consilience.training import train
@@ -73,15 +73,15 @@ _HOMES = {
     "Environment": "environments.environment",
     "Everyone": "selection",
     "Federation": "core.federation",
-    "Invalid": "core.checks",
-    "Result": "experiments.result",
+    "Invalid": "core.settings",
+    "Result": "runs.result",
     "Rows": "core.federation",
     "Schedule": "meta",
-    "ScheduleWeights": "server.weighting.schedule",
+    "ScheduleWeights": "server.averaging.weighting.schedule",
     "SlidingWindow": "selection",
     "Task": "core.task",
     "Uniform": "selection",
-    "Vectorised": "engines.vectorised",
+    "Vectorised": "engines.vectorised.engine",
     "Work": "core.plans",
     "build_model": "models:build",
     "federate": "data.federate",

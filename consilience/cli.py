@@ -20,8 +20,8 @@ if TYPE_CHECKING:  # PyTorch takes seconds to import: `--help` must not wait for
     from rich.console import Console
 
     from consilience.experiments.live_run import Run
-    from consilience.experiments.record import Observation
-    from consilience.experiments.result import Result
+    from consilience.runs.observation import Observation
+    from consilience.runs.result import Result
 
 app = typer.Typer(
     name="consilience",

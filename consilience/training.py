@@ -21,10 +21,11 @@ from consilience.experiments.assembly import try_model
 from consilience.experiments.config.catalogue import engine_options
 from consilience.experiments.config.parts import read_options
 from consilience.experiments.personal import personal_test
-from consilience.experiments.record import Observation, Observer
-from consilience.experiments.result import Result
+from consilience.experiments.record import Observer
 from consilience.reporting.progress import shown
-from consilience.selection.together import Together
+from consilience.runs.observation import Observation
+from consilience.runs.result import Result
+from consilience.selection.pooled import Pooled
 
 
 def train(
@@ -65,7 +66,7 @@ def train(
     evaluate_every = check_value("evaluate_every", evaluate_every, Whole)
     if not isinstance(federation, Federation):
         federation = Federation.from_clients(federation)
-    if isinstance(algorithm.selection, Together):
+    if isinstance(algorithm.selection, Pooled):
         federation = federation.pooled()
     task = _task(model, federation, loss)
     try_model(task, federation, f"the model {type(task.module).__name__}", "the federation's data")

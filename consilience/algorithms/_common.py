@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Literal, TypedDict
 
 from consilience.algorithms._fit import refuse_misfits
-from consilience.client.home import Home
 from consilience.client.local_training import LocalTraining
 from consilience.client.memory.memory import Memory
+from consilience.client.personal_layers import PersonalLayers
 from consilience.client.solvers import SGD, Adam, Solver
 from consilience.client.terms.term import Term
 from consilience.core.algorithm import Algorithm, Plain
@@ -41,7 +41,7 @@ class Common(Solving, total=False):
     selection: Selection
     terms: tuple[Term, ...]
     memory: tuple[Memory, ...]
-    home: Home | None
+    personal_layers: PersonalLayers | None
     weighting: Weighting
     combine: Combine
     step: Step
@@ -61,7 +61,7 @@ def averaged(
     selection: Selection | None = None,
     terms: tuple[Term, ...] = (),
     memory: tuple[Memory, ...] = (),
-    home: Home | None = None,
+    personal_layers: PersonalLayers | None = None,
     weighting: Weighting | None = None,
     combine: Combine | None = None,
     step: Step | None = None,
@@ -83,7 +83,7 @@ def averaged(
     return refuse_misfits(
         Algorithm(
             selection=selection or Everyone(),
-            client=LocalTraining(solver=solver, work=work, terms=terms, memory=memory, home=home),
+            client=LocalTraining(solver=solver, work=work, terms=terms, memory=memory, personal_layers=personal_layers),
             server=Averaging(
                 weighting=weighting or ByExamples(),
                 combine=combine or WeightedMean(),

@@ -42,8 +42,9 @@ def splitting(
     algorithm = averaged(**local)
     if keeps_z and _feeds_back(algorithm.channel):
         raise Invalid(
-            "keeps_z = True cannot meet a channel with feedback: z at the server lacks what the channel holds back, so "
-            "that the client makes up for it, and then the channel sends it as well. Set keeps_z or feedback to False"
+            "keeps_z = True is incompatible with a channel with feedback: z at the server lacks what the channel "
+            "holds back, so that the client makes up for it, and then the channel sends it as well. "
+            "Set keeps_z or feedback to False"
         )
     client = algorithm.client
     assert isinstance(client, LocalTraining)

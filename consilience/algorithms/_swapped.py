@@ -10,7 +10,7 @@ from consilience.client.local_training import LocalTraining
 from consilience.core.algorithm import Algorithm
 from consilience.core.protocols import Selection
 from consilience.core.settings import Count, Fraction, Invalid, Probability
-from consilience.selection.held import Held
+from consilience.selection.fixed_for_rounds import FixedForRounds
 from consilience.selection.sliding_window import SlidingWindow
 from consilience.selection.uniform import Uniform
 from consilience.server.averaging.averaging import Averaging
@@ -33,10 +33,14 @@ def swapped(
     assert isinstance(client, LocalTraining) and isinstance(server, Averaging)
     if server.ledgers:
         raise Invalid(
-            f"ledgers = {server.ledgers!r} cannot meet swapping: a ledger follows one global model from round to "
-            "round, and between averages there is none"
+            f"ledgers = {server.ledgers!r} is incompatible with swapping: a ledger follows one global model from "
+            "round to round, and between averages there is none"
         )
-    held = base.selection if isinstance(base.selection, Held) else Held(inner=base.selection, rounds=h2)
+    held = (
+        base.selection
+        if isinstance(base.selection, FixedForRounds)
+        else FixedForRounds(inner=base.selection, rounds=h2)
+    )
     if held.rounds != h2:
         raise Invalid(
             f"selection is held for {held.rounds} rounds, but h2 = {h2}: participants change at averages only"

@@ -6,7 +6,7 @@ from typing import Unpack
 
 from consilience.algorithms._common import Common, averaged
 from consilience.core.algorithm import Algorithm
-from consilience.selection.together import Together
+from consilience.selection.pooled import Pooled
 
 
 def centralised(**common: Unpack[Common]) -> Algorithm:
@@ -19,5 +19,5 @@ def centralised(**common: Unpack[Common]) -> Algorithm:
     Use when: you want to know what the same model and solver could reach if the data could be moved.
     Not when: they cannot; this is no federated method.
     """
-    common.setdefault("selection", Together())
+    common.setdefault("selection", Pooled())
     return averaged(**common)

@@ -9,11 +9,11 @@ from consilience.algorithms._common import Common, averaged
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Count, Invalid
 from consilience.server.rules.clustered import ClusteredAveraging
-from consilience.server.rules.clusters import By, Groups
+from consilience.server.rules.clusters import ClusterMetric, Groups
 
 
 def clustered_averaging(
-    *, clusters: Count = 2, by: By = "distance", groups: Groups | None = None, **common: Unpack[Common]
+    *, clusters: Count = 2, metric: ClusterMetric = "distance", groups: Groups | None = None, **common: Unpack[Common]
 ) -> Algorithm:
     """Eq 5 in El-Niss et al. 2024: w^cluster_k = 1/|C_k| sum_{i in C_k} w_i, sent back to the members of C_k alone.
 
@@ -27,4 +27,4 @@ def clustered_averaging(
     for name in ("weighting", "combine", "step", "ledgers"):
         if common.get(name):
             raise Invalid(f"{name} cannot be set for clustered_averaging: each cluster takes a plain mean")
-    return replace(averaged(**common), server=ClusteredAveraging(clusters=clusters, by=by, groups=groups))
+    return replace(averaged(**common), server=ClusteredAveraging(clusters=clusters, metric=metric, groups=groups))

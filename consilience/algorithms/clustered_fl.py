@@ -18,7 +18,7 @@ def clustered_fl(
     eps_2: NonNegative = 1.6,
     gamma: Probability = 0.0,
     warm_up: Whole = 20,
-    most: Count = 8,
+    max_clusters: Count = 8,
     **common: Unpack[Common],
 ) -> Algorithm:
     """Sattler et al. 2020: FedAvg in a cluster, cut in two when |mean update| < eps_1 while max |update| > eps_2.
@@ -34,5 +34,7 @@ def clustered_fl(
     """
     usual = averaged(**common)
     assert isinstance(usual.server, Averaging)
-    server = Bipartition(averaging=usual.server, eps_1=eps_1, eps_2=eps_2, gamma=gamma, warm_up=warm_up, most=most)
+    server = Bipartition(
+        averaging=usual.server, eps_1=eps_1, eps_2=eps_2, gamma=gamma, warm_up=warm_up, max_clusters=max_clusters
+    )
     return replace(usual, server=server)

@@ -17,7 +17,7 @@ def ditto(*, lam: NonNegative = 0.1, **common: Unpack[Common]) -> Algorithm:
     """Li et al. 2021: beside FedAvg's model w, each client k trains its own v_k on F_k(v) + lam/2 |v - w^t|^2.
 
     v_k never leaves the client and does not touch w. FedAvg's traffic, twice its arithmetic; clients remember a model.
-    Terms, memory and home leaves act on w.
+    Terms, memory and personal layers act on w.
 
     Use when: every client needs a model of its own that stays near a fair, robust common one.
     Not when: clients have too few rows to train twice, or one model must serve all.
@@ -27,5 +27,5 @@ def ditto(*, lam: NonNegative = 0.1, **common: Unpack[Common]) -> Algorithm:
     algorithm = averaged(**common)
     shared = algorithm.client
     assert isinstance(shared, LocalTraining)
-    own = replace(shared, terms=(Proximal(mu=lam),), memory=(), home=None)
+    own = replace(shared, terms=(Proximal(mu=lam),), memory=(), personal_layers=None)
     return replace(algorithm, client=PersonalTraining(shared=shared, own=own))

@@ -31,7 +31,7 @@ def fedamp(
     Not when: there are thousands of clients: the server keeps a model for each.
     """
     # Paper: does not say where the local solver starts. Here: at u_k, so that clients need no state to train from.
-    for name in ("weighting", "combine", "step", "ledgers", "home"):
+    for name in ("weighting", "combine", "step", "ledgers", "personal_layers"):
         if common.get(name):
             raise Invalid(
                 f"fedamp.{name} = {common.get(name)!r} cannot be used: its server mixes a model for each client"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from consilience.algorithms._common import Common, averaged
-from consilience.client.home import Normalisation
+from consilience.client.personal_layers import Normalisation
 from consilience.core.algorithm import Algorithm
 
 
@@ -18,5 +18,5 @@ def fedbn(**common: Unpack[Common]) -> Algorithm:
     Not when: one model must serve new clients, or the model has no normalisation.
     """
     # Paper: batch norm. Here: group, layer and instance norm, too, since they have the same leaves.
-    common.setdefault("home", Normalisation())
+    common.setdefault("personal_layers", Normalisation())
     return averaged(**common)

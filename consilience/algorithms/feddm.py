@@ -12,7 +12,7 @@ from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.settings import Count, Invalid, NonNegative, Positive
 from consilience.server.rules.synthetic_training import SyntheticTraining
 
-_UNUSED = ("terms", "memory", "home", "weighting", "combine", "step", "ledgers")
+_UNUSED = ("terms", "memory", "personal_layers", "weighting", "combine", "step", "ledgers")
 
 
 def feddm(

@@ -32,8 +32,8 @@ def fednova(**common: Unpack[Common]) -> Algorithm:
     solver, proximal = client.solver, [term for term in client.terms if isinstance(term, Proximal)]
     if not isinstance(solver, SGD) or solver.nesterov or len(proximal) < len(client.terms):
         raise Invalid("fednova knows how the steps of SGD add up, with momentum or FedProx's term: leave out the rest")
-    if server.combine != WeightedMean() or server.step != Replace() or server.ledgers or client.home:
-        raise Invalid("fednova merges by its own rule: leave out combine, step, ledgers and home")
+    if server.combine != WeightedMean() or server.step != Replace() or server.ledgers or client.personal_layers:
+        raise Invalid("fednova merges by its own rule: leave out combine, step, ledgers and personal_layers")
     shrink = solver.lr * sum(term.mu for term in proximal)
     return replace(
         plain, server=NormalisedAveraging(weighting=server.weighting, momentum=solver.momentum, shrink=shrink)

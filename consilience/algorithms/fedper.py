@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from consilience.algorithms._common import Common, averaged
-from consilience.client.home import Head
+from consilience.client.personal_layers import Head
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Count
 
@@ -18,5 +18,5 @@ def fedper(*, layers: Count = 1, **common: Unpack[Common]) -> Algorithm:
     Use when: clients share features but label or weigh them in their own way.
     Not when: one model must serve clients that were never trained.
     """
-    common.setdefault("home", Head(layers=layers))
+    common.setdefault("personal_layers", Head(layers=layers))
     return averaged(**common)

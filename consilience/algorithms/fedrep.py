@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Unpack
 
 from consilience.algorithms._common import Common, averaged
-from consilience.client.home import Head
 from consilience.client.local_training import LocalTraining
+from consilience.client.personal_layers import Head
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Count
 
@@ -20,9 +20,9 @@ def fedrep(*, head_epochs: Count = 1, layers: Count = 1, **common: Unpack[Common
     Use when: as FedPer, where the head should be fitted before the common layers move.
     Not when: local rows are too few to fit a head alone.
     """
-    common.setdefault("home", Head(layers=layers))
+    common.setdefault("personal_layers", Head(layers=layers))
     algorithm = averaged(**common)
     client = algorithm.client
     assert isinstance(client, LocalTraining)
     work = replace(client.work, epochs=client.work.epochs + head_epochs)
-    return replace(algorithm, client=replace(client, work=work, home_epochs=head_epochs))
+    return replace(algorithm, client=replace(client, work=work, personal_epochs=head_epochs))

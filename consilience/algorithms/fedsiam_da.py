@@ -22,8 +22,8 @@ def fedsiam_da(
     freeze_global: bool = False,
     history: Literal["epoch", "round"] = "epoch",
     sequential: bool = False,
-    of: Literal["weights", "updates"] = "weights",
-    first: Literal["uniform", "examples"] = "uniform",
+    compare_on: Literal["weights", "updates"] = "weights",
+    first_stage: Literal["uniform", "examples"] = "uniform",
     per_layer: bool = False,
     **common: Unpack[Common],
 ) -> Algorithm:
@@ -36,7 +36,7 @@ def fedsiam_da(
     Use when: representations drift apart and the model can have projection and prediction heads.
     Not when: compute is short: each step passes three networks; in our runs it did not beat FedAvg.
     """
-    dual = DualWeights(of=of, first=first)
+    dual = DualWeights(compare_on=compare_on, first_stage=first_stage)
     _refuse_idle(per_layer, dual, common)
     weighting, memory = common.setdefault("weighting", dual), common.get("memory", ())
     if "previous" not in [part.name for part in memory]:
@@ -58,16 +58,21 @@ def fedsiam_da(
         terms=client.terms,
         memory=client.memory,
     )
-    layered = LayerwiseDual(of=of, first=first, step=server.step)
+    layered = LayerwiseDual(compare_on=compare_on, first_stage=first_stage, step=server.step)
     return replace(algorithm, client=siamese, server=layered if per_layer else server)
 
 
 def _refuse_idle(per_layer: bool, dual: DualWeights, common: Common) -> None:
-    """Refuse parts that have no place here, and settings of the dual aggregation beside another weighting."""
-    if common.get("home") is not None:
-        raise Invalid(f"home = {common['home']!r} cannot meet siamese training: its copy and its past are whole models")
+    """Refuse unsupported parts, and settings of the dual aggregation beside another weighting."""
+    if common.get("personal_layers") is not None:
+        raise Invalid(
+            f"personal_layers = {common['personal_layers']!r} is incompatible with siamese training, whose copy and "
+            "past are whole models"
+        )
     given = [part for part in ("weighting", "combine", "ledgers") if common.get(part)]
     if per_layer and given:
         raise Invalid(f"per_layer = True weighs and merges every layer itself: leave out {given[0]}")
     if "weighting" in given and dual not in (DualWeights(), common["weighting"]):
-        raise Invalid(f"of and first are settings of the dual aggregation, which {common['weighting']!r} replaces")
+        raise Invalid(
+            f"compare_on and first_stage are settings of the dual aggregation, which {common['weighting']!r} replaces"
+        )

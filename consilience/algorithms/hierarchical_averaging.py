@@ -8,11 +8,11 @@ from consilience.algorithms._common import Common, averaged
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Count
 from consilience.server.averaging.weighting.hierarchical import HierarchicalWeights
-from consilience.server.rules.clusters import By, Groups
+from consilience.server.rules.clusters import ClusterMetric, Groups
 
 
 def hierarchical_averaging(
-    *, clusters: Count = 2, by: By = "distance", groups: Groups | None = None, **common: Unpack[Common]
+    *, clusters: Count = 2, metric: ClusterMetric = "distance", groups: Groups | None = None, **common: Unpack[Common]
 ) -> Algorithm:
     """Eqs 5 and 6 in El-Niss et al. 2024, after Briggs et al. 2020: w = 1/M sum_k (1/|C_k| sum_{i in C_k} w_i).
 
@@ -22,5 +22,5 @@ def hierarchical_averaging(
     Not when: small clusters are noise or attackers, who then count as much as everybody else together.
     Cost: the server compares all pairs, O(m^2 P); nothing with `groups`.
     """
-    common.setdefault("weighting", HierarchicalWeights(clusters=clusters, by=by, groups=groups))
+    common.setdefault("weighting", HierarchicalWeights(clusters=clusters, metric=metric, groups=groups))
     return averaged(**common)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Unpack
 
 from consilience.algorithms._common import Common, averaged
-from consilience.client.alone import Alone
+from consilience.client.local_only import LocalOnly
 from consilience.client.local_training import LocalTraining
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Invalid
-from consilience.server.rules.bystander import Bystander
+from consilience.server.rules.no_server import NoServer
 
 
 def local_only(**common: Unpack[Common]) -> Algorithm:
@@ -21,9 +21,9 @@ def local_only(**common: Unpack[Common]) -> Algorithm:
     Use when: you want to know whether taking part is worth it for each client.
     Not when: one model for all is wanted.
     """
-    for key in ("weighting", "combine", "step", "ledgers", "channel", "home"):
+    for key in ("weighting", "combine", "step", "ledgers", "channel", "personal_layers"):
         if common.get(key):
             raise Invalid(f"{key} = {common[key]!r} has no effect in local_only, where nothing is sent: leave it out")
     usual = averaged(**common)
     assert isinstance(usual.client, LocalTraining)
-    return Algorithm(selection=usual.selection, client=Alone(training=usual.client), server=Bystander())
+    return Algorithm(selection=usual.selection, client=LocalOnly(training=usual.client), server=NoServer())

@@ -9,7 +9,7 @@ from consilience.client.memory.previous_model import PreviousModel
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Count, Positive, Probability
 from consilience.selection.sliding_window import SlidingWindow
-from consilience.server.averaging.weighting.simprox import Of, Previous, Similarity, SimProxWeights
+from consilience.server.averaging.weighting.simprox import CompareOn, Previous, Similarity, SimProxWeights
 
 
 def simprox(
@@ -21,7 +21,7 @@ def simprox(
     prev: Previous = "global",
     scaled_norms: bool = False,
     similarity: Similarity = "both",
-    of: Of = "weights",
+    compare_on: CompareOn = "weights",
     sketch: Count | None = None,
     **common: Unpack[Common],
 ) -> Algorithm:
@@ -43,7 +43,7 @@ def simprox(
         prev=prev,
         scaled_norms=scaled_norms,
         similarity=similarity,
-        of=of,
+        compare_on=compare_on,
         sketch=sketch,
     )
     common.setdefault("selection", SlidingWindow(fraction=0.3))

@@ -54,7 +54,7 @@ class ChoosingTraining:
         return self.training.work
 
     @property
-    def look_first(self) -> ClientRule:
+    def pre_training(self) -> ClientRule:
         """A pass over the rows with every model."""
         return CompareModels()
 

@@ -76,7 +76,7 @@ class ReportsGamma:
         return self.training.work
 
     @property
-    def look_back(self) -> ClientRule:
+    def post_training(self) -> ClientRule:
         """What is measured."""
         return Inexactness(mu=self.mu)
 

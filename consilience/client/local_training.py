@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from consilience.client.home import Home, joined, split
 from consilience.client.memory.memory import Done, Memory, OwnModel
+from consilience.client.personal_layers import PersonalLayers, joined, split
 from consilience.client.solvers import SGD, Solver
 from consilience.client.terms.term import Context, Term
 from consilience.core import tree
@@ -24,16 +24,16 @@ from consilience.core.tree import Tree
 class LocalTraining:
     """Start from the received model, follow the gradient of loss + terms, send the model back.
 
-    Leaves that `home` names are the client's own: remembered, put in place of the received ones, never sent. With
-    `home_epochs` they are trained alone in so many first epochs, and all other leaves alone in the rest.
+    Leaves that `personal_layers` names are the client's own: remembered, put in place of the received ones, never
+    sent. With `personal_epochs` they are trained alone in so many first epochs, and all other leaves alone in the rest.
     """
 
     solver: Solver = field(default_factory=SGD)
     work: Work = field(default_factory=Work)
     terms: tuple[Term, ...] = ()
     memory: tuple[Memory, ...] = ()
-    home: Home | None = None
-    home_epochs: Whole = 0
+    personal_layers: PersonalLayers | None = None
+    personal_epochs: Whole = 0
 
     def __post_init__(self) -> None:
         check(self)
@@ -42,30 +42,38 @@ class LocalTraining:
             if hasattr(part, "check_solver"):
                 part.check_solver(self.solver)
         names = [part.name for part in self.memory]
-        if len(set(names)) < len(names) or "home" in names:
-            raise Invalid(f"memory holds {', '.join(names)}: no two parts may have one name, nor the name 'home'")
-        whole = [type(term).__name__ for term in self.terms if getattr(term, "whole_model", False)]
-        if self.home is not None and whole:
+        if len(set(names)) < len(names) or "personal_layers" in names:
             raise Invalid(
-                f"home = {self.home!r} cannot meet the term {whole[0]}: it follows how every leaf differs between "
-                "clients and server, and the server never sees the leaves at home"
+                f"memory holds {', '.join(names)}: no two parts may have one name, nor the name 'personal_layers'"
             )
-        if self.home_epochs and self.home is None:
-            raise Invalid(f"home_epochs = {self.home_epochs} needs home: say which leaves are trained first")
+        whole = [type(term).__name__ for term in self.terms if getattr(term, "whole_model", False)]
+        if self.personal_layers is not None and whole:
+            raise Invalid(
+                f"personal_layers = {self.personal_layers!r} is incompatible with the term {whole[0]}: it follows how "
+                "every leaf differs between clients and server, and the server never sees the personal layers"
+            )
+        if self.personal_epochs and self.personal_layers is None:
+            raise Invalid(
+                f"personal_epochs = {self.personal_epochs} needs personal_layers: say which leaves are trained first"
+            )
 
     def init(self, start: Tree) -> Tree:
         """What the memories start from, by their names."""
         kept = {part.name: part.init(start) for part in self.memory}
-        return kept if self.home is None else {**kept, "home": split(start, self.home.at_home(start))[0]}
+        return (
+            kept
+            if self.personal_layers is None
+            else {**kept, "personal_layers": split(start, self.personal_layers.personal_names(start))[0]}
+        )
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
         """The received model (with the client's own leaves), a fresh solver state, no loss yet."""
-        if self.home is not None:
-            self.home.check_against(task, message["model"])
+        if self.personal_layers is not None:
+            self.personal_layers.check_against(task, message["model"])
         model = self._received(message, memory)["model"]
         zero = torch.zeros((), dtype=torch.float64, device=message["round"].device)
         carry = {"model": model, "solver": self._solver_state(model), "loss": zero, "rows": zero}
-        if self.home_epochs:
+        if self.personal_epochs:
             carry["epoch"] = zero
         return {**carry, "steps": zero} if self.memory else carry
 
@@ -90,15 +98,15 @@ class LocalTraining:
             "loss": carry["loss"] + loss * rows,
             "rows": carry["rows"] + rows,
         }
-        if self.home_epochs:
+        if self.personal_epochs:
             after["epoch"] = carry["epoch"] + batch.first
         return {**after, "steps": carry["steps"] + 1} if self.memory else after
 
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """The model, and the mean loss met along the way (0 if no step was done)."""
         model, kept = carry["model"], {}
-        if self.home is not None:
-            kept["home"], model = split(model, self.home.at_home(model))
+        if self.personal_layers is not None:
+            kept["personal_layers"], model = split(model, self.personal_layers.personal_names(model))
         reply = {"model": model, "loss": carry["loss"] / carry["rows"].clamp(min=1)}
         for part in self.memory:
             done = Done(carry["model"], self._received(message, memory), memory, carry["steps"], self.solver)
@@ -109,7 +117,7 @@ class LocalTraining:
     @property
     def is_personal(self) -> bool:
         """Whether its clients end up with models of their own."""
-        return self.home is not None or any(isinstance(part, OwnModel) for part in self.memory)
+        return self.personal_layers is not None or any(isinstance(part, OwnModel) for part in self.memory)
 
     def personal(self, task: Task, message: Tree, memory: Tree) -> Tree:
         """The model that this client would use."""
@@ -118,25 +126,25 @@ class LocalTraining:
 
     def _received(self, message: Tree, memory: Tree) -> Tree:
         """The message as the client reads it: its own leaves stand in the model."""
-        if self.home is None:
+        if self.personal_layers is None:
             return message
-        return {**message, "model": joined(message["model"], memory.get("home", {}))}
+        return {**message, "model": joined(message["model"], memory.get("personal_layers", {}))}
 
     def _solver_state(self, model: Tree) -> Tree:
-        if not self.home_epochs:
+        if not self.personal_epochs:
             return self.solver.init(model["params"])
-        assert self.home is not None
-        mine, others = split(model, self.home.at_home(model))
-        return {"home": self.solver.init(mine["params"]), "shared": self.solver.init(others["params"])}
+        assert self.personal_layers is not None
+        mine, others = split(model, self.personal_layers.personal_names(model))
+        return {"personal_layers": self.solver.init(mine["params"]), "shared": self.solver.init(others["params"])}
 
     def _solve(self, carry: Tree, grads: Tree, batch: Batch, round: Tensor) -> tuple[Tree, Tree]:
         """(parameters, solver state): all leaves move, or those whose turn it is, while the others stand still."""
         params = carry["model"]["params"]
-        if self.home is None or not self.home_epochs:
+        if self.personal_layers is None or not self.personal_epochs:
             return self.solver.step(params, grads, carry["solver"], round)
-        names, states = self.home.at_home(carry["model"]), {}
-        at_home = carry["epoch"] + batch.first <= self.home_epochs
-        for part, turn, mine in (("home", at_home, True), ("shared", ~at_home, False)):
+        names, states = self.personal_layers.personal_names(carry["model"]), {}
+        at_home = carry["epoch"] + batch.first <= self.personal_epochs
+        for part, turn, mine in (("personal_layers", at_home, True), ("shared", ~at_home, False)):
             old = {name: value for name, value in params.items() if (name in names) == mine}
             new, state = self.solver.step(old, {n: grads[n] for n in old}, carry["solver"][part], round)
             params = {**params, **tree.where(turn, new, old)}

@@ -26,8 +26,8 @@ class PersonalTraining:
             raise Invalid(
                 f"own.work = {self.own.work!r} must be shared.work = {self.shared.work!r}: both see each batch"
             )
-        if self.own.memory or self.own.home is not None:
-            raise Invalid("own has a memory or home leaves, but its whole model is remembered: leave them out")
+        if self.own.memory or self.own.personal_layers is not None:
+            raise Invalid("own has a memory or personal layers, but its whole model is remembered: leave them out")
 
     @property
     def work(self) -> Work:

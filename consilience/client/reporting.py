@@ -21,7 +21,7 @@ class LossAtStart:
     training: ClientRule = field(default_factory=LocalTraining)
 
     @property
-    def look_first(self) -> ClientRule:
+    def pre_training(self) -> ClientRule:
         """Before training: a pass over the rows with the received model."""
         return Evaluate(work=LOOK)
 
@@ -79,7 +79,7 @@ class ScoreAtEnd:
     training: ClientRule = field(default_factory=LocalTraining)
 
     @property
-    def look_back(self) -> ClientRule:
+    def post_training(self) -> ClientRule:
         """After training: a pass over the rows with the trained model."""
         return Score(work=LOOK)
 

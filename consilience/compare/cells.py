@@ -15,10 +15,10 @@ from consilience.data.dataset import Dataset
 from consilience.experiments import runner
 from consilience.experiments.config.config import Config
 from consilience.experiments.live_run import Run
-from consilience.experiments.record import Observation
-from consilience.reporting.progress import quality
 from consilience.runs.failures import explained
 from consilience.runs.folder import RunFolder
+from consilience.runs.observation import Observation
+from consilience.runs.text import quality
 
 Told = Callable[[int, str], None]
 """What is told of every round: its number and how good the model is."""

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from consilience.compare.plan import Cell
-from consilience.reporting.progress import duration
+from consilience.runs.text import duration
 
 
 class Display:

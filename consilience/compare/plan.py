@@ -19,8 +19,8 @@ from consilience.experiments.config.catalogue import KINDS, default_part, has_ow
 from consilience.experiments.config.config import Config, Seed, from_table
 from consilience.runs import identity, toml_text
 from consilience.runs.names import LONGEST, safe_name
-from consilience.selection.held import Held
-from consilience.selection.together import Together
+from consilience.selection.fixed_for_rounds import FixedForRounds
+from consilience.selection.pooled import Pooled
 
 Table = dict[str, Any]
 
@@ -147,7 +147,7 @@ def carried(base: Config, name: str) -> Table:
     if "channel" in options and "channel" in known:
         kept["channel"] = options["channel"]
     # a method that trains in one place, as a ceiling, has nobody to select
-    if "selection" in known and not isinstance(default_part(recipe, "selection"), Together):
+    if "selection" in known and not isinstance(default_part(recipe, "selection"), Pooled):
         kept = _with_selection(kept, base)
     return kept
 
@@ -155,9 +155,12 @@ def carried(base: Config, name: str) -> Table:
 def _with_selection(options: Table, base: Config) -> Table:
     """The selection of the base run, spelled out: recipes differ in what they choose by default."""
     selection = KINDS["algorithm"].build(base.algorithm.name, base.algorithm.options).selection
-    if isinstance(selection, Together):
+    if isinstance(selection, Pooled):
         return options
-    return {**options, "selection": parts.write(selection.inner if isinstance(selection, Held) else selection)}
+    return {
+        **options,
+        "selection": parts.write(selection.inner if isinstance(selection, FixedForRounds) else selection),
+    }
 
 
 def _merged(table: Table, changes: Mapping[str, Any]) -> Table:
@@ -177,6 +180,7 @@ def _merged(table: Table, changes: Mapping[str, Any]) -> Table:
 def spelled(comparison: Comparison) -> Table:
     """Every cell's settings in plain values: what a later start of the same comparison is checked against."""
     cells = {
-        cell.name: {"method": cell.method, "settings": identity.settings(cell.config)} for cell in comparison.cells
+        cell.name: {"method": cell.method, "settings": identity.settings(cell.config.table())}
+        for cell in comparison.cells
     }
     return {"format": 1, "cells": cells}

@@ -22,10 +22,10 @@ from consilience.engines.vectorised.joint import Joint, Request
 from consilience.engines.vectorised.orders import Orders
 from consilience.experiments import runner
 from consilience.experiments.live_run import Run
-from consilience.experiments.record import Observation
-from consilience.reporting.progress import quality
 from consilience.runs.failures import explained
 from consilience.runs.interrupts import Interrupts
+from consilience.runs.observation import Observation
+from consilience.runs.text import quality
 
 _WAIT = 0.5  # seconds between two looks at signals
 

@@ -15,9 +15,17 @@ import torch
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.evaluate import Evaluate
-from consilience.core.exchange import Broadcast, Cohort, Patience, Pool
+from consilience.core.exchange import Broadcast, Cohort, Pool, WaitPolicy
 from consilience.core.plans import Work
-from consilience.core.protocols import AsksFirst, Buffers, Channel, ClientRule, Engine, KeepsTime, KnowsWork
+from consilience.core.protocols import (
+    Buffers,
+    Channel,
+    ClientRule,
+    Engine,
+    KeepsTime,
+    QueriesBeforeSelection,
+    ReceivesSchedule,
+)
 from consilience.core.rng import draws
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
@@ -56,7 +64,7 @@ class Jobs:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Flight:
+class PendingReplies:
     """The simulated time, who is at work, and what they were sent."""
 
     clock: float
@@ -68,7 +76,7 @@ class Flight:
 
     def send(
         self, ids: np.ndarray, broadcast: Broadcast, version: int, seconds: np.ndarray, *, delay: float, limit: float
-    ) -> Flight:
+    ) -> PendingReplies:
         """With these clients at work, `delay` from now, for so many seconds but for no more than `limit`."""
         start = self.clock + delay
         new = Jobs(
@@ -82,7 +90,7 @@ class Flight:
         )
         return replace(self, jobs=self.jobs.join(new), sent={**self.sent, version: broadcast.shared})
 
-    def land(self, most: int, *, one_instant: bool) -> tuple[Flight, Jobs]:
+    def pop_arrived(self, most: int, *, one_instant: bool) -> tuple[PendingReplies, Jobs]:
         """What ends next, in order of time: up to `most` replies, or only those of the next instant."""
         jobs = self.jobs
         order = np.lexsort((jobs.ids, jobs.dispatch, jobs.ends))
@@ -90,27 +98,27 @@ class Flight:
             order = order[jobs.ends[order] <= max(self.clock, jobs.ends[order[0]])]
         replies = np.cumsum(~jobs.lost[order])
         order = order[: int(np.searchsorted(replies, most)) + 1]
-        landed = jobs.take(order)
+        arrived = jobs.take(order)
         took = self.took.copy()
-        took[landed.ids] = landed.ends - landed.began
-        clock = max(self.clock, float(landed.ends.max()))
-        aloft = np.setdiff1d(np.arange(len(jobs)), order)
-        return replace(self, clock=clock, took=took, jobs=jobs.take(aloft)), landed
+        took[arrived.ids] = arrived.ends - arrived.began
+        clock = max(self.clock, float(arrived.ends.max()))
+        remaining = np.setdiff1d(np.arange(len(jobs)), order)
+        return replace(self, clock=clock, took=took, jobs=jobs.take(remaining)), arrived
 
-    def tidy(self) -> Flight:
+    def tidy(self) -> PendingReplies:
         """Without the broadcasts that nobody is working on any more."""
         return replace(self, sent={version: self.sent[version] for version in np.unique(self.jobs.version).tolist()})
 
-    def received(self, landed: Jobs) -> Broadcast:
-        """What the clients that have landed were sent; if there are none, what all would have been."""
-        versions = np.unique(landed.version)
+    def received(self, arrived: Jobs) -> Broadcast:
+        """What the clients that have arrived were sent; if there are none, what all would have been."""
+        versions = np.unique(arrived.version)
         if len(versions) < 2:
             version = int(versions[0]) if len(versions) else max(self.sent)
-            return Broadcast(shared=self.sent[version], personal=landed.personal)
-        which = torch.from_numpy(np.searchsorted(versions, landed.version))  # [m]
+            return Broadcast(shared=self.sent[version], personal=arrived.personal)
+        which = torch.from_numpy(np.searchsorted(versions, arrived.version))  # [m]
         stacked = tree.stack([self.sent[int(version)] for version in versions])  # [V, ...]
         each = tree.map_leaves(lambda leaf: leaf[which.to(leaf.device)], stacked)  # [m, ...]
-        return Broadcast(shared={}, personal={**each, **landed.personal})
+        return Broadcast(shared={}, personal={**each, **arrived.personal})
 
     def tree(self) -> Tree:
         """As a tree of tensors, to be saved."""
@@ -126,15 +134,15 @@ class Flight:
         }
 
     @staticmethod
-    def of(saved: Tree, clients: int, rounds: int) -> Flight:
-        """The flight that a tree describes; {} is that of a run with nobody at work after `rounds` rounds."""
+    def of(saved: Tree, clients: int, rounds: int) -> PendingReplies:
+        """The pending that a tree describes; {} is that of a run with nobody at work after `rounds` rounds."""
         if not saved:
             took, present = np.full(clients, np.nan), np.full(clients, rounds, dtype=_WHOLE)
-            return Flight(clock=0.0, dispatches=rounds, took=took, present=present)
+            return PendingReplies(clock=0.0, dispatches=rounds, took=took, present=present)
         columns: dict[str, Any] = {
             name: saved["jobs"][name].cpu().numpy().astype(kind) for name, kind in _COLUMNS.items()
         }
-        return Flight(
+        return PendingReplies(
             clock=float(saved["clock"]),
             dispatches=int(saved["dispatches"]),
             took=saved["took"].cpu().numpy(),
@@ -144,42 +152,42 @@ class Flight:
         )
 
 
-def labelled(cohort: Cohort, landed: Jobs, received: Broadcast, round: int, late: int) -> Cohort:
+def labelled(cohort: Cohort, arrived: Jobs, received: Broadcast, round: int, late: int) -> Cohort:
     """A cohort that knows how old the models are that its clients started from, if any is old."""
     counts = {**cohort.counts, "late": late} if late else cohort.counts
-    staleness = round - landed.version[np.searchsorted(landed.ids, cohort.ids)]
+    staleness = round - arrived.version[np.searchsorted(arrived.ids, cohort.ids)]
     if not staleness.any():
         return replace(cohort, counts=counts)
-    return replace(cohort, counts=counts, staleness=staleness, received=received.among(landed.ids, cohort.ids))
+    return replace(cohort, counts=counts, staleness=staleness, received=received.among(arrived.ids, cohort.ids))
 
 
 LOOK = Work(epochs=1, batch_size=256, shuffle=False, trains=False)
 
 
 class Pace(NamedTuple):
-    """When a round ends: `buffer` replies (None: all), at most `seats` clients at work, and the server's patience."""
+    """When a round ends: `buffer` replies (None: all), at most `max_concurrency` clients at work, and for how long."""
 
     buffer: int | None
-    seats: int | None
-    patience: Patience
+    max_concurrency: int | None
+    wait_policy: WaitPolicy
 
 
 def pace_of(algorithm: Algorithm, engine: Engine) -> Pace:
-    patience = engine.patience if isinstance(engine, KeepsTime) else Patience()
+    wait_policy = engine.wait_policy if isinstance(engine, KeepsTime) else WaitPolicy()
     if not isinstance(algorithm.server, Buffers):
-        return Pace(None, None, patience)
-    buffer, seats = algorithm.server.buffer, algorithm.server.concurrency
-    if patience.first is not None:
+        return Pace(None, None, wait_policy)
+    buffer, max_concurrency = algorithm.server.buffer, algorithm.server.concurrency
+    if wait_policy.enough_replies is not None:
         raise Invalid(
-            f"environment.first = {patience.first} ends a synchronous round early, but "
+            f"environment.enough_replies = {wait_policy.enough_replies} ends a synchronous round early, but "
             f"{type(algorithm.server).__name__} has a buffer of {buffer} replies and no such rounds: leave one out"
         )
-    if patience.partial_work:
+    if wait_policy.partial_work:
         raise Invalid(
             f"environment.stragglers cuts the work of a synchronous round short, but {type(algorithm.server).__name__} "
             "lets slow clients finish later: use environment.speed_spread or jitter instead"
         )
-    return Pace(buffer, seats, patience)
+    return Pace(buffer, max_concurrency, wait_policy)
 
 
 class Here(Protocol):
@@ -201,7 +209,7 @@ class Here(Protocol):
         ...
 
     @property
-    def in_flight(self) -> Tree:
+    def pending(self) -> Tree:
         """The clock, and who is at work."""
         ...
 
@@ -209,8 +217,8 @@ class Here(Protocol):
 class Replies(NamedTuple):
     """What a round waited for."""
 
-    landed: Jobs  # by client
-    flight: Flight
+    arrived: Jobs  # by client
+    pending: PendingReplies
     chosen: np.ndarray  # those sent to work meanwhile
     losses: np.ndarray  # [K] as known now
     late: int = 0
@@ -221,59 +229,61 @@ class Replies(NamedTuple):
 def gather(algorithm: Algorithm, engine: Engine, here: Here, pace: Pace, seed: int) -> Replies:
     """Send clients to work, and let time pass until enough replies are in."""
     clients = len(engine.sizes)
-    flight = Flight.of(here.in_flight, clients, here.round)
-    done = Replies(Jobs(), flight, np.empty(0, np.int64), here.losses)
+    pending = PendingReplies.of(here.pending, clients, here.round)
+    done = Replies(Jobs(), pending, np.empty(0, np.int64), here.losses)
     while True:
         done = _dispatch(algorithm, engine, here, done, pace, seed)
-        if not len(done.flight.jobs):
+        if not len(done.pending.jobs):
             break  # nobody is there
         done = _wait(done, pace)
-        if pace.buffer is None or len(done.landed) >= pace.buffer or done.late > clients:
+        if pace.buffer is None or len(done.arrived) >= pace.buffer or done.late > clients:
             break
-    return done._replace(landed=done.landed.take(np.argsort(done.landed.ids)))
+    return done._replace(arrived=done.arrived.take(np.argsort(done.arrived.ids)))
 
 
 def _wait(done: Replies, pace: Pace) -> Replies:
     """Let time pass: to the next arrivals, or to the end of a synchronous round."""
     if pace.buffer is not None:
-        flight, ended = done.flight.land(pace.buffer - len(done.landed), one_instant=True)
+        pending, ended = done.pending.pop_arrived(pace.buffer - len(done.arrived), one_instant=True)
         stopped = 0
     else:
-        flight, ended = done.flight.land(pace.patience.first or len(done.flight.jobs), one_instant=False)
-        stopped, flight = len(flight.jobs), replace(flight, jobs=Jobs())  # whoever is still at work is told to stop
-    landed = done.landed.join(ended.take(np.flatnonzero(~ended.lost)))
-    return done._replace(landed=landed, flight=flight, late=done.late + int(ended.lost.sum()) + stopped)
+        pending, ended = done.pending.pop_arrived(
+            pace.wait_policy.enough_replies or len(done.pending.jobs), one_instant=False
+        )
+        stopped, pending = len(pending.jobs), replace(pending, jobs=Jobs())  # whoever is still at work is told to stop
+    arrived = done.arrived.join(ended.take(np.flatnonzero(~ended.lost)))
+    return done._replace(arrived=arrived, pending=pending, late=done.late + int(ended.lost.sum()) + stopped)
 
 
 def _dispatch(algorithm: Algorithm, engine: Engine, here: Here, done: Replies, pace: Pace, seed: int) -> Replies:
-    """Fill the free seats with clients that are idle, and send them the current model."""
-    flight, server = done.flight, algorithm.server
-    seats = None if pace.seats is None else pace.seats - len(flight.jobs)
-    if seats == 0:
+    """Fill the free max_concurrency with clients that are idle, and send them the current model."""
+    pending, server = done.pending, algorithm.server
+    max_concurrency = None if pace.max_concurrency is None else pace.max_concurrency - len(pending.jobs)
+    if max_concurrency == 0:
         return done
-    turn = flight.dispatches  # equals the round where clients are chosen once a round
+    turn = pending.dispatches  # equals the round where clients are chosen once a round
     idle = np.ones(len(engine.sizes), dtype=bool)
-    idle[flight.jobs.ids] = idle[done.landed.ids] = False  # who waits in the buffer would start from the same model
+    idle[pending.jobs.ids] = idle[done.arrived.ids] = False  # who waits in the buffer would start from the same model
     available = engine.available(turn, seed)
-    present = flight.present + available
+    present = pending.present + available
     pool = Pool(
         sizes=engine.sizes,
         losses=done.losses,
         available=available & idle,
         presence=present / (turn + 1),
-        seconds=flight.took,
+        seconds=pending.took,
     )
     pool, asked = _ask(algorithm, engine, pool, server.model(here.server), turn, seed)
     chosen = np.unique(algorithm.selection.choose(turn, pool, seed))  # ascending, nobody twice
     chosen = chosen[idle[chosen]]
-    if seats is not None and len(chosen) > seats:
-        chosen = np.sort(draws(seed, "seats", turn).choice(chosen, seats, replace=False))
+    if max_concurrency is not None and len(chosen) > max_concurrency:
+        chosen = np.sort(draws(seed, "seats", turn).choice(chosen, max_concurrency, replace=False))
     broadcast = _broadcast(algorithm, engine, here.server, chosen, turn, seed)
     took = _seconds(engine, algorithm.client, algorithm.channel, broadcast, chosen, turn, seed)
-    limit = np.inf if pace.patience.deadline is None else pace.patience.deadline
-    flight = flight.send(chosen, broadcast, here.round, took, delay=asked.seconds, limit=limit)
+    limit = np.inf if pace.wait_policy.deadline is None else pace.wait_policy.deadline
+    pending = pending.send(chosen, broadcast, here.round, took, delay=asked.seconds, limit=limit)
     return done._replace(
-        flight=replace(flight, dispatches=turn + 1, present=present),
+        pending=replace(pending, dispatches=turn + 1, present=present),
         chosen=np.sort(np.concatenate([done.chosen, chosen])),
         losses=pool.losses,
         down=done.down + broadcast.nbytes(len(chosen)) + asked.down,
@@ -300,9 +310,9 @@ class Asked(NamedTuple):
 
 def _ask(algorithm: Algorithm, engine: Engine, pool: Pool, model: Tree, round: int, seed: int) -> tuple[Pool, Asked]:
     """The pool with the losses at the current model of those that the selection asks."""
-    if not isinstance(algorithm.selection, AsksFirst):
+    if not isinstance(algorithm.selection, QueriesBeforeSelection):
         return pool, Asked()
-    ids = np.unique(algorithm.selection.asks(round, pool, seed))
+    ids = np.unique(algorithm.selection.queries(round, pool, seed))
     if not len(ids):
         return pool, Asked()
     question = Broadcast(shared={"model": model})
@@ -317,7 +327,7 @@ def _ask(algorithm: Algorithm, engine: Engine, pool: Pool, model: Tree, round: i
 def _broadcast(algorithm: Algorithm, engine: Engine, state: Tree, ids: np.ndarray, round: int, seed: int) -> Broadcast:
     """What the server sends, knowing the work ahead where it has to."""
     server = algorithm.server
-    if not isinstance(server, KnowsWork):
+    if not isinstance(server, ReceivesSchedule):
         return server.broadcast(state, ids)
     if not hasattr(engine, "planned"):
         raise Invalid(

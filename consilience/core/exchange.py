@@ -108,9 +108,9 @@ Notes = dict[str, Any]
 """What a server rule reports of its round: aggregation weights, similarities ... as tensors."""
 
 
-class Patience(NamedTuple):
-    """How long the server waits: replies that take longer than `deadline` are lost; the `first` so many are enough."""
+class WaitPolicy(NamedTuple):
+    """How long the server waits: replies that take longer than `deadline` are lost; after `enough_replies` it ends."""
 
     deadline: float | None = None
-    first: int | None = None
+    enough_replies: int | None = None
     partial_work: bool = False  # whether a reply's duration hangs on how much of its work is drawn for the round

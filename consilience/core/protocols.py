@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
-from consilience.core.exchange import Broadcast, Cohort, Notes, Patience, Pool
+from consilience.core.exchange import Broadcast, Cohort, Notes, Pool, WaitPolicy
 from consilience.core.plans import Batch, Work
 from consilience.core.task import Task
 from consilience.core.tree import Tree
@@ -23,10 +23,10 @@ class Selection(Protocol):
 
 
 @runtime_checkable
-class AsksFirst(Protocol):
+class QueriesBeforeSelection(Protocol):
     """A selection that wants losses at the current model before it chooses: they come in `pool.losses`."""
 
-    def asks(self, round: int, pool: Pool, seed: int) -> np.ndarray:
+    def queries(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """Ascending ids of the clients to ask."""
         ...
 
@@ -61,11 +61,11 @@ class ClientRule(Protocol):
 
 
 @runtime_checkable
-class LooksFirst(Protocol):
+class PreTrainingPass(Protocol):
     """A client rule that looks at its rows before it begins: what it finds is in `message["seen"]`, and stays home."""
 
     @property
-    def look_first(self) -> ClientRule:
+    def pre_training(self) -> ClientRule:
         """A rule whose work does not train, given the same message."""
         ...
 
@@ -143,11 +143,11 @@ class Buffers(Protocol):
 
 
 @runtime_checkable
-class MovesAlone(Protocol):
+class MovesWithoutReplies(Protocol):
     """A server rule that moves in every round, also in one without replies, for which `update` gets an empty cohort."""
 
     @property
-    def moves_alone(self) -> bool:
+    def moves_without_replies(self) -> bool:
         """Whether it does."""
         ...
 
@@ -162,16 +162,16 @@ class TrainsModel(Protocol):
 
 
 @runtime_checkable
-class LearnsSizes(Protocol):
+class ReceivesSizes(Protocol):
     """A server rule that is told, before round 0, how many rows every client has."""
 
-    def told(self, state: Tree, sizes: np.ndarray) -> Tree:
+    def receive_sizes(self, state: Tree, sizes: np.ndarray) -> Tree:
         """The state, of the same structure, with [K] sizes known."""
         ...
 
 
 @runtime_checkable
-class KnowsWork(Protocol):
+class ReceivesSchedule(Protocol):
     """A server rule that must know, when it sends the model, how many steps each chosen client will do."""
 
     def broadcast_for(self, state: Tree, ids: np.ndarray, examples: Tensor, steps: np.ndarray) -> Broadcast:
@@ -180,11 +180,11 @@ class KnowsWork(Protocol):
 
 
 @runtime_checkable
-class LooksBack(Protocol):
+class PostTrainingPass(Protocol):
     """A client rule that adds to its reply what a look at its rows with its own trained model shows."""
 
     @property
-    def look_back(self) -> ClientRule:
+    def post_training(self) -> ClientRule:
         """A rule whose work does not train; it finds the trained model in `message["model"]`, and what had been sent to
         all in `message["received"]`."""
         ...
@@ -243,7 +243,7 @@ class KeepsTime(Protocol):
     """An engine with a simulated clock; in others, replies take no time."""
 
     @property
-    def patience(self) -> Patience:
+    def wait_policy(self) -> WaitPolicy:
         """How long the server waits for replies."""
         ...
 

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 Work = Callable[..., Any]
 
 
-class Place(Protocol):
+class RemoteStore(Protocol):
     """Processes that hold rows and can work on them."""
 
     def begin(
@@ -23,11 +23,11 @@ class Place(Protocol):
         ...
 
 
-class Source(Protocol):
+class RemoteRows(Protocol):
     """Where the rows of one stacked tensor lie."""
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> RemoteStore | None:
         """Who can work on them there; None: nobody."""
         ...
 
@@ -41,19 +41,19 @@ class Source(Protocol):
         ...
 
 
-class Distant(Tensor):
+class RemoteTensor(Tensor):
     """A stacked tensor [m, ...] whose rows lie elsewhere; any operation on it fetches them first, and keeps nothing.
 
     `leaf[3]` or `leaf[[1, 4]]` fetches those rows only; `each` and `tree.map_rows` leave them where they are.
     """
 
-    source: Source
+    source: RemoteRows
     rows: np.ndarray  # which rows of the source
 
     @staticmethod
     def __new__(
-        cls, source: Source, rows: np.ndarray, shape: Sequence[int], dtype: torch.dtype, device: torch.device
-    ) -> Distant:
+        cls, source: RemoteRows, rows: np.ndarray, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> RemoteTensor:
         made: Any = Tensor._make_wrapper_subclass(cls, (len(rows), *shape), dtype=dtype, device=device)
         made.source, made.rows = source, rows
         return made
@@ -62,15 +62,15 @@ class Distant(Tensor):
         """All is done in `__new__`."""
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f"Distant(shape={tuple(self.shape)}, dtype={self.dtype})"
+        return f"RemoteTensor(shape={tuple(self.shape)}, dtype={self.dtype})"
 
     def here(self) -> Tensor:
         """All rows, as an ordinary tensor."""
         return self.source.fetch(self.rows).to(self.device)
 
-    def take(self, index: np.ndarray) -> Distant:  # type: ignore[override]
+    def take(self, index: np.ndarray) -> RemoteTensor:  # type: ignore[override]
         """Some of the rows, still where they are."""
-        return Distant(self.source, self.rows[index], self.shape[1:], self.dtype, self.device)
+        return RemoteTensor(self.source, self.rows[index], self.shape[1:], self.dtype, self.device)
 
     @property
     def finite(self) -> np.ndarray | None:
@@ -93,7 +93,7 @@ class Distant(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if func in _METADATA:
                 return func(*args, **(kwargs or {}))
-            if func is Tensor.__getitem__ and isinstance(args[0], Distant):
+            if func is Tensor.__getitem__ and isinstance(args[0], RemoteTensor):
                 return args[0]._rows_at(args[1])
             return cls.__torch_dispatch__(func, types, args, kwargs)
 
@@ -102,7 +102,7 @@ class Distant(Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """The operation on the values."""
-        args, kwargs = pytree.tree_map_only(Distant, Distant.here, (args, kwargs or {}))
+        args, kwargs = pytree.tree_map_only(RemoteTensor, RemoteTensor.here, (args, kwargs or {}))
         return func(*args, **kwargs)
 
 
@@ -126,7 +126,7 @@ def each(function: Work, stacked: Sequence[Tensor], *others: Sequence[Any], give
     calls = list(zip(stacked, *others))
     by_place: dict[int, list[int]] = {}
     for number, leaf in enumerate(stacked):
-        if isinstance(leaf, Distant) and leaf.source.place is not None:
+        if isinstance(leaf, RemoteTensor) and leaf.source.place is not None:
             by_place.setdefault(id(leaf.source.place), []).append(number)
     waiting = []
     for numbers in by_place.values():

@@ -16,10 +16,10 @@ from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.protocols import (
     Engine,
     HasTask,
-    LearnsSizes,
-    LooksBack,
-    LooksFirst,
-    MovesAlone,
+    MovesWithoutReplies,
+    PostTrainingPass,
+    PreTrainingPass,
+    ReceivesSizes,
     TrainsModel,
 )
 from consilience.core.rng import key
@@ -33,6 +33,10 @@ class Diverged(RuntimeError):
     """Too many rounds in a row brought no usable reply."""
 
 
+class TooFewClients(RuntimeError):
+    """Not enough clients are there, or none of them answers: the last finished round is saved, and can be continued."""
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Snapshot:
     """All that the next round depends on: saving it and going on is the same as never having stopped."""
@@ -42,7 +46,7 @@ class Snapshot:
     memory: Tree
     losses: np.ndarray  # [K] last loss each client reported
     bad_rounds: int = 0
-    in_flight: Tree = field(default_factory=dict)  # the simulated time, and who is at work with what
+    pending: Tree = field(default_factory=dict)  # the simulated time, and who is at work with what
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -87,15 +91,15 @@ def run(
     server, pace = algorithm.server, pace_of(algorithm, engine)
     for number in range(here.round, rounds):
         done = gather(algorithm, engine, here, pace, seed)
-        ids, received = done.landed.ids, done.flight.received(done.landed)
+        ids, received = done.arrived.ids, done.pending.received(done.arrived)
         seen = _look(algorithm, engine, received, ids, number, seed)
         sent = engine.exchange(algorithm.client, algorithm.channel, seen, ids, round=number, seed=seed)
         decoded = algorithm.channel.decode(sent, received.among(ids, sent.ids), key(seed, "decode", number))
-        cohort = labelled(replace(decoded, seed=seed), done.landed, received, number, done.late)
+        cohort = labelled(replace(decoded, seed=seed), done.arrived, received, number, done.late)
         cohort = screen(cohort, received.among(ids, cohort.ids), limits)
         cohort, looked = _look_back(algorithm, engine, cohort, received.among(ids, cohort.ids), seed)
         cohort = if_enough(cohort, limits)
-        alone = isinstance(server, MovesAlone) and server.moves_alone
+        alone = isinstance(server, MovesWithoutReplies) and server.moves_without_replies
         # a round without a usable reply changes nothing
         state, notes = server.update(here.server, cohort) if len(cohort) or alone else (here.server, {})
         if len(cohort) and isinstance(server, TrainsModel):
@@ -110,7 +114,7 @@ def run(
             memory=engine.recall(),
             losses=_losses(done.losses, cohort),
             bad_rounds=0 if len(cohort) or (alone and not len(done.chosen)) else here.bad_rounds + 1,
-            in_flight=done.flight.tidy().tree(),
+            pending=done.pending.tidy().tree(),
         )
         yield Round(
             number=number + 1,
@@ -120,7 +124,7 @@ def run(
             notes=notes,
             bytes_down=done.down,
             bytes_up=sent.nbytes() + done.up + looked.up,
-            clock=done.flight.clock,
+            clock=done.pending.clock,
             snapshot=here,
         )
         if here.bad_rounds >= max_bad_rounds:
@@ -131,9 +135,9 @@ def _look(
     algorithm: Algorithm, engine: Engine, received: Broadcast, ids: np.ndarray, round: int, seed: int
 ) -> Broadcast:
     """The broadcast with what each client sees in its own data, where its rule looks first."""
-    if not isinstance(algorithm.client, LooksFirst) or not len(ids):
+    if not isinstance(algorithm.client, PreTrainingPass) or not len(ids):
         return received
-    found = engine.exchange(algorithm.client.look_first, Plain(), received, ids, round=round, seed=seed)
+    found = engine.exchange(algorithm.client.pre_training, Plain(), received, ids, round=round, seed=seed)
     if not len(found):
         return received
 
@@ -149,14 +153,14 @@ def _look_back(
     algorithm: Algorithm, engine: Engine, cohort: Cohort, received: Broadcast, seed: int
 ) -> tuple[Cohort, Asked]:
     """The cohort with what each client's trained model shows on its rows; the client has these models already."""
-    if not isinstance(algorithm.client, LooksBack) or not len(cohort):
+    if not isinstance(algorithm.client, PostTrainingPass) or not len(cohort):
         return cohort, Asked()
     shared, personal = {"received": received.shared}, {"model": cohort.reply["model"]}
     if received.personal:  # some of what they were sent was for each alone
         common = tree.map_leaves(lambda leaf: leaf.expand(len(cohort), *leaf.shape), received.shared)
         shared, personal = {}, {**personal, "received": {**common, **received.personal}}
     own = Broadcast(shared=shared, personal=personal)
-    answer = engine.exchange(algorithm.client.look_back, Plain(), own, cohort.ids, round=cohort.round, seed=seed)
+    answer = engine.exchange(algorithm.client.post_training, Plain(), own, cohort.ids, round=cohort.round, seed=seed)
     seen = screen(answer)
     if len(seen) < len(cohort):  # who does not answer this question, too, is left out
         cohort = cohort.only(np.isin(cohort.ids, seen.ids), **seen.counts).refusing(seen.refusals)
@@ -182,8 +186,8 @@ def _first(algorithm: Algorithm, engine: Engine, start: Tree | None) -> Snapshot
     clients = len(engine.sizes)
     nothing = np.full(clients, np.nan)
     server = algorithm.server.init(start, clients)
-    if isinstance(algorithm.server, LearnsSizes):
-        server = algorithm.server.told(server, engine.sizes)
+    if isinstance(algorithm.server, ReceivesSizes):
+        server = algorithm.server.receive_sizes(server, engine.sizes)
     return Snapshot(round=0, server=server, memory={}, losses=nothing)
 
 

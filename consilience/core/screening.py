@@ -25,7 +25,7 @@ class Limits:
         None  # of an update (its parameters; its floating buffers alike): longer ones are clipped
     )
     max_examples: Count = 10_000_000  # rows that a client may say it has
-    beyond: Literal["refuse", "cap"] = "refuse"  # what happens to replies that claim more
+    on_excess: Literal["refuse", "cap"] = "refuse"  # what happens to replies that claim more
     max_steps: Count = 10_000_000  # local steps that a client may say it did
     castable: tuple[str, ...] = ()  # floating types that are cast to the expected one instead of refused
     slack: Whole = 4096  # bytes that a reply may be longer than expected

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from consilience.core.remote import Distant, each
+from consilience.core.remote import RemoteTensor, each
 
 Tree = dict[str, Any]
 """A nested dict whose leaves are tensors: `Tree = dict[str, Tensor | Tree]`."""
@@ -88,14 +88,14 @@ def take(tree: Any, index: np.ndarray) -> Any:
     """Rows [n] of every stacked leaf; those that lie elsewhere stay there."""
 
     def some(leaf: Tensor) -> Tensor:
-        return leaf.take(index) if isinstance(leaf, Distant) else leaf[torch.from_numpy(index).to(leaf.device)]
+        return leaf.take(index) if isinstance(leaf, RemoteTensor) else leaf[torch.from_numpy(index).to(leaf.device)]
 
     return map_leaves(some, tree)
 
 
 def here(tree: Any) -> Any:
     """The tree with all of its values in this process."""
-    return map_leaves(lambda leaf: leaf.here() if isinstance(leaf, Distant) else leaf, tree)
+    return map_leaves(lambda leaf: leaf.here() if isinstance(leaf, RemoteTensor) else leaf, tree)
 
 
 def repeat(tree: Any, times: int) -> Any:
@@ -135,9 +135,9 @@ def nbytes(tree: Any) -> int:
 def all_finite(tree: Any) -> Tensor:
     """[m] flags: whether every floating value in row i of a stacked tree is finite."""
     every = [leaf for leaf in leaves(tree) if leaf.is_floating_point()]
-    known = [leaf.finite for leaf in every if isinstance(leaf, Distant) and leaf.finite is not None]
+    known = [leaf.finite for leaf in every if isinstance(leaf, RemoteTensor) and leaf.finite is not None]
     if known:  # the rows stay where they are
-        nearby = [leaf for leaf in every if not (isinstance(leaf, Distant) and leaf.finite is not None)]
+        nearby = [leaf for leaf in every if not (isinstance(leaf, RemoteTensor) and leaf.finite is not None)]
         flags = torch.from_numpy(np.stack(known).all(0)).to(every[0].device)
         return flags & all_finite(dict(enumerate(nearby))) if nearby else flags
     floating = [leaf.reshape(len(leaf), -1) for leaf in every]

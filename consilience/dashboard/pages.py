@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from consilience.reporting import page, style, tables
-from consilience.reporting.album import compiled
+from consilience.reporting.figure_set import compiled
 from consilience.reporting.groups import grouped
 from consilience.reporting.runs import RunData, find, folders, read
 from consilience.runs.folder import RecordError
@@ -66,8 +66,8 @@ class Pages:
             return page.document("consilience", f"{_back()}<h1>Nothing to show</h1>{said}", refresh=self._refresh)
         groups = grouped(runs)
         with style.drawing():
-            album = compiled(groups, likeness_too=self._likeness_too)
-            body = page.content(groups, album, problems)
+            figures = compiled(groups, likeness_too=self._likeness_too)
+            body = page.content(groups, figures, problems)
         going = any(run.status.startswith(("running", "created")) for run in runs)
         state = f'<span class="live">live</span>, drawn again every {self._refresh} s' if going else "not running"
         hidden = "" if self._likeness_too else " Who resembles whom is not shown (--similarity)."

@@ -135,7 +135,7 @@ def _machines(of: Diagnosis) -> Iterator[Advice]:
     if of.effort.waiting >= WAITING:
         yield Advice(
             "try",
-            "fedbuff, or environment.first / environment.deadline",
+            "fedbuff, or environment.enough_replies / environment.deadline",
             f"clients wait {of.effort.waiting:.0%} of their time for the slowest. A buffered server took 37 simulated "
             "seconds where FedAvg took 137 for as many replies, and lost 2 points (docs/comparison.md)",
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from consilience.core.exchange import Patience
+from consilience.core.exchange import WaitPolicy
 from consilience.core.plans import Work
 from consilience.environments.environment import Draw, Environment
 
@@ -22,10 +22,12 @@ def seconds(
     return (computing + moving + 2 * _each(environment.latency, ids)) * luck
 
 
-def patience(environment: Environment) -> Patience:
+def wait_policy(environment: Environment) -> WaitPolicy:
     """How long the server waits in this environment."""
     partial_work = environment.stragglers > 0 and environment.rows_per_second is not None
-    return Patience(deadline=environment.deadline, first=environment.first, partial_work=partial_work)
+    return WaitPolicy(
+        deadline=environment.deadline, enough_replies=environment.enough_replies, partial_work=partial_work
+    )
 
 
 def rows_met(work: Work, sizes: np.ndarray, steps: np.ndarray) -> np.ndarray:

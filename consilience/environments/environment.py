@@ -38,7 +38,8 @@ class Environment:
     Simulated time (nobody waits; what is left out takes none): rows_per_second in training, download and upload in
     bytes per second, latency in seconds each way. speed_spread makes clients unlike: each one's computing takes
     exp(speed_spread z) times as long, z a standard normal number of its own; jitter does the same to whole replies,
-    anew each time. deadline: replies that take more seconds are lost. first: so many replies end a synchronous round.
+    anew each time. deadline: replies that take more seconds are lost. enough_replies: so many replies end a synchronous
+    round.
     """
 
     epochs: tuple[NonNegative, ...] | None = None
@@ -56,11 +57,11 @@ class Environment:
     speed_spread: NonNegative = 0.0
     jitter: NonNegative = 0.0
     deadline: Positive | None = None
-    first: Count | None = None
+    enough_replies: Count | None = None
 
     def __post_init__(self) -> None:
         check(self)
-        for key in ("deadline", "first"):
+        for key in ("deadline", "enough_replies"):
             if getattr(self, key) is not None and self.silent == "stand_in":
                 raise Invalid(
                     f"Environment.{key} = {getattr(self, key)!r} drops late replies, but silent = 'stand_in' counts "

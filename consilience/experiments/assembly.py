@@ -29,7 +29,7 @@ from consilience.experiments.config.catalogue import ENGINES, KINDS
 from consilience.experiments.config.config import Config
 from consilience.experiments.config.parts import made
 from consilience.experiments.privacy_ledger import refuse_overspending
-from consilience.selection.together import Together
+from consilience.selection.pooled import Pooled
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -66,7 +66,7 @@ def assemble(config: Config, data: Dataset | None = None) -> Experiment:
     data = read_data(config) if data is None else data
     federation, rows = spread(config, data)
     algorithm = KINDS["algorithm"].build(config.algorithm.name, config.algorithm.options)
-    if isinstance(algorithm.selection, Together):
+    if isinstance(algorithm.selection, Pooled):
         federation = federation.pooled()
     task = Task(_model(config, data), loss_name(config, data))
     try_model(task, federation, f"model.name = {config.model.name!r}", f"data.name = {config.data.name!r}")

@@ -17,7 +17,7 @@ from consilience.experiments.assembly import assemble
 from consilience.experiments.config.config import Config
 from consilience.meta.learning import Iteration, learning
 from consilience.meta.schedule import Schedule
-from consilience.reporting.progress import duration
+from consilience.runs.text import duration
 
 USUAL = {"iterations": 400, "lr": 0.001}
 

@@ -21,14 +21,15 @@ from consilience.experiments.export import export
 from consilience.experiments.federated_test import federated_test
 from consilience.experiments.personal import personal_test
 from consilience.experiments.privacy_ledger import accounted
-from consilience.experiments.record import Observation, Observer
-from consilience.experiments.result import Result
+from consilience.experiments.record import Observer
 from consilience.runs import checkpoint, identity
 from consilience.runs.checkpoint import Checkpoint
 from consilience.runs.disk import explain, replace_file
 from consilience.runs.folder import RunFolder
 from consilience.runs.interrupts import Interrupts
+from consilience.runs.observation import Observation
 from consilience.runs.redact import secrets_in
+from consilience.runs.result import Result
 from consilience.runs.row_log import RecordError
 
 Watch = Callable[["Run"], Iterator[Observation]]
@@ -144,7 +145,7 @@ class Run:
             memory=saved.trees["memory"],
             losses=losses,
             bad_rounds=saved.facts["bad_rounds"],
-            in_flight=tree.to(saved.trees.get("in_flight", {}), device),
+            pending=tree.to(saved.trees.get("pending", {}), device),
         )
         self._model = algorithm.server.model(server)
         self._traffic = (saved.facts["bytes_up"], saved.facts["bytes_down"])
@@ -173,7 +174,7 @@ class Run:
                 "server": here.server,
                 "memory": here.memory,
                 "losses": {"last": torch.from_numpy(here.losses)},
-                "in_flight": here.in_flight,
+                "pending": here.pending,
             },
             {"metrics": position, "bad_rounds": here.bad_rounds, "bytes_up": up, "bytes_down": down},
             keep=self.config.checkpoint.keep,
@@ -212,7 +213,7 @@ def store_config(folder: RunFolder, config: Config) -> None:
         replace_file(path, config.toml().encode())
     except OSError as problem:
         raise RecordError(explain("store the config in", path, problem)) from problem
-    folder.record(config=identity.settings(config))
+    folder.record(config=identity.settings(config.table()))
 
 
 def _refuse_other_model(saved: Tree, fresh: Tree, folder: Path) -> None:

@@ -21,20 +21,10 @@ from consilience.experiments.client_log import client_row
 from consilience.experiments.evaluation import Scores, evaluate, evaluate_each, fairness
 from consilience.experiments.federated_test import FederatedTest
 from consilience.experiments.personal import UNTESTED, PersonalScores, PersonalTest
+from consilience.runs.observation import Observation
 
 COUNTS = ("silent", "empty_client", "nonfinite", "late", "clipped_updates", "memory_lost", "worker_lost")
 MOST_REFUSALS = 20  # that are named in a row; all are counted
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Observation:
-    """One finished round and what is to be recorded of it."""
-
-    round: Round
-    row: dict[str, Any]  # a function of the run's settings alone
-    timing: dict[str, Any]  # what the clock said
-    traffic: tuple[int, int]  # bytes up and down since the first round
-    clients: dict[str, Any]  # client by client, a function of the settings as well
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -19,10 +19,10 @@ from consilience.experiments.assembly import Experiment, assemble
 from consilience.experiments.client_log import federation_facts
 from consilience.experiments.config.config import Config, from_table
 from consilience.experiments.live_run import Run, Watch, store_config
-from consilience.experiments.result import Result
 from consilience.runs import checkpoint, identity
 from consilience.runs.folder import RunFolder
 from consilience.runs.names import plain
+from consilience.runs.result import Result
 from consilience.runs.toml_text import loads
 
 
@@ -47,7 +47,7 @@ def start(config: Config, *, folder: Path | None = None, data: Dataset | None = 
     experiment = assemble(config, data)
     experiment = dataclasses.replace(experiment, config=_resolved(experiment))
     facts = {
-        "config": identity.settings(experiment.config),
+        "config": identity.settings(experiment.config.table()),
         "code": identity.code(),
         "prints": experiment.prints,
         "algorithm": repr(experiment.algorithm),
@@ -72,7 +72,7 @@ def resume(path: Path, overrides: Iterable[str] = (), *, force: bool = False) ->
             raise Invalid(f"{folder.path} is a deployed run: continue it with `consilience deploy up` or `flwr run`")
         config = from_table(loads(folder.config_text()), overrides, source=str(folder.path / "config.toml"))
         saved = checkpoint.load_latest(folder.checkpoints)
-        settings = identity.settings(config)
+        settings = identity.settings(config.table())
         found = identity.differences(facts.get("config", {}), settings, computed=saved is not None)
         found += identity.differences(facts.get("code", {}), identity.code(), prefix="code.")
         trackers.check(config.log)
@@ -129,7 +129,7 @@ def _refuse(found: list[str], folder: RunFolder, force: bool) -> None:
 def _note(folder: RunFolder, run: Run, found: list[str], facts: dict[str, Any]) -> None:
     """Record what changed: harmless settings quietly, the others under `forced`."""
     config, experiment = run.config, run.experiment
-    if identity.settings(config) != facts.get("config"):
+    if identity.settings(config.table()) != facts.get("config"):
         store_config(folder, config)
     if found:
         forced = [*facts.get("forced", []), {"round": run.done, "changes": [plain(line) for line in found]}]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from consilience.flower.strategies.client import client_app
-    from consilience.flower.strategies.memory import at_home, load_shared, recall, remember
+    from consilience.flower.strategies.memory import load_shared, personal_values, recall, remember
     from consilience.flower.strategies.serving import Limits
     from consilience.flower.strategies.siamese_term import FedSiamTerm
     from consilience.flower.strategies.strategy import TooFewNodes
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "client_app": "client",
     "load_shared": "memory",
-    "at_home": "memory",
+    "personal_values": "memory",
     "recall": "memory",
     "remember": "memory",
     "FedSiamTerm": "siamese_term",
@@ -56,10 +56,10 @@ __all__ = [
     "MoonTerm",
     "ScaffoldState",
     "TooFewNodes",
-    "at_home",
     "client_app",
     "correct_gradients",
     "load_shared",
+    "personal_values",
     "recall",
     "remember",
     "scaffold_reply",

@@ -9,7 +9,7 @@ from consilience.client.local_training import LocalTraining
 from consilience.client.paced_training import PacedTraining
 from consilience.client.solvers import SGD
 from consilience.core.algorithm import Algorithm, Plain
-from consilience.core.protocols import AsksFirst, Buffers, Engine
+from consilience.core.protocols import Buffers, Engine, QueriesBeforeSelection
 from consilience.core.settings import Invalid
 from consilience.meta.unfolded import HoldsData
 from consilience.server.averaging.averaging import Averaging
@@ -87,8 +87,10 @@ def _refuse_unlearnable(algorithm: Algorithm) -> None:
             f"channel = {algorithm.channel!r} changes the models on their way, so that what arrives does not tell the "
             "gradients: learn the schedule without a channel, then use it with one"
         )
-    if isinstance(algorithm.selection, AsksFirst):
+    if isinstance(algorithm.selection, QueriesBeforeSelection):
         raise Invalid(f"{type(algorithm.selection).__name__} chooses by losses, which no gradient flows through")
-    home = getattr(algorithm.client, "home", None)
-    if home is not None:
-        raise Invalid(f"home = {home!r} keeps leaves at home, which the server's weights never reach: leave it out")
+    personal_layers = getattr(algorithm.client, "personal_layers", None)
+    if personal_layers is not None:
+        raise Invalid(
+            f"personal_layers = {personal_layers!r} keeps layers which the server's weights never reach: leave it out"
+        )

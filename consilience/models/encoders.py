@@ -24,13 +24,13 @@ def hashed_ngrams(
     *,
     features: int = 2048,
     ngrams: tuple[int, int] = (1, 2),
-    of: Literal["word", "char_wb"] = "word",
+    analyzer: Literal["word", "char_wb"] = "word",
 ) -> Tensor:
     """[n, features] hashed n-gram counts of unit length: no vocabulary to agree on, nothing to fit first."""
     from sklearn.feature_extraction.text import HashingVectorizer
 
     _refuse_other_than_texts(texts)
-    vectoriser = HashingVectorizer(n_features=features, ngram_range=tuple(ngrams), analyzer=of, norm="l2")
+    vectoriser = HashingVectorizer(n_features=features, ngram_range=tuple(ngrams), analyzer=analyzer, norm="l2")
     counts = vectoriser.transform(texts)
     return torch.from_numpy(counts.toarray()).float()
 

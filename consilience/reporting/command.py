@@ -10,7 +10,7 @@ import typer
 from consilience.runs.failures import guarded
 
 if TYPE_CHECKING:
-    from consilience.experiments.result import Result
+    from consilience.runs.result import Result
 
 
 def report(

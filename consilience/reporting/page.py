@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from consilience.reporting import style, tables
-from consilience.reporting.album import Album
+from consilience.reporting.figure_set import FigureSet
 from consilience.reporting.groups import Group
 from consilience.reporting.runs import RunData
-from consilience.reporting.style import Picture
+from consilience.reporting.style import Figure
 from consilience.runs.toml_text import dumps
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -45,16 +45,16 @@ def stylesheet() -> str:
     return (importlib.resources.files("consilience.reporting") / "page.css").read_text(encoding="utf-8")
 
 
-def content(groups: Sequence[Group], album: Album, problems: Sequence[str] = ()) -> str:
+def content(groups: Sequence[Group], figures: FigureSet, problems: Sequence[str] = ()) -> str:
     """The body of a report: numbers, figures of all groups, then group by group."""
     runs = [run for group in groups for run in group.runs]
     many = len(groups) > 1
     parts = [heading(groups), *_warnings(runs, problems), table(tables.final_numbers(groups), swatches=many)]
     parts.append(table(tables.costs(groups), swatches=many))
-    parts.append(gallery(album.common))
-    parts += [_group(*entry, number, len(groups)) for number, entry in enumerate(album.details)]
-    if album.left_out:
-        parts.append(f'<p class="soft">{album.left_out} more groups are in the common figures only.</p>')
+    parts.append(gallery(figures.common))
+    parts += [_group(*entry, number, len(groups)) for number, entry in enumerate(figures.details)]
+    if figures.left_out:
+        parts.append(f'<p class="soft">{figures.left_out} more groups are in the common figures only.</p>')
     parts.append(f"<h2>Runs</h2>{table(tables.each_run(runs))}")
     parts.append("<footer>Made by <code>consilience report</code> from the records in the run folders.</footer>")
     return "\n".join(parts)
@@ -89,7 +89,7 @@ def _span(numbers: set[int]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def gallery(pictures: Sequence[Picture]) -> str:
+def gallery(pictures: Sequence[Figure]) -> str:
     """Figures side by side, as many as fit."""
     if not pictures:
         return ""
@@ -109,7 +109,7 @@ def table(found: tables.Table, *, swatches: bool = False, links: Sequence[str] =
     return f'<div class="table"><table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>'
 
 
-def _figure(picture: Picture) -> str:
+def _figure(picture: Figure) -> str:
     drawing = style.svg(picture).replace("<svg ", f'<svg role="img" aria-label="{escaped(picture.title)}" ', 1)
     return (
         f"<figure>\n<h3>{escaped(picture.title)}</h3>\n{drawing}\n"
@@ -117,7 +117,7 @@ def _figure(picture: Picture) -> str:
     )
 
 
-def _group(group: Group, pictures: list[Picture], number: int, count: int) -> str:
+def _group(group: Group, pictures: list[Figure], number: int, count: int) -> str:
     run = group.first
     which = f"Shown: run {run.name}, seed {run.seed}." if len(group.runs) > 1 or count > 1 else f"Run {run.name}."
     settings = escaped(dumps(run.config))

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from consilience.experiments.record import Observation
-
-_NAMES = {"accuracy": "accuracy", "absolute_error": "error", "loss": "loss", "train_loss": "train loss"}
+from consilience.runs.observation import Observation
+from consilience.runs.text import duration, quality, rate
 
 MOST_NAMED = 5  # refused replies a round
 
@@ -44,20 +43,6 @@ def _lines(observations: Iterable[Observation], rounds: int, done: int, console:
         yield observation
 
 
-def quality(row: dict[str, float | None]) -> str:
-    """'accuracy 0.9123  loss 0.2871': what was measured this round, else the training loss."""
-    known = {name: value for key, name in _NAMES.items() if isinstance(value := row.get(key), float)}
-    if "loss" in known:
-        known.pop("train loss", None)
-    return "  ".join(f"{name} {value:.4f}" for name, value in known.items()) or "no usable reply"
-
-
-def rate(clients_per_second: float | None) -> str:
-    """'512 clients/s', with the digits that matter."""
-    value = clients_per_second or 0.0
-    return f"{value:,.0f} clients/s" if value >= 10 else f"{value:.2g} clients/s"
-
-
 def _status(observation: Observation, clock: _Clock) -> str:
     speed = rate(observation.timing["clients_per_second"])
     return f"{quality(observation.row)}{_rejected(observation)}  {speed}  left {clock.left(observation)}"
@@ -76,13 +61,6 @@ def _name_refused(observation: Observation, console: Console) -> None:
         console.print(f"  {refusal}", highlight=False, soft_wrap=True, markup=False)
     if len(refusals) > MOST_NAMED:
         console.print(f"  ... and {len(refusals) - MOST_NAMED} more", highlight=False, markup=False)
-
-
-def duration(seconds: float) -> str:
-    """1:02:03, or 2:03 below an hour."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 class _Clock:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from consilience.core.settings import Invalid
 from consilience.reporting import page, style
-from consilience.reporting.album import Album, compiled
+from consilience.reporting.figure_set import FigureSet, compiled
 from consilience.reporting.groups import grouped
 from consilience.reporting.runs import find
 from consilience.runs.disk import replace_file
@@ -26,11 +26,11 @@ def write(
         raise Invalid("no run could be read: " + "; ".join(problems))
     groups = grouped(runs)
     with style.drawing():
-        album = compiled(groups, likeness_too=likeness_too)
-        text = page.document(page.title(groups), page.content(groups, album, problems))
+        figures = compiled(groups, likeness_too=likeness_too)
+        text = page.document(page.title(groups), page.content(groups, figures, problems))
         out.parent.mkdir(parents=True, exist_ok=True)
         if pictures:
-            _write_pictures(album, out)
+            _write_pictures(figures, out)
     replace_file(out, text.encode())
     return out
 
@@ -56,13 +56,13 @@ def figures_of(out: Path) -> Path:
     return out.with_name(f"{out.stem}-figures")
 
 
-def _write_pictures(album: Album, out: Path) -> None:
+def _write_pictures(figures: FigureSet, out: Path) -> None:
     """Every picture as a PNG; those that an earlier report left there and this one has not are removed."""
     folder = figures_of(out)
     folder.mkdir(parents=True, exist_ok=True)
-    names = {f"{picture.name}.png" for picture in album.pictures()}
+    names = {f"{picture.name}.png" for picture in figures.pictures()}
     for old in folder.glob("*.png"):
         if old.is_file() and old.name not in names:
             old.unlink()
-    for picture in album.pictures():
+    for picture in figures.pictures():
         replace_file(folder / f"{picture.name}.png", style.png(picture))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Canvas
 
 INK, SOFT, RULE = "#1f2430", "#5c6370", "#d5d9e0"
 
@@ -63,13 +63,13 @@ RC: dict[str, Any] = {
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Picture:
+class Figure:
     """One figure with what is written above and below it."""
 
     name: str  # of its file
     title: str
     caption: str
-    figure: Figure
+    figure: Canvas
 
 
 @contextmanager
@@ -86,11 +86,11 @@ def drawing() -> Iterator[None]:
         yield
 
 
-def blank(*, height: float = 2.85, layout: Literal["constrained", "compressed"] = "constrained") -> Figure:
+def blank(*, height: float = 2.85, layout: Literal["constrained", "compressed"] = "constrained") -> Canvas:
     """An empty figure, as wide as a phone, so that text keeps its size there."""
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Canvas
 
-    return Figure(figsize=(4.3, height), layout=layout)
+    return Canvas(figsize=(4.3, height), layout=layout)
 
 
 def line(number: int) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def bytes_on(axis: Any) -> None:
     axis.set_major_formatter(EngFormatter(unit="B"))
 
 
-def legend(figure: Figure, axes: Any) -> None:
+def legend(figure: Canvas, axes: Any) -> None:
     """Below the axes, out of the way of the curves; the figure grows with it. None where one curve has no name."""
     handles, labels = axes.get_legend_handles_labels()
     if not labels:
@@ -134,7 +134,7 @@ def legend(figure: Figure, axes: Any) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8.5, handlelength=2.4)
 
 
-def svg(picture: Picture) -> str:
+def svg(picture: Figure) -> str:
     """The figure as SVG for a page: sizes to its place, colours from the page, no style or name of its own."""
     import matplotlib
 
@@ -154,7 +154,7 @@ def svg(picture: Picture) -> str:
     return text.strip()
 
 
-def png(picture: Picture) -> bytes:
+def png(picture: Figure) -> bytes:
     """The figure on white, at twice the size of a screen."""
     out = io.BytesIO()
     picture.figure.savefig(out, format="png", dpi=180, facecolor="white", metadata={"Software": None})

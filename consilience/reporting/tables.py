@@ -9,9 +9,9 @@ from functools import partial
 import numpy as np
 
 from consilience.reporting.groups import Group
-from consilience.reporting.progress import duration
 from consilience.reporting.runs import RunData
 from consilience.reporting.terminal import size
+from consilience.runs.text import duration
 
 
 @dataclass(frozen=True, kw_only=True)

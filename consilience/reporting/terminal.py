@@ -14,12 +14,12 @@ from rich.table import Table
 
 from consilience.experiments.evaluation import Scores, fairness
 from consilience.experiments.personal import PersonalScores
-from consilience.reporting.progress import duration, rate
 from consilience.runs import canonical
 from consilience.runs.disk import read_file
 from consilience.runs.folder import RunFolder, RunSummary
 from consilience.runs.lock import is_alive
 from consilience.runs.names import plain
+from consilience.runs.text import duration, rate
 from consilience.runs.toml_text import dumps, loads
 
 _BARS = "▁▂▃▄▅▆▇█"

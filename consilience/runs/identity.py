@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,15 @@ import numpy as np
 import torch
 
 import consilience
-from consilience.engines.vectorised.tuning import Choice
 from consilience.runs import canonical
 from consilience.runs.changes import changed_keys
-from consilience.experiments.config.config import HARMLESS, Config
 from consilience.runs.redact import masked
 
-MEASURED = tuple(field.name for field in fields(Choice))
-"""Engine settings that the first round may find out."""
+HARMLESS = ("name", "rounds", "runs", "data_dir", "log", "checkpoint.every", "checkpoint.keep", "engine.address")
+"""Settings that change no number of a run."""
+
+MEASURED = ("lane", "clients_at_once", "compile")
+"""Engine settings that the first round may find out: the fields of the engine's `Choice`."""
 
 COMPUTING = (
     *("core", "selection", "client", "channel", "server", "algorithms"),
@@ -56,9 +56,9 @@ def source_digest() -> str:
     return digest.hexdigest()
 
 
-def settings(config: Config) -> dict[str, Any]:
-    """The config as it is stored among the facts of a run."""
-    return masked(canonical.settle(config.table(), "config"))
+def settings(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The config, as plain tables, as it is stored among the facts of a run."""
+    return masked(canonical.settle(table, "config"))
 
 
 def differences(

@@ -16,14 +16,14 @@ from consilience.core.settings import Count, Fraction, Invalid, Positive, check
 class ByLoss:
     """`count` clients, or floor(`fraction` x all clients) but at least one, drawn without replacement by their loss.
 
-    by: probability proportional to "loss" F_k, to "softmax" exp(F_k / temperature), or to "total" N_k F_k.
+    proportional_to: probabilities follow the "loss" F_k, the "softmax" exp(F_k / temperature), or the "total" N_k F_k.
     fresh: ask every candidate for its loss at the current model (a pass over its training rows, and the model sent);
     otherwise the loss it last reported counts, and a client that has reported none counts as the worst known.
     """
 
     fraction: Fraction | None = None
     count: Count | None = None
-    by: Literal["loss", "softmax", "total"] = "loss"
+    proportional_to: Literal["loss", "softmax", "total"] = "loss"
     temperature: Positive = 1.0
     fresh: bool = True
 
@@ -31,10 +31,13 @@ class ByLoss:
         check(self)
         if (self.fraction is None) == (self.count is None):
             raise Invalid("ByLoss takes either fraction or count: give exactly one of them")
-        if self.temperature != 1 and self.by != "softmax":
-            raise Invalid(f"ByLoss.temperature has no effect with by = {self.by!r}: leave it out, or use 'softmax'")
+        if self.temperature != 1 and self.proportional_to != "softmax":
+            raise Invalid(
+                f"ByLoss.temperature has no effect with proportional_to = {self.proportional_to!r}: leave it out, or "
+                "use 'softmax'"
+            )
 
-    def asks(self, round: int, pool: Pool, seed: int) -> np.ndarray:
+    def queries(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """Everyone who could be chosen, unless old losses will do."""
         return pool.candidates if self.fresh else pool.candidates[:0]
 
@@ -66,13 +69,13 @@ class ByLoss:
         if not known.any():
             losses = np.ones(len(losses))
         losses = np.where(known, losses, losses[known].max(initial=-np.inf)) if known.any() else losses
-        if self.by == "softmax":
+        if self.proportional_to == "softmax":
             return losses / self.temperature
         if (losses < 0).any():
             worst = candidates[losses.argmin()]
             raise Invalid(
-                f"ByLoss.by = {self.by!r} needs losses >= 0, but that of client {worst} is {losses.min():g}: "
-                "use 'softmax'"
+                f"ByLoss.proportional_to = {self.proportional_to!r} needs losses >= 0, but that of client {worst} is "
+                f"{losses.min():g}: use 'softmax'"
             )
         with np.errstate(divide="ignore"):
-            return np.log(losses * pool.sizes[candidates]) if self.by == "total" else np.log(losses)
+            return np.log(losses * pool.sizes[candidates]) if self.proportional_to == "total" else np.log(losses)

@@ -33,7 +33,7 @@ class PowerOfChoice:
         if self.candidates is not None and self.count is not None and self.candidates < self.count:
             raise Invalid(f"PowerOfChoice.candidates = {self.candidates} must be at least count = {self.count}")
 
-    def asks(self, round: int, pool: Pool, seed: int) -> np.ndarray:
+    def queries(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """The candidates, unless old losses will do."""
         return self._drawn(round, pool, seed) if self.fresh else pool.candidates[:0]
 

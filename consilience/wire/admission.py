@@ -18,6 +18,7 @@ import torch
 from consilience.core import tree
 from consilience.core.exchange import Cohort
 from consilience.core.refusal import Refusal, Refused, plain, tally
+from consilience.core.screening import Limits
 from consilience.core.tree import Tree
 from consilience.wire import arrays
 from consilience.wire.arrays import Packed
@@ -156,7 +157,7 @@ def _checked(
     who = f"client {arrival.client}"
     examples = _count("examples", arrival.examples, least=1)
     if examples > limits.max_examples:
-        if limits.beyond == "refuse":
+        if limits.on_excess == "refuse":
             raise Refused("examples", detail=f"{examples:,} rows: more than max_examples = {limits.max_examples:,}")
         notes.append(f"{who}: {plain(examples)} rows counted as {limits.max_examples}")
         examples = limits.max_examples

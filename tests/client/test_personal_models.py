@@ -151,7 +151,7 @@ def test_each_client_is_judged_by_its_own_model_on_its_own_rows(lane: str, recip
     kept = last.snapshot.memory["client"]
     for k in range(len(tiny.SIZES)):
         if recipe is fedper:
-            mine = tree.rows(kept["home"]["params"], k)
+            mine = tree.rows(kept["personal_layers"]["params"], k)
             values = {**last.model["params"], **mine}
         else:
             values = tree.rows(kept["own" if recipe is ditto else "trained_model"]["params"], k)

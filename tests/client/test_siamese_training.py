@@ -19,8 +19,8 @@ from consilience.algorithms.fedsiam_da import fedsiam_da
 from consilience.channel import Chain, Clip, Quantise
 from consilience.client import SGD, LocalTraining, Proximal
 from consilience.client.cosine import cosine
-from consilience.client.home import Normalisation
 from consilience.client.memory.previous_model import PreviousModel
+from consilience.client.personal_layers import Normalisation
 from consilience.client.siamese_training import SiameseTraining
 from consilience.client.terms.contrastive import Contrastive
 from consilience.core import plans, tree
@@ -334,7 +334,9 @@ def test_mu_zero_is_plain_local_training() -> None:
 
 
 @pytest.mark.usefixtures("untraced")
-@pytest.mark.parametrize("options", [{"sequential": True, "per_layer": True}, {"history": "round", "of": "updates"}])
+@pytest.mark.parametrize(
+    "options", [{"sequential": True, "per_layer": True}, {"history": "round", "compare_on": "updates"}]
+)
 def test_lanes_agree_over_several_epochs(options: dict[str, Any]) -> None:
     """Clients of unequal size are in different epochs at the same step."""
     data = tiny.federation((9, 4, 1, 12))
@@ -407,10 +409,12 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         SiameseTraining(history="batch")  # type: ignore[arg-type]
     with pytest.raises(Invalid, match="per_layer = True weighs and merges every layer itself: leave out weighting"):
         fedsiam_da(per_layer=True, weighting=SimProxWeights())
-    with pytest.raises(Invalid, match="cannot meet siamese training"):
-        fedsiam_da(home=Normalisation())
-    with pytest.raises(Invalid, match="of and first are settings of the dual aggregation, which SimProxWeights"):
-        fedsiam_da(of="updates", weighting=SimProxWeights())
+    with pytest.raises(Invalid, match="is incompatible with siamese training"):
+        fedsiam_da(personal_layers=Normalisation())
+    with pytest.raises(
+        Invalid, match="compare_on and first_stage are settings of the dual aggregation, which SimProxWeights"
+    ):
+        fedsiam_da(compare_on="updates", weighting=SimProxWeights())
 
 
 def test_the_recipe_keeps_weight_decay_from_the_copy() -> None:
@@ -431,7 +435,7 @@ def test_the_recipe_keeps_weight_decay_from_the_copy() -> None:
         ({"weighting": SimProxWeights()}, {"model", "loss"}),
         ({"weighting": SimProxWeights(prev="own")}, {"model", "loss", "moved"}),
         ({"channel": Chain(channels=(Clip(bound=0.5), Quantise(bits=8)))}, {"model", "loss"}),
-        ({"terms": (Contrastive(mu=0.5),), "of": "updates"}, {"model", "loss"}),
+        ({"terms": (Contrastive(mu=0.5),), "compare_on": "updates"}, {"model", "loss"}),
     ],
     ids=["simprox", "simprox, own past", "clip and quantise", "moon's term"],
 )

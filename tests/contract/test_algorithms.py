@@ -19,7 +19,7 @@ from declared import CLIENTS, DECLARED, Declared, build, model_of
 from consilience import algorithms
 from consilience.core import plans, tree
 from consilience.core.exchange import Broadcast, Cohort
-from consilience.core.protocols import LooksFirst
+from consilience.core.protocols import PreTrainingPass
 from consilience.core.rounds import Round, run
 from consilience.core.settings import options_of
 from consilience.core.tree import Tree
@@ -178,8 +178,8 @@ def test_client_step_is_pure(name: str, model: str) -> None:
     broadcast = server.broadcast(server.init(engine.start(), CLIENTS), ids)
     message = _message(broadcast, 3)
     memory = rule.init(engine.start())
-    if isinstance(rule, LooksFirst):
-        look = rule.look_first
+    if isinstance(rule, PreTrainingPass):
+        look = rule.pre_training
         message["seen"], _ = look.end(engine.task, look.begin(engine.task, message, {}), message, {})
     plan = plans.draw(rule.work, engine.store(rule.work.rows), ids[3:4], np.array([2]), seed=1, round=0)
     batch = plan.single(0, 0, engine.store(rule.work.rows))

@@ -17,8 +17,8 @@ from consilience.algorithms.simprox import simprox
 from consilience.algorithms.simprox_buffered import simprox_buffered
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
-from consilience.core.arrivals import Flight
-from consilience.core.exchange import Broadcast, Patience, Pool
+from consilience.core.arrivals import PendingReplies
+from consilience.core.exchange import Broadcast, Pool, WaitPolicy
 from consilience.core.rounds import Diverged, Round, run
 from consilience.core.settings import Invalid
 from consilience.environments.environment import Environment
@@ -54,33 +54,33 @@ def test_a_round_lasts_as_long_as_its_slowest_client() -> None:
 
 
 def test_late_replies_are_dropped_at_the_deadline() -> None:
-    script = Script([1, 2, 5], [1, 10, 100], Patience(deadline=3))
+    script = Script([1, 2, 5], [1, 10, 100], WaitPolicy(deadline=3))
     rounds = list(run(plain(), script, rounds=2))
     assert ids(rounds) == [[0, 1]] * 2 and clocks(rounds) == [3, 6] and values(rounds) == [5.5, 11]
     assert [one.cohort.counts for one in rounds] == [{"late": 1}] * 2
 
 
 def test_a_reply_at_the_deadline_is_in_time() -> None:
-    (one,) = run(plain(), Script([1, 3], [1, 10], Patience(deadline=3)), rounds=1)
+    (one,) = run(plain(), Script([1, 3], [1, 10], WaitPolicy(deadline=3)), rounds=1)
     assert one.cohort.ids.tolist() == [0, 1] and one.cohort.counts == {}
 
 
 def test_the_first_replies_are_enough() -> None:
-    script = Script([4, 2, 3, 2], [1, 10, 100, 1000], Patience(first=2))
+    script = Script([4, 2, 3, 2], [1, 10, 100, 1000], WaitPolicy(enough_replies=2))
     rounds = list(run(plain(), script, rounds=2))
     assert ids(rounds) == [[1, 3]] * 2 and clocks(rounds) == [2, 4] and values(rounds) == [505, 1010]
     assert [one.cohort.counts for one in rounds] == [{"late": 2}] * 2
 
 
 def test_the_first_of_equals_are_those_with_the_lowest_numbers() -> None:
-    (one,) = run(plain(), Script([1, 1, 1], [1, 10, 100], Patience(first=2)), rounds=1)
+    (one,) = run(plain(), Script([1, 1, 1], [1, 10, 100], WaitPolicy(enough_replies=2)), rounds=1)
     assert one.cohort.ids.tolist() == [0, 1]
 
 
 def test_nobody_in_time_is_a_round_without_a_reply() -> None:
     seen: list[Round] = []
     with pytest.raises(Diverged, match=r"\(2 late\)"):
-        for one in run(plain(), Script([5, 6], [1, 10], Patience(deadline=2)), rounds=9):
+        for one in run(plain(), Script([5, 6], [1, 10], WaitPolicy(deadline=2)), rounds=9):
             seen.append(one)
     assert clocks(seen) == [2, 4, 6] and values(seen) == [0, 0, 0]
 
@@ -109,7 +109,7 @@ def test_concurrency_keeps_seats_filled() -> None:
     """Four clients, two seats: whoever returns makes room at once, for one who was not just there."""
     script = Script([1, 1, 1, 1], [1, 10, 100, 1000])
     rounds = list(run(fedbuff(buffer=1, concurrency=2), script, rounds=12, seed=3))
-    assert all(len(one.snapshot.in_flight["jobs"]["ids"]) == 1 for one in rounds)  # the other one has just landed
+    assert all(len(one.snapshot.pending["jobs"]["ids"]) == 1 for one in rounds)  # the other one has just landed
     assert [len(one.chosen) for one in rounds] == [2, *[1] * 11]
     assert clocks(rounds)[:6] == [1, 1, 2, 2, 3, 3]
     assert len({number for one in rounds for number in one.cohort.ids.tolist()}) == 4
@@ -123,7 +123,7 @@ def test_a_seat_is_free_again_while_the_buffer_fills() -> None:
 
 
 def test_a_deadline_frees_the_seat_of_a_slow_client() -> None:
-    script = Script([1, 9], [1, 10], Patience(deadline=2))
+    script = Script([1, 9], [1, 10], WaitPolicy(deadline=2))
     rounds = list(run(fedbuff(buffer=2), script, rounds=1))
     # t=1: 0 in the buffer. t=2: 1 is lost and goes again, t=4 ... until as many were lost as there are clients, and one
     assert ids(rounds) == [[0]] and rounds[0].cohort.counts == {"late": 3} and rounds[0].clock == 6
@@ -138,7 +138,7 @@ def test_what_happens_at_once_is_one_event() -> None:
 
 def test_two_kinds_of_waiting_are_refused() -> None:
     with pytest.raises(Invalid, match="first = 2 ends a synchronous round early"):
-        next(run(fedbuff(buffer=2), Script([1, 1], [1, 1], Patience(first=2)), rounds=1))
+        next(run(fedbuff(buffer=2), Script([1, 1], [1, 1], WaitPolicy(enough_replies=2)), rounds=1))
     slow = Environment(stragglers=0.5, rows_per_second=10.0)
     with pytest.raises(Invalid, match=r"use environment\.speed_spread"):
         next(run(fedbuff(buffer=2, batch_size=4), tiny.engine(environment=slow), rounds=1))
@@ -196,8 +196,8 @@ def test_resume_is_exact_with_work_in_flight(lane: str, stop: int) -> None:
     algorithm = fedbuff(buffer=2, batch_size=4, lr=0.05)
     whole = list(run(algorithm, engine(), rounds=8, seed=1))
     held = whole[stop - 1].snapshot
-    assert len(held.in_flight["jobs"]["ids"]) > 0
-    saved = replace(held, server=tree.clone(held.server), in_flight=tree.clone(held.in_flight))
+    assert len(held.pending["jobs"]["ids"]) > 0
+    saved = replace(held, server=tree.clone(held.server), pending=tree.clone(held.pending))
     for one, other in zip(run(algorithm, engine(), rounds=8, seed=1, resume=saved), whole[stop:]):
         assert tiny.same(one.model, other.model) and one.clock == other.clock
         assert one.cohort.ids.tolist() == other.cohort.ids.tolist()
@@ -213,16 +213,16 @@ def test_time_does_not_touch_a_synchronous_run() -> None:
 def test_only_models_in_flight_are_kept() -> None:
     rounds = list(run(fedbuff(buffer=2, batch_size=4), tiny.engine(environment=UNEVEN), rounds=8, seed=1))
     for one in rounds:
-        kept = one.snapshot.in_flight
+        kept = one.snapshot.pending
         assert set(kept["sent"]) == {str(version) for version in kept["jobs"]["version"].tolist()}
 
 
 def test_a_flight_becomes_a_tree_and_back() -> None:
-    flight = Flight.of({}, 3, 7)
+    flight = PendingReplies.of({}, 3, 7)
     assert flight.dispatches == 7 and flight.clock == 0 and flight.present.tolist() == [7, 7, 7]
     sent = Broadcast(shared={"model": {"w": torch.ones(2)}}, personal={"own": torch.arange(2.0)})
     flown = flight.send(np.array([0, 2]), sent, 7, np.array([1.0, 4.0]), delay=0.5, limit=3.0)
-    again = Flight.of(flown.tree(), 3, 0)
+    again = PendingReplies.of(flown.tree(), 3, 0)
     assert tiny.same(again.tree(), flown.tree())
     assert again.jobs.ends.tolist() == [1.5, 3.5] and again.jobs.lost.tolist() == [False, True]
 
@@ -243,7 +243,7 @@ class Curious:
 
 def test_the_pool_knows_how_long_replies_took_and_who_was_there() -> None:
     log: list[Pool] = []
-    list(run(replace(plain(), selection=Curious(log)), Script([1, 2, 5], [1, 1, 1], Patience(deadline=4)), rounds=2))
+    list(run(replace(plain(), selection=Curious(log)), Script([1, 2, 5], [1, 1, 1], WaitPolicy(deadline=4)), rounds=2))
     assert np.isnan(log[0].seconds).all() and log[1].seconds.tolist() == [1, 2, 4]
     log.clear()
     engine = tiny.engine(environment=Environment(availability=(1.0, 1.0, 1.0, 1.0, 0.5)))

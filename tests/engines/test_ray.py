@@ -23,7 +23,7 @@ from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.evaluate import Evaluate
 from consilience.core.exchange import Broadcast
-from consilience.core.remote import Distant
+from consilience.core.remote import RemoteTensor
 from consilience.core.rounds import Round, Snapshot, run
 from consilience.core.settings import Invalid
 from consilience.core.task import Task
@@ -31,7 +31,7 @@ from consilience.engines.ray import cluster as ray_cluster
 from consilience.engines.ray import pool
 from consilience.engines.ray import session as ray_session
 from consilience.engines.ray.cluster import RayCluster
-from consilience.engines.ray.pool import Crew
+from consilience.engines.ray.pool import ActorPool
 from consilience.engines.ray.replies import Replies
 from consilience.engines.ray.transfer import Report, shared_out
 from consilience.engines.vectorised.engine import Vectorised
@@ -103,7 +103,7 @@ def _assert_same(one: Round, other: Round) -> None:
         (one.model, other.model),
         (one.snapshot.server, other.snapshot.server),
         (one.snapshot.memory, other.snapshot.memory),
-        (one.snapshot.in_flight, other.snapshot.in_flight),
+        (one.snapshot.pending, other.snapshot.pending),
         (one.cohort.reply, other.cohort.reply),
     ):
         assert tiny.same(tree.here(mine), tree.here(theirs))
@@ -115,7 +115,7 @@ def test_two_workers_give_the_bits_of_one_process(name: str, cluster: Callable[[
     found = run(_algorithm(name), cluster(2), rounds=3, seed=3)
     for one, other in itertools.zip_longest(_alone(name), found):
         _assert_same(one, other)
-        assert not any(isinstance(leaf, Distant) for leaf in tree.leaves(other.snapshot.server))
+        assert not any(isinstance(leaf, RemoteTensor) for leaf in tree.leaves(other.snapshot.server))
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ def test_models_are_merged_without_coming_to_the_driver(
 
     monkeypatch.setattr(Replies, "fetch", fetch)
     found = list(run(_algorithm(name), cluster(2), rounds=3, seed=3))
-    assert any(isinstance(leaf, Distant) for leaf in tree.leaves(found[-1].cohort.reply))
+    assert any(isinstance(leaf, RemoteTensor) for leaf in tree.leaves(found[-1].cohort.reply))
     assert tiny.same(found[-1].model, _alone(name)[-1].model)
 
 
@@ -145,7 +145,7 @@ def test_memories_are_fetched_when_they_are_read(cluster: Callable[[int], RayClu
     first, second = itertools.islice(run(_algorithm("scaffold"), cluster(2), rounds=3, seed=3), 2)
     expected = _alone("scaffold")
     for one, other in zip(expected, (first, second)):  # the second round has not changed what the first returned
-        assert all(isinstance(leaf, Distant) for leaf in tree.leaves(other.snapshot.memory))
+        assert all(isinstance(leaf, RemoteTensor) for leaf in tree.leaves(other.snapshot.memory))
         assert tiny.same(one.snapshot.memory, tree.here(other.snapshot.memory))
 
 
@@ -164,7 +164,7 @@ def test_a_run_continues_on_either_engine(cluster: Callable[[int], RayCluster]) 
 
 def _kill(engine: RayCluster, worker: int) -> None:
     """Kill a worker's process, and wait until it is gone."""
-    pid = _crew(engine).pids()[worker]
+    pid = _pool(engine).pids()[worker]
     os.kill(pid, signal.SIGKILL)
     for _ in range(200):
         try:
@@ -175,17 +175,17 @@ def _kill(engine: RayCluster, worker: int) -> None:
     raise AssertionError(f"{pid} is still there")
 
 
-def _crew(engine: RayCluster) -> Crew:
-    assert engine._crew is not None
-    return engine._crew
+def _pool(engine: RayCluster) -> ActorPool:
+    assert engine._pool is not None
+    return engine._pool
 
 
 def _killing(engine: RayCluster, method: str, worker: int, monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
     """Kill a worker as soon as it was sent its share of something; the list counts how often."""
-    original, killed = getattr(Crew, method), []
+    original, killed = getattr(ActorPool, method), []
     pids = {}
 
-    def sending(self: Crew, to: int, *arguments: Any) -> Any:
+    def sending(self: ActorPool, to: int, *arguments: Any) -> Any:
         if to == worker and len(killed) < times:
             pids[to] = self.pids()[to]
         sent = original(self, to, *arguments)
@@ -194,7 +194,7 @@ def _killing(engine: RayCluster, method: str, worker: int, monkeypatch: pytest.M
             os.kill(pids[to], signal.SIGKILL)
         return sent
 
-    monkeypatch.setattr(Crew, method, sending)
+    monkeypatch.setattr(ActorPool, method, sending)
     return killed
 
 
@@ -256,7 +256,7 @@ def test_one_worker_measures_and_all_take_its_lane(session: None) -> None:
     assert tiny.gap(one.model, other.model) < 1e-12
     engine.close()
     with pytest.raises(AssertionError):
-        _crew(engine)
+        _pool(engine)
 
 
 def test_ray_listens_on_this_machine_alone(session: None) -> None:

@@ -15,8 +15,8 @@ from typer.testing import CliRunner, Result
 
 from consilience.cli import app
 from consilience.reporting import terminal
-from consilience.reporting.progress import duration
 from consilience.runs import checkpoint
+from consilience.runs.text import duration
 
 pytestmark = pytest.mark.usefixtures("untraced")
 

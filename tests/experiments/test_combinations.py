@@ -1,4 +1,4 @@
-"""FedAvg with any part from the command line: a valid algorithm, or an error that says which parts cannot meet."""
+"""FedAvg with any part from the command line: a valid algorithm, or an error that says which parts are incompatible."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from consilience.algorithms.fedavg import fedavg
 from consilience.algorithms.scaffold import scaffold
 from consilience.cli import app
-from consilience.client.home import Home
 from consilience.client.memory.memory import Memory
+from consilience.client.personal_layers import PersonalLayers
 from consilience.client.terms.term import Term
 from consilience.core.protocols import Channel, Selection
 from consilience.core.rounds import run
@@ -25,7 +25,7 @@ PLACES: dict[str, tuple[type, bool]] = {  # option -> its protocol, and whether 
     "selection": (Selection, False),
     "terms": (Term, True),
     "memory": (Memory, True),
-    "home": (Home, False),
+    "personal_layers": (PersonalLayers, False),
     "weighting": (Weighting, False),
     "combine": (Combine, False),
     "step": (Step, False),
@@ -95,12 +95,15 @@ def test_scaffold_can_be_put_together_from_its_parts() -> None:
         (["algorithm.terms=['generated_features']"], ["GeneratedFeatures listens for 'generator'"]),
         (["algorithm.ledgers=['control_variates']"], ["ControlVariates reads 'control_change' in the replies"]),
         (["algorithm.memory=['control_variate']"], ["ControlVariate listens for 'control_variate'"]),
-        (["algorithm.name=scaffold", "algorithm.home=head"], ["Head(layers=1) cannot meet the term Linear"]),
+        (
+            ["algorithm.name=scaffold", "algorithm.personal_layers=head"],
+            ["Head(layers=1) is incompatible with the term Linear"],
+        ),
         (["algorithm.name=scaffold", "algorithm.momentum=0.9"], ["control variates", "plain SGD only"]),
         (["algorithm.name=feddm", "algorithm.weighting=uniform"], ["feddm.weighting", "synthetic rows, not models"]),
         (["algorithm.name=fedamp", "algorithm.step=replace"], ["fedamp.step", "a model for each client"]),
         (["algorithm.memory=['drift', 'drift']"], ["no two parts may have one name"]),
-        (["algorithm.home={name='named', patterns=['hea.*']}"], ["'hea.*' matches no leaf of the model"]),
+        (["algorithm.personal_layers={name='named', patterns=['hea.*']}"], ["'hea.*' matches no leaf of the model"]),
     ],
     ids=lambda value: " ".join(value)[:60],
 )
@@ -113,7 +116,11 @@ def test_the_command_line_says_which_parts_cannot_meet(settings: list[str], word
 
 
 def test_the_command_line_puts_parts_together(tmp_path: Any) -> None:
-    parts = ["algorithm.terms=[{name='proximal', mu=0.1}]", "algorithm.home=head", "algorithm.weighting=uniform"]
+    parts = [
+        "algorithm.terms=[{name='proximal', mu=0.1}]",
+        "algorithm.personal_layers=head",
+        "algorithm.weighting=uniform",
+    ]
     usual = ["algorithm.name=fedavg", f"runs={tmp_path}", "rounds=1", "threads=1", "partition.clients=2"]
     outcome = CliRunner().invoke(app, ["run", *usual, *parts])
     assert outcome.exit_code == 0, outcome.stdout

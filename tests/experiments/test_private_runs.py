@@ -13,10 +13,10 @@ import tiny
 from consilience.core.settings import Invalid
 from consilience.experiments import record, runner
 from consilience.experiments.config import config
-from consilience.experiments.result import Result
 from consilience.flower.deploy import settings
 from consilience.privacy import Spending
 from consilience.runs.folder import RunFolder
+from consilience.runs.result import Result
 
 pytestmark = pytest.mark.usefixtures("untraced")
 dp_accounting = pytest.importorskip("dp_accounting", reason="the extra `dp` is not installed")

@@ -32,12 +32,12 @@ from consilience.data import partition
 from consilience.experiments import assembly, evaluation, runner
 from consilience.experiments.config import catalogue, config
 from consilience.experiments.live_run import Run
-from consilience.experiments.record import Observation
-from consilience.experiments.result import Result
 from consilience.runs import checkpoint, identity
 from consilience.runs.checkpoint import CheckpointError
 from consilience.runs.disk import disk
 from consilience.runs.folder import RunFolder
+from consilience.runs.observation import Observation
+from consilience.runs.result import Result
 from consilience.training import train
 
 pytestmark = pytest.mark.usefixtures("untraced")

@@ -14,7 +14,7 @@ from torch import Tensor
 from consilience.core import tree
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.screening import Limits
-from consilience.engines.vectorised.templates import reply_template
+from consilience.flower.engine.templates import reply_template
 from consilience.wire.admission import Arrival, Template, admit
 from consilience.wire.arrays import Packed, digest, to_bytes
 

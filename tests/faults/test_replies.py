@@ -27,11 +27,12 @@ from test_numerics import PLAIN, SIMILAR, cohort_of, merged
 from consilience.channel import TopK
 from consilience.core import tree
 from consilience.core.exchange import Broadcast, Cohort
-from consilience.core.protocols import LooksBack
+from consilience.core.protocols import PostTrainingPass
 from consilience.core.rounds import Diverged, run
 from consilience.core.screening import Limits, screen
-from consilience.experiments.record import Observation, Observer
+from consilience.experiments.record import Observer
 from consilience.reporting.progress import shown
+from consilience.runs.observation import Observation
 from consilience.wire.admission import Arrival, Refusal, identities
 from consilience.wire.arrays import Packed
 
@@ -265,7 +266,7 @@ def test_row_14_absurd_example_counts(number: int) -> None:
 
 
 def test_row_14_counts_are_capped_if_so_configured() -> None:
-    limits = Limits(max_examples=12, beyond="cap")
+    limits = Limits(max_examples=12, on_excess="cap")
     engine = Strangers(at(3, lambda one: [replace(one, examples=10**12, digest=None)]), limits)
     found = watched(build("fedavgm"), engine)
     plain = watched(build("fedavgm"), Strangers(lambda arrivals, _: arrivals))  # client 3 has 12 rows
@@ -401,7 +402,7 @@ def test_refusals_are_part_of_the_cohort_only_once() -> None:
 def test_a_second_question_is_screened_and_who_does_not_answer_it_is_left_out() -> None:
     """Rules that look back at their trained model: client 1 falls silent then, client 3 sends NaN."""
     algorithm = build("fedfa")
-    assert isinstance(algorithm.client, LooksBack)
+    assert isinstance(algorithm.client, PostTrainingPass)
 
     class Forgetful:
         def __init__(self) -> None:
@@ -412,7 +413,7 @@ def test_a_second_question_is_screened_and_who_does_not_answer_it_is_left_out() 
 
         def exchange(self, client: Any, *args: Any, **when: int) -> Cohort:
             cohort = self._engine.exchange(client, *args, **when)
-            if client != algorithm.client.look_back or when["round"] != 1:
+            if client != algorithm.client.post_training or when["round"] != 1:
                 return cohort
             next(leaf for leaf in tree.leaves(cohort.reply) if leaf.is_floating_point())[3] = torch.nan
             return cohort.only(cohort.ids != 1, silent=1)

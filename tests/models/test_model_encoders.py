@@ -31,7 +31,7 @@ def test_hashed_ngrams_are_unit_rows_that_meet_where_words_do() -> None:
     assert torch.equal(x[0], x[4])
     # "the cat sat": the, cat, sat, "the cat", "cat sat"; "the dog": the, dog, "the dog": one shared.
     assert float(x[0] @ x[1]) == pytest.approx(1 / (5 * 3) ** 0.5, abs=1e-6)
-    assert float(hashed_ngrams(["cats"], of="char_wb") @ hashed_ngrams(["cat"], of="char_wb").T) > 0.3
+    assert float(hashed_ngrams(["cats"], analyzer="char_wb") @ hashed_ngrams(["cat"], analyzer="char_wb").T) > 0.3
 
 
 def test_hashed_ngrams_are_the_same_in_every_process() -> None:

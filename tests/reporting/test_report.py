@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from consilience import cli
 from consilience.reporting import page, report, style
-from consilience.reporting.album import compiled
+from consilience.reporting.figure_set import compiled
 from consilience.reporting.figures import likeness, weights
 from consilience.reporting.groups import grouped
 from consilience.reporting.runs import find

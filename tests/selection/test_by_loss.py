@@ -31,9 +31,11 @@ def pool_of(losses: list[float], sizes: list[int] | None = None, away: tuple[int
 def test_probabilities_by_hand() -> None:
     pool = pool_of([1.0, 3.0, 4.0, 9.0], sizes=[10, 2, 5, 0])  # the last one has no rows
     assert ByLoss(count=1).probabilities(pool).tolist() == pytest.approx([1 / 8, 3 / 8, 4 / 8, 0], abs=1e-15)
-    assert ByLoss(count=1, by="total").probabilities(pool).tolist() == pytest.approx([10 / 36, 6 / 36, 20 / 36, 0])
+    assert ByLoss(count=1, proportional_to="total").probabilities(pool).tolist() == pytest.approx(
+        [10 / 36, 6 / 36, 20 / 36, 0]
+    )
     e = [math.exp(v / 2) for v in (1, 3, 4)]
-    soft = ByLoss(count=1, by="softmax", temperature=2.0).probabilities(pool)
+    soft = ByLoss(count=1, proportional_to="softmax", temperature=2.0).probabilities(pool)
     assert soft.tolist() == pytest.approx([*(v / sum(e) for v in e), 0], abs=1e-15)
 
 
@@ -45,7 +47,7 @@ def ordered_chance(p: list[float], pair: set[int]) -> float:
 @pytest.mark.parametrize("by", ["loss", "softmax", "total"])
 def test_samples_are_drawn_one_after_the_other_without_replacement(by: Any) -> None:
     pool = pool_of([0.5, 1.0, 2.0, 1.5], sizes=[4, 1, 2, 3])
-    selection, times = ByLoss(count=2, by=by), 6000
+    selection, times = ByLoss(count=2, proportional_to=by), 6000
     p = selection.probabilities(pool).tolist()
     counts: dict[tuple[int, ...], int] = {}
     for round in range(times):
@@ -61,10 +63,10 @@ def test_choice_is_ascending_distinct_and_repeatable(clients: int, count: int, s
     draw = np.random.default_rng([clients, count, seed])
     losses = np.where(draw.random(clients) < 0.2, np.nan, draw.exponential(size=clients) * (draw.random(clients) < 0.7))
     pool = pool_of(losses.tolist(), sizes=draw.integers(0, 4, clients).tolist())
-    chosen = ByLoss(count=count, by=by).choose(3, pool, seed)
+    chosen = ByLoss(count=count, proportional_to=by).choose(3, pool, seed)
     assert chosen.tolist() == sorted(set(chosen.tolist())) and set(chosen) <= set(pool.candidates)
     assert len(chosen) == min(count, len(pool.candidates))
-    assert chosen.tolist() == ByLoss(count=count, by=by).choose(3, pool, seed).tolist()
+    assert chosen.tolist() == ByLoss(count=count, proportional_to=by).choose(3, pool, seed).tolist()
 
 
 def test_counts_and_fractions_are_those_of_uniform() -> None:
@@ -82,7 +84,7 @@ def test_zero_losses_come_last_and_huge_ones_do_not_overflow() -> None:
     thirds = [ByLoss(count=3).choose(round, pool, 0).tolist() for round in range(60)]
     assert {client for chosen in thirds for client in chosen} == {0, 1, 2, 3, 4}
     assert ByLoss(count=1).probabilities(pool_of([0.0, 0.0])).tolist() == [0.5, 0.5]
-    large = ByLoss(count=1, by="softmax", temperature=0.001).probabilities(pool_of([1e3, 1e3, 1e3 - 1]))
+    large = ByLoss(count=1, proportional_to="softmax", temperature=0.001).probabilities(pool_of([1e3, 1e3, 1e3 - 1]))
     assert large.tolist() == pytest.approx([0.5, 0.5, 0], abs=1e-12)
 
 
@@ -132,7 +134,7 @@ def test_fresh_losses_are_those_of_the_current_model_and_are_paid_for() -> None:
 def test_old_losses_cost_nothing() -> None:
     engine = tiny.engine(tiny.mlp)
     selection = ByLoss(count=2, fresh=False)
-    assert len(selection.asks(0, pool_of([1.0, 2.0]), 0)) == 0
+    assert len(selection.queries(0, pool_of([1.0, 2.0]), 0)) == 0
     rounds = list(run(fedavg(lr=0.05, batch_size=4, selection=selection), engine, rounds=2))
     plain = next(iter(run(fedavg(lr=0.05, batch_size=4, selection=Everyone()), engine, rounds=1)))
     assert rounds[1].bytes_down == 2 * plain.bytes_down // 5
@@ -143,8 +145,11 @@ def test_old_losses_cost_nothing() -> None:
     [
         (lambda: ByLoss(), "either fraction or count: give exactly one"),
         (lambda: ByLoss(count=1, fraction=0.5), "either fraction or count: give exactly one"),
-        (lambda: ByLoss(count=1, by="size"), "ByLoss.by = 'size' is not one of loss, softmax, total"),  # type: ignore[arg-type]
-        (lambda: ByLoss(count=1, temperature=2.0), "ByLoss.temperature has no effect with by = 'loss'"),
+        (
+            lambda: ByLoss(count=1, proportional_to="size"),
+            "ByLoss.proportional_to = 'size' is not one of loss, softmax, total",
+        ),  # type: ignore[arg-type]
+        (lambda: ByLoss(count=1, temperature=2.0), "ByLoss.temperature has no effect with proportional_to = 'loss'"),
         (lambda: ByLoss(count=1).choose(0, pool_of([1.0, -2.0]), 0), "that of client 1 is -2: use 'softmax'"),
     ],
 )

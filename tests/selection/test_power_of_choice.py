@@ -26,7 +26,7 @@ def test_the_largest_losses_of_the_candidates() -> None:
     assert everyone.choose(0, pool([1, 0, 1, 1, 1], losses), 0).tolist() == [2, 3]
     few = PowerOfChoice(count=1, candidates=3)
     for round in range(50):
-        drawn = few.asks(round, pool([1] * 5, losses), 7)
+        drawn = few.queries(round, pool([1] * 5, losses), 7)
         assert len(drawn) == 3 and (np.diff(drawn) > 0).all()
         assert few.choose(round, pool([1] * 5, losses), 7).tolist() == [max(drawn, key=lambda k: losses[k])]
 
@@ -44,17 +44,17 @@ def test_as_many_candidates_as_chosen_is_sampling_by_rows() -> None:
     plain = PowerOfChoice(count=2, candidates=2)
     for round in range(20):
         here = pool([3, 1, 4, 1, 5], [1.0, 2.0, 3.0, 4.0, 5.0])
-        assert plain.choose(round, here, 1).tolist() == plain.asks(round, here, 1).tolist()
+        assert plain.choose(round, here, 1).tolist() == plain.queries(round, here, 1).tolist()
 
 
 def test_unknown_losses_count_as_the_worst_and_nobody_is_asked_twice_without_need() -> None:
     lazy = PowerOfChoice(count=1, candidates=3, fresh=False)
     here = pool([1, 1, 1], [3.0, np.nan, 9.0])
-    assert lazy.asks(0, here, 0).tolist() == [] and lazy.choose(0, here, 0).tolist() == [1]
+    assert lazy.queries(0, here, 0).tolist() == [] and lazy.choose(0, here, 0).tolist() == [1]
 
 
 def test_sizes_of_the_choice() -> None:
-    assert len(PowerOfChoice(fraction=0.4).asks(0, pool([1] * 10, [1.0] * 10), 0)) == 8
+    assert len(PowerOfChoice(fraction=0.4).queries(0, pool([1] * 10, [1.0] * 10), 0)) == 8
     assert len(PowerOfChoice(fraction=0.4).choose(0, pool([1] * 10, [1.0] * 10), 0)) == 4
     assert PowerOfChoice(count=2).choose(0, pool([1, 1], [1.0, 1.0], away=(0, 1)), 0).tolist() == []
     assert PowerOfChoice(count=5, candidates=9).choose(0, pool([1, 1], [1.0, 1.0]), 0).tolist() == [0, 1]
@@ -69,7 +69,7 @@ def test_a_run_asks_the_candidates_for_fresh_losses() -> None:
     rounds = list(run(fedavg(batch_size=4, selection=selection), tiny.engine(), rounds=3, seed=2))
     model, state = tiny.engine().start(), 8 * 323
     for number, one in enumerate(rounds):
-        drawn = selection.asks(number, pool(list(tiny.SIZES), [0.0] * 5), 2)
+        drawn = selection.queries(number, pool(list(tiny.SIZES), [0.0] * 5), 2)
         data = tiny.federation()
         losses = {}
         for k in drawn.tolist():

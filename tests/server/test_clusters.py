@@ -80,8 +80,8 @@ def test_hierarchical_weights_by_hand() -> None:
 
 def test_by_direction_ignores_how_far_clients_went() -> None:
     cohort = cohort_of([[1.0, 0], [90.0, 0], [0.0, 1.0], [0, 80.0]])
-    near, _, _ = HierarchicalWeights(by="distance").weigh(cohort, start(), {})
-    along, _, notes = HierarchicalWeights(by="direction").weigh(cohort, start(), {})
+    near, _, _ = HierarchicalWeights(metric="distance").weigh(cohort, start(), {})
+    along, _, notes = HierarchicalWeights(metric="direction").weigh(cohort, start(), {})
     assert notes["clusters"].tolist() == [0, 0, 1, 1] and along.tolist() == [0.25] * 4
     assert near.tolist() != along.tolist()
 
@@ -114,7 +114,7 @@ def test_row_26_order_does_not_matter(order: list[int], seed: int) -> None:
     values = np.random.default_rng(seed).normal(size=(5, 3))
     for by in ("distance", "direction"):
         got, expected = (
-            HierarchicalWeights(by=by).weigh(cohort, start(3), {})[0]  # type: ignore[arg-type]
+            HierarchicalWeights(metric=by).weigh(cohort, start(3), {})[0]  # type: ignore[arg-type]
             for cohort in (cohort_of(values[order], ids=order), cohort_of(values))
         )
         assert torch.equal(got, expected[order])
@@ -122,7 +122,7 @@ def test_row_26_order_does_not_matter(order: list[int], seed: int) -> None:
 
 def test_rows_18_19_and_28_for_hierarchical_weights() -> None:
     for by in ("distance", "direction"):
-        weighting = HierarchicalWeights(by=by, clusters=3)  # type: ignore[arg-type]
+        weighting = HierarchicalWeights(metric=by, clusters=3)  # type: ignore[arg-type]
         assert weighting.weigh(cohort_of([[2.0, 1.0]] * 4), start(), {})[0].tolist() == [0.25] * 4
         assert weighting.weigh(cohort_of([[0.0, 0.0]] * 4), start(), {})[0].tolist() == [0.25] * 4
         assert weighting.weigh(cohort_of([[2.0, 1.0]]), start(), {})[0].tolist() == [1.0]

@@ -69,26 +69,28 @@ def test_cosines_that_do_not_sum_to_more_than_zero_stop_the_run_and_name_the_cli
     with pytest.raises(Diverged, match=r"10: 0, 11: 0 sum to 0"):  # they cancel: the mean has no direction
         weigh(DualWeights(), cohort({"w": [[1.0, 2.0], [-1.0, -2.0]]}))
     with pytest.raises(Diverged, match="of their updates"):
-        weigh(DualWeights(of="updates"), cohort({"w": [[2.0], [0.0]]}), {"w": [1.0]})
+        weigh(DualWeights(compare_on="updates"), cohort({"w": [[2.0], [0.0]]}), {"w": [1.0]})
 
 
 @given(st.integers(0, 10**6), st.integers(1, 6), st.sampled_from(["uniform", "examples"]))
-def test_it_equals_an_independent_implementation(seed: int, clients: int, first: Any) -> None:
+def test_it_equals_an_independent_implementation(seed: int, clients: int, first_stage: Any) -> None:
     """Several tensors make up one vector; start, noise and sizes at random; closer than the weights differ from 1/K."""
     draw = np.random.default_rng(seed)
     start = {"a": draw.normal(size=(3, 4)), "b": draw.normal(size=5)}
     stacked = {n: v + 0.05 * draw.normal(size=(clients, *v.shape)) for n, v in start.items()}
     examples = draw.integers(1, 50, clients).astype(float).tolist()
     replies = cohort(stacked, examples=examples)
-    share = np.full(clients, 1 / clients) if first == "uniform" else np.array(examples) / np.sum(examples)
+    share = np.full(clients, 1 / clients) if first_stage == "uniform" else np.array(examples) / np.sum(examples)
     flat = np.hstack([v.reshape(clients, -1) for v in stacked.values()])
     moved = flat - np.hstack([v.reshape(-1) for v in start.values()])
-    found = weigh(DualWeights(first=first), replies, start)
+    found = weigh(DualWeights(first_stage=first_stage), replies, start)
     np.testing.assert_allclose(found, by_hand(flat, share).astype(float), rtol=1e-13, atol=0)
     assert found.sum() == pytest.approx(1, abs=1e-14)
     expected = by_hand(moved, share).astype(float)
     if abs(expected).max() < 10:  # else the sum of cosines is close to zero
-        np.testing.assert_allclose(weigh(DualWeights(of="updates", first=first), replies, start), expected, rtol=1e-9)
+        np.testing.assert_allclose(
+            weigh(DualWeights(compare_on="updates", first_stage=first_stage), replies, start), expected, rtol=1e-9
+        )
 
 
 @pytest.mark.parametrize(("noise", "most"), [(0.01, 2e-6), (0.05, 3e-5), (0.2, 8e-4), (0.5, 3e-3)])
@@ -103,7 +105,7 @@ def test_on_whole_weights_it_is_almost_the_plain_mean(noise: float, most: float)
     deviation = np.abs(found * 10 - 1).max()
     assert most / 10 < deviation < most
     # what the models share no longer hides what they learned
-    assert np.abs(weigh(DualWeights(of="updates"), replies, {"w": start}) * 10 - 1).max() > 0.01
+    assert np.abs(weigh(DualWeights(compare_on="updates"), replies, {"w": start}) * 10 - 1).max() > 0.01
 
 
 def test_weights_of_single_precision_models_are_computed_in_double() -> None:
@@ -124,11 +126,13 @@ def test_the_size_of_the_numbers_does_not_matter(size: float) -> None:
 
 def test_an_update_of_no_length_counts_nothing_and_if_none_has_any_all_count_the_same() -> None:
     still = cohort({"w": [[1.0, 1.0], [2.0, 1.0], [2.0, 1.0]]})
-    weights, _, notes = DualWeights(of="updates").weigh(still, {"params": {"w": torch.ones(2)}, "buffers": {}}, {})
+    weights, _, notes = DualWeights(compare_on="updates").weigh(
+        still, {"params": {"w": torch.ones(2)}, "buffers": {}}, {}
+    )
     assert weights.tolist() == [0, 0.5, 0.5]
     assert int(notes["no_direction"]) == 1 and notes["cosine"].tolist() == [0, 1, 1]
     nobody = cohort({"w": [[1.0, 1.0]] * 4})
-    assert weigh(DualWeights(of="updates"), nobody, {"w": [1.0, 1.0]}).tolist() == [0.25] * 4
+    assert weigh(DualWeights(compare_on="updates"), nobody, {"w": [1.0, 1.0]}).tolist() == [0.25] * 4
     assert weigh(DualWeights(), cohort({"w": torch.zeros(2, 3)})).tolist() == [0.5, 0.5]
     assert weigh(DualWeights(), cohort({"w": [[3.0, -4.0]]})).tolist() == [1]
 
@@ -148,23 +152,23 @@ def test_only_parameters_are_compared_and_buffers_have_the_same_weights() -> Non
 # --- layer by layer --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("of", ["weights", "updates"])
-@pytest.mark.parametrize("first", ["uniform", "examples"])
-def test_every_layer_has_weights_of_its_own(of: Any, first: Any) -> None:
+@pytest.mark.parametrize("compare_on", ["weights", "updates"])
+@pytest.mark.parametrize("first_stage", ["uniform", "examples"])
+def test_every_layer_has_weights_of_its_own(compare_on: Any, first_stage: Any) -> None:
     """Weight and bias of a module are one vector; buffers have the weights of the whole."""
     draw = np.random.default_rng(3)
     start = {"one.weight": draw.normal(size=(2, 3)), "one.bias": draw.normal(size=2), "two.weight": draw.normal(size=4)}
     stacked = {n: v + 0.5 + 0.5 * draw.normal(size=(3, *v.shape)) for n, v in start.items()}
     statistic = draw.normal(size=(3, 2))
     replies = cohort(stacked, examples=[1.0, 5.0, 2.0], buffers={"mean": torch.tensor(statistic)})
-    share = np.full(3, 1 / 3) if first == "uniform" else np.array([1, 5, 2]) / 8
+    share = np.full(3, 1 / 3) if first_stage == "uniform" else np.array([1, 5, 2]) / 8
     model = {"params": {n: torch.tensor(v) for n, v in start.items()}, "buffers": {"mean": torch.zeros(2)}}
-    server = LayerwiseDual(of=of, first=first)
+    server = LayerwiseDual(compare_on=compare_on, first_stage=first_stage)
     after, notes = server.update(server.init(model, 3), replies)
 
     def weights(*names: str) -> np.ndarray:
         flat = np.hstack([stacked[n].reshape(3, -1) for n in names])
-        begun = np.hstack([start[n].reshape(-1) for n in names]) if of == "updates" else 0
+        begun = np.hstack([start[n].reshape(-1) for n in names]) if compare_on == "updates" else 0
         return by_hand(flat - begun, share).astype(float)
 
     one, two, whole = weights("one.weight", "one.bias"), weights("two.weight"), weights(*start)

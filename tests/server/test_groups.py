@@ -181,7 +181,7 @@ def test_clients_that_pull_apart_are_told_apart() -> None:
         (Bipartition(), [model(2, 0)] * 4, 50),  # the cluster moves on together
         (Bipartition(), [model(0.1, 0), model(-0.1, 0)] * 2, 50),  # everyone has arrived
         (Bipartition(gamma=1.0), PULLING, 50),  # not unlike enough: sqrt((1 - a) / 2) is below one
-        (Bipartition(most=1), PULLING, 50),  # no room
+        (Bipartition(max_clusters=1), PULLING, 50),  # no room
     ],
 )
 def test_a_cluster_is_not_cut_without_need(server: Bipartition, ends: list[Tree], round: int) -> None:
@@ -213,7 +213,7 @@ def test_parts_can_be_cut_again() -> None:
 
 def test_clustered_fl_separates_two_kinds() -> None:
     data = two_kinds()
-    algorithm = clustered_fl(lr=0.5, batch_size=None, epochs=3, warm_up=3, eps_1=0.3, eps_2=0.1, most=2)
+    algorithm = clustered_fl(lr=0.5, batch_size=None, epochs=3, warm_up=3, eps_1=0.3, eps_2=0.1, max_clusters=2)
     *_, one = run(algorithm, tiny.engine(linear, data), rounds=25, seed=1)
     cluster = one.snapshot.server["cluster"].tolist()
     assert cluster[0] == cluster[2] == cluster[4] != cluster[1] == cluster[3]

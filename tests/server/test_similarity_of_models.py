@@ -117,7 +117,7 @@ def test_across_layers_of_equal_height() -> None:
     assert torch.isfinite(Layerwise(metric="osad", cross=0.5).compare(stacked, ancestor())).all()
     with pytest.raises(Invalid, match="no two weight matrices have the same longer side"):
         Layerwise(cross=0.5).compare({"conv": stacked["conv"]}, {"conv": ancestor()["conv"]})
-    with pytest.raises(Invalid, match="cross cannot meet cka_deconfounded"):
+    with pytest.raises(Invalid, match="cross is incompatible with cka_deconfounded"):
         Layerwise(metric="cka_deconfounded", cross=0.5)
 
 

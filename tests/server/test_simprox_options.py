@@ -53,8 +53,8 @@ def literal(w: np.ndarray, w_global: np.ndarray, **options: Any) -> np.ndarray:
     o = {"lambda_0": 0.7, "tau": 0.5, "softmax": True, "temperature": None, "g": None, "scaled_norms": False} | options
     m, norm = len(w), np.linalg.norm
     updates = w - w_global
-    seen = updates if o.get("of") == "updates" else w
-    target = updates.mean(0) if o.get("of") == "updates" else w_global
+    seen = updates if o.get("compare_on") == "updates" else w
+    target = updates.mean(0) if o.get("compare_on") == "updates" else w_global
 
     def cosine(a: np.ndarray, b: np.ndarray) -> float:
         return float(a @ b / (norm(a) * norm(b))) if norm(a) > 0 and norm(b) > 0 else 0.0
@@ -90,10 +90,16 @@ def literal(w: np.ndarray, w_global: np.ndarray, **options: Any) -> np.ndarray:
     st.floats(0.05, 1.0),
 )
 def test_all_options_together(
-    seed: int, m: int, similarity: Any, of: Any, scaled: bool, softmax: bool, temperature: Any, tau: float
+    seed: int, m: int, similarity: Any, compare_on: Any, scaled: bool, softmax: bool, temperature: Any, tau: float
 ) -> None:
     w, w_global = clients(seed, m)
-    options = {"similarity": similarity, "of": of, "scaled_norms": scaled, "softmax": softmax, "tau": tau}
+    options = {
+        "similarity": similarity,
+        "compare_on": compare_on,
+        "scaled_norms": scaled,
+        "softmax": softmax,
+        "tau": tau,
+    }
     options["temperature"] = temperature
     got, _ = weigh(w, w_global, **options)
     np.testing.assert_allclose(got, literal(w, w_global, **options), rtol=0, atol=1e-11)
@@ -104,10 +110,10 @@ def test_by_hand() -> None:
     w_global = np.array([0.0, 0.0, 100.0])
     w = w_global + np.array([[1.0, 0, 0], [0, 1, 0], [-1, 0, 0]])
     # cosines 0, -1, 0: rows' means are -1/2, 0, -1/2, so alpha ~ 1/2, 1, 1/2
-    got, _ = weigh(w, w_global, of="updates", similarity="cosine", softmax=False)
+    got, _ = weigh(w, w_global, compare_on="updates", similarity="cosine", softmax=False)
     np.testing.assert_allclose(got, [0.25, 0.5, 0.25], atol=1e-14)
     # the mean update is (0, 1/3): cosines to it are 0, 1, 0, so lambda = 0.7 (1/3) / 0.5
-    _, notes = weigh(w, w_global, of="updates")
+    _, notes = weigh(w, w_global, compare_on="updates")
     assert float(notes["lambda"]) == pytest.approx(0.7 / 1.5, abs=1e-14)
     # of whole weights all cosines are near 1: lambda is lambda_0 and similarity hardly differs
     _, notes = weigh(w, w_global)
@@ -122,7 +128,7 @@ def test_similarity_of_updates_bites_where_whole_weights_do_not() -> None:
     w = w_global + np.stack([way + 0.1 * draw.normal(size=500) / 500**0.5 for _ in range(5)] + [-way])
     options = {"similarity": "cosine", "softmax": False, "scaled_norms": True}
     whole, _ = weigh(w, w_global, **options)
-    updates, _ = weigh(w, w_global, of="updates", **options)
+    updates, _ = weigh(w, w_global, compare_on="updates", **options)
     assert whole[5] / whole[0] > 0.99 and updates[5] / updates[0] < 0.05
 
 
@@ -163,20 +169,22 @@ def test_scaled_norms_divide_by_the_root_of_the_parameters() -> None:
 def test_row_18_zero_updates_have_similarity_zero_and_are_counted(similarity: Any) -> None:
     w, w_global = clients(4, 4)
     w[1] = w[2] = w_global
-    got, notes = weigh(w, w_global, of="updates", similarity=similarity)
-    np.testing.assert_allclose(got, literal(w, w_global, of="updates", similarity=similarity), rtol=0, atol=1e-12)
+    got, notes = weigh(w, w_global, compare_on="updates", similarity=similarity)
+    np.testing.assert_allclose(
+        got, literal(w, w_global, compare_on="updates", similarity=similarity), rtol=0, atol=1e-12
+    )
     assert int(notes["zero_updates"]) == 2 and bool(notes["similarity"].isfinite().all())
     if similarity == "cosine":
         assert notes["similarity"][1].tolist() == [0.0] * 4
-    _, moved = weigh(*clients(4, 4), of="updates")
+    _, moved = weigh(*clients(4, 4), compare_on="updates")
     assert int(moved["zero_updates"]) == 0
 
 
 def test_row_18_updates_from_a_model_of_zeros_are_comparable() -> None:
     """Whole models are not: a model of zeros has no direction (S0-7)."""
     w, _ = clients(5, 3)
-    got, _ = weigh(w, np.zeros(40), of="updates")
-    np.testing.assert_allclose(got, literal(w, np.zeros(40), of="updates"), rtol=0, atol=1e-12)
+    got, _ = weigh(w, np.zeros(40), compare_on="updates")
+    np.testing.assert_allclose(got, literal(w, np.zeros(40), compare_on="updates"), rtol=0, atol=1e-12)
     with pytest.raises(Invalid, match="the global model is all zeros"):
         weigh(w, np.zeros(40))
     weigh(w, np.zeros(40), similarity="gaussian")  # asks for no direction
@@ -185,42 +193,42 @@ def test_row_18_updates_from_a_model_of_zeros_are_comparable() -> None:
 def test_updates_that_cancel_have_no_common_direction() -> None:
     w, w_global = clients(6, 2)
     both = np.stack([w[0], 2 * w_global - w[0]])
-    _, notes = weigh(both, w_global, of="updates")
+    _, notes = weigh(both, w_global, compare_on="updates")
     assert float(notes["lambda"]) == 0.0
 
 
-@pytest.mark.parametrize("of", ["weights", "updates"])
+@pytest.mark.parametrize("compare_on", ["weights", "updates"])
 @pytest.mark.parametrize("sketch", [None, 16])
 @pytest.mark.parametrize("temperature", [None, 0.01])
-def test_row_19_identical_clients_weigh_exactly_the_same(of: Any, sketch: Any, temperature: Any) -> None:
+def test_row_19_identical_clients_weigh_exactly_the_same(compare_on: Any, sketch: Any, temperature: Any) -> None:
     w, w_global = clients(7, 1)
-    got, notes = weigh(np.repeat(w, 7, 0), w_global, of=of, sketch=sketch, temperature=temperature)
+    got, notes = weigh(np.repeat(w, 7, 0), w_global, compare_on=compare_on, sketch=sketch, temperature=temperature)
     assert got.tolist() == [1 / 7] * 7 and bool(notes["all_alike"])
-    still, notes = weigh(np.repeat(w_global[None], 3, 0), w_global, of=of, sketch=sketch)
+    still, notes = weigh(np.repeat(w_global[None], 3, 0), w_global, compare_on=compare_on, sketch=sketch)
     assert still.tolist() == [1 / 3] * 3 and int(notes["zero_updates"]) == 3
 
 
-@pytest.mark.parametrize("of", ["weights", "updates"])
-def test_row_21_huge_float32_entries(of: Any) -> None:
+@pytest.mark.parametrize("compare_on", ["weights", "updates"])
+def test_row_21_huge_float32_entries(compare_on: Any) -> None:
     w, w_global = clients(8, 4, 20)
     anchor = torch.from_numpy(1e30 * w_global).float()
     model = {"params": {"a": anchor[:1], "b": anchor[1:]}, "buffers": {}}
-    _, _, big = SimProxWeights(of=of).weigh(cohort_of(1e30 * w, torch.float32), model, {})
-    _, small = weigh(w, w_global, of=of)
+    _, _, big = SimProxWeights(compare_on=compare_on).weigh(cohort_of(1e30 * w, torch.float32), model, {})
+    _, small = weigh(w, w_global, compare_on=compare_on)
     torch.testing.assert_close(big["similarity"], small["similarity"], rtol=0, atol=1e-5)
 
 
 @given(st.integers(0, 2**31), st.permutations(range(6)), st.sampled_from([None, 32]))
 def test_row_26_order_does_not_matter(seed: int, order: list[int], sketch: Any) -> None:
     w, w_global = clients(seed)
-    for of in ("weights", "updates"):
-        got, expected = (weigh(v, w_global, of=of, sketch=sketch)[0] for v in (w[order], w))
+    for compare_on in ("weights", "updates"):
+        got, expected = (weigh(v, w_global, compare_on=compare_on, sketch=sketch)[0] for v in (w[order], w))
         np.testing.assert_allclose(got, expected[order], rtol=0, atol=1e-12)
 
 
 def test_row_28_one_client_weighs_one() -> None:
     w, w_global = clients(1, 1)
-    for options in ({"of": "updates"}, {"temperature": 0.1}, {"sketch": 8}, {"similarity": "cosine"}):
+    for options in ({"compare_on": "updates"}, {"temperature": 0.1}, {"sketch": 8}, {"similarity": "cosine"}):
         assert weigh(w, w_global, **options)[0].tolist() == [1.0]
 
 
@@ -288,7 +296,7 @@ def test_prev_own_in_a_run(lane: str) -> None:
 @pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize(
     "options",
-    [{"of": "updates"}, {"temperature": 0.5}, {"sketch": 64}, {"similarity": "cosine"}, {"prev": "own"}],
+    [{"compare_on": "updates"}, {"temperature": 0.5}, {"sketch": 64}, {"similarity": "cosine"}, {"prev": "own"}],
     ids=str,
 )
 def test_options_run_and_lanes_agree(options: dict[str, Any]) -> None:
@@ -307,7 +315,7 @@ def test_weights_of_updates_depend_on_the_updates_alone() -> None:
     """A buffer re-bases each stale reply on the present model, w + (w_i - what i was sent): same weights."""
     w, w_global = clients(10)
     elsewhere = w_global + 7.0
-    for options in ({"of": "updates"}, {"similarity": "gaussian"}):
+    for options in ({"compare_on": "updates"}, {"similarity": "gaussian"}):
         got = weigh(w - w_global + elsewhere, elsewhere, **options)[0]
         np.testing.assert_allclose(got, weigh(w, w_global, **options)[0], rtol=0, atol=1e-12)
 
@@ -318,7 +326,7 @@ def test_weights_of_updates_depend_on_the_updates_alone() -> None:
         ({"temperature": 0}, r"SimProxWeights.temperature = 0.0 is out of range: it must be > 0"),
         ({"prev": "mine"}, r"SimProxWeights.prev = 'mine' is not one of global, own"),
         ({"similarity": "cosin"}, r"not one of both, cosine, gaussian \(did you mean 'cosine'\?\)"),
-        ({"of": "update"}, r"SimProxWeights.of = 'update' is not one of weights, updates"),
+        ({"compare_on": "update"}, r"SimProxWeights.compare_on = 'update' is not one of weights, updates"),
         ({"sketch": 0}, r"SimProxWeights.sketch = 0 is out of range: it must be >= 1"),
         ({"scaled_norms": 1}, r"SimProxWeights.scaled_norms = 1 must be true or false"),
     ],

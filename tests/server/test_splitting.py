@@ -170,7 +170,7 @@ def test_with_error_feedback_z_belongs_to_the_client() -> None:
     assert limits[True] < 1e-9
     assert limits[False] > 0.1
     for channel in (TopK(fraction=0.5), Chain(channels=(Clip(), RandomK(), Quantise()))):
-        with pytest.raises(Invalid, match="keeps_z = True cannot meet a channel with feedback"):
+        with pytest.raises(Invalid, match="keeps_z = True is incompatible with a channel with feedback"):
             fedsplit(step=1.0, keeps_z=True, channel=channel)
 
 

@@ -24,7 +24,7 @@ from consilience.environments.environment import Environment
 from consilience.experiments.assembly import assemble
 from consilience.experiments.config import config
 from consilience.selection import Everyone, SlidingWindow, Uniform
-from consilience.selection.held import Held
+from consilience.selection.fixed_for_rounds import FixedForRounds
 from consilience.server.averaging.weighting.uniform import UniformWeights
 from consilience.server.geometry.model_similarity import Layerwise
 from consilience.server.geometry.pairing import ExactMatching, Greedy, MinimumSimilarity, Random
@@ -288,7 +288,7 @@ def test_random_swaps_follow_the_seed_of_the_run() -> None:
 
 def test_participants_change_at_averages_only() -> None:
     algorithm = simfedswap(h2=3, selection=Uniform(count=3), **USUAL)
-    assert algorithm.selection == Held(inner=Uniform(count=3), rounds=3)
+    assert algorithm.selection == FixedForRounds(inner=Uniform(count=3), rounds=3)
     assert algorithm.server.room == 3
     chosen = [one.chosen.tolist() for one in train(algorithm, rounds=9)]
     assert all(chosen[k] == chosen[k - k % 3] for k in range(9)) and chosen[0] != chosen[3]
@@ -297,7 +297,7 @@ def test_participants_change_at_averages_only() -> None:
 def test_room_follows_the_selection() -> None:
     for selection, room in ((Everyone(), None), (Uniform(fraction=0.5), 0.5), (SlidingWindow(fraction=0.3), 0.3)):
         assert fedswap(selection=selection).server.room == room
-    held = Held(inner=Uniform(count=2), rounds=3)
+    held = FixedForRounds(inner=Uniform(count=2), rounds=3)
     assert fedswap(selection=held).selection == held and fedswap(selection=held).server.room == 2
 
 
@@ -352,7 +352,7 @@ def test_everything_can_be_said_in_a_config() -> None:
     )
     algorithm = assemble(settings).algorithm
     assert algorithm.client.terms == (Proximal(mu=0.5),)
-    assert algorithm.selection == Held(inner=Uniform(count=4), rounds=2)
+    assert algorithm.selection == FixedForRounds(inner=Uniform(count=4), rounds=2)
     server = algorithm.server
     assert isinstance(server, Swapping) and server.pairing == ExactMatching() and server.weighting == UniformWeights()
     assert server.similarity.parts == (Layerwise(metric="osad"), Layerwise())
@@ -362,8 +362,10 @@ def test_combinations_without_sense_are_refused() -> None:
     with pytest.raises(Invalid, match="metric = 'cca' and similarity both say how models are compared"):
         simfedswap(metric="cca", similarity=Layerwise())
     with pytest.raises(Invalid, match="selection is held for 5 rounds, but h2 = 3"):
-        simfedswap(selection=Held(inner=Everyone(), rounds=5))
-    with pytest.raises(Invalid, match="cannot meet swapping: a ledger follows one global model from round to round"):
+        simfedswap(selection=FixedForRounds(inner=Everyone(), rounds=5))
+    with pytest.raises(
+        Invalid, match="is incompatible with swapping: a ledger follows one global model from round to round"
+    ):
         fedswap(ledgers=(SimpleNamespace(name="c", needs_each_reply=False),))  # type: ignore[arg-type]
     with pytest.raises(Invalid, match=r"Swapping\.swap_percentage = 1\.5 is out of range"):
         Swapping(swap_percentage=1.5)

@@ -39,8 +39,8 @@ class ControlVariate:
         """Refuse solvers whose moves do not say what the gradients were."""
         if not isinstance(solver, SGD) or solver.momentum:
             raise Invalid(
-                f"control variates (option II) cannot meet {solver!r}: they read the mean gradient off the distance "
-                "moved, which is right for plain SGD only: use optimiser = 'sgd' and momentum = 0"
+                f"control variates (option II) are incompatible with {solver!r}: they read the mean gradient off "
+                "the distance moved, which is right for plain SGD only: use optimiser = 'sgd' and momentum = 0"
             )
 
     def init(self, start: Tree) -> Tree:

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 
 from consilience.core import tree
-from consilience.core.exchange import Broadcast, Cohort, Patience
+from consilience.core.exchange import Broadcast, Cohort, WaitPolicy
 from consilience.core.federation import Federation, Rows
 from consilience.core.protocols import Channel, ClientRule
 from consilience.core.settings import Count, Invalid, check_value
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.engines.ray import session
-from consilience.engines.ray.pool import Crew, Done, Parcel
+from consilience.engines.ray.pool import ActorPool, Assignment, Done
 from consilience.engines.ray.replies import Memories, Replies
 from consilience.engines.ray.transfer import packed, shared_out
 from consilience.engines.ray.worker import Share
@@ -65,7 +65,7 @@ class RayCluster:
         self._workers, self._threads, self._address = workers, threads, address
         self._settings = {**each, "environment": environment, "rounds_ahead": rounds_ahead}
         self._settings["device"] = self.device.type  # Ray shows each worker only the GPU it may use
-        self._crew: Crew | None = None
+        self._pool: ActorPool | None = None
         self._settled = False
         self._exchanges = 0
         self._known: dict[tuple[ClientRule, Channel], _Known] = {}
@@ -103,9 +103,9 @@ class RayCluster:
         return self._here.planned(client, ids, round=round, seed=seed)
 
     @property
-    def patience(self) -> Patience:
+    def wait_policy(self) -> WaitPolicy:
         """How long the server waits for replies, in simulated time."""
-        return self._here.patience
+        return self._here.wait_policy
 
     @torch.no_grad()
     def seconds(
@@ -136,53 +136,53 @@ class RayCluster:
         )
         if not len(orders.ids):
             return self._cohort(orders, {}, round)
-        crew = self._hired()
-        remembers = self._remembers(crew, client, channel)
-        parcels = self._parcels(client, channel, broadcast, orders, {"round": round, "seed": seed})
+        pool = self._spawned()
+        remembers = self._remembers(pool, client, channel)
+        assignments = self._assignments(client, channel, broadcast, orders, {"round": round, "seed": seed})
         if client.work.trains and not self._settled:
-            self._settle(crew, parcels)
-        done = crew.fulfil(parcels, remembers)
-        lost = np.isin(self.owner[orders.ids], [worker for worker in parcels if worker not in done])
+            self._settle(pool, assignments)
+        done = pool.fulfil(assignments, remembers)
+        lost = np.isin(self.owner[orders.ids], [worker for worker in assignments if worker not in done])
         if lost.any():
             orders = orders.of(~lost)._replace(counts={**orders.counts, "worker_lost": int(lost.sum())})
-        return self._cohort(orders, self._collected(crew, parcels, done) if done else {}, round)
+        return self._cohort(orders, self._collected(pool, assignments, done) if done else {}, round)
 
     def recall(self) -> Tree:
         """Every client's memory, stacked [K, ...], fetched when something reads it; later rounds do not change it."""
-        return {} if self._crew is None or self._crew.memory is None else self._crew.memory.recall()
+        return {} if self._pool is None or self._pool.memory is None else self._pool.memory.recall()
 
     def restore(self, memory: Tree) -> None:
         """Put saved memories back; {} forgets all."""
         something = any(True for _ in tree.leaves(memory))
-        if not something and self._crew is None:
+        if not something and self._pool is None:
             return
-        crew = self._hired()
-        crew.memory = self._stored(memory) if something else None
-        crew.restore()
+        pool = self._spawned()
+        pool.memory = self._stored(memory) if something else None
+        pool.restore()
 
     def close(self) -> None:
         """End the workers, and Ray if it was started here."""
-        if self._crew is not None:
+        if self._pool is not None:
             self._shared = (None, None)
             self._known.clear()
             self._dismiss()
-            self._crew = None
+            self._pool = None
 
-    def _hired(self) -> Crew:
+    def _spawned(self) -> ActorPool:
         """The workers, who start when they are first needed."""
-        if self._crew is None:
+        if self._pool is None:
             count = self._workers
             session.join(self._address, count * self._threads)
             try:
-                self._crew = Crew(
+                self._pool = ActorPool(
                     [self._share(np.flatnonzero(self.owner == worker)) for worker in range(count)],
                     session.room(count, self._threads, self.device.type == "cuda"),
                 )
             except BaseException:
                 session.leave()
                 raise
-            self._dismiss = weakref.finalize(self, Crew.dismiss, self._crew)
-        return self._crew
+            self._dismiss = weakref.finalize(self, ActorPool.dismiss, self._pool)
+        return self._pool
 
     def _share(self, ids: np.ndarray) -> Share:
         return Share.of(
@@ -195,53 +195,53 @@ class RayCluster:
             large=LARGE,
         )
 
-    def _parcels(
+    def _assignments(
         self, client: ClientRule, channel: Channel, broadcast: Broadcast, orders: Orders, when: dict[str, int]
-    ) -> dict[int, Parcel]:
+    ) -> dict[int, Assignment]:
         """What each worker that has something to do is sent."""
         import ray
 
         if self._shared[0] is not broadcast.shared:
             self._shared = (broadcast.shared, ray.put(packed(broadcast.shared)))
         rules = self._about(client, channel).rules
-        parcels = {}
+        assignments = {}
         for worker in np.unique(self.owner[orders.ids]).tolist():
             mine = orders.of(self.owner[orders.ids] == worker)
             personal = tree.take(broadcast.personal, mine.place)
             renumbered = mine._replace(place=np.arange(len(mine.ids)))
-            parcels[worker] = Parcel(rules, self._shared[1], packed(personal), renumbered, when)
-        return parcels
+            assignments[worker] = Assignment(rules, self._shared[1], packed(personal), renumbered, when)
+        return assignments
 
-    def _settle(self, crew: Crew, parcels: dict[int, Parcel]) -> None:
+    def _settle(self, pool: ActorPool, assignments: dict[int, Assignment]) -> None:
         """One worker measures the lanes on its share; all take the one it chose."""
-        busiest = max(parcels, key=lambda worker: (int(parcels[worker].orders.steps.sum()), -worker))
-        choice = crew.settle(busiest, parcels[busiest])
+        busiest = max(assignments, key=lambda worker: (int(assignments[worker].orders.steps.sum()), -worker))
+        choice = pool.settle(busiest, assignments[busiest])
         if self._settings.get("clients_at_once") is None and choice.clients_at_once is not None:
             # it saw all the memory that it shares with the others
             choice = replace(choice, clients_at_once=max(1, choice.clients_at_once // self._workers))
         self._here.adopt(choice)
-        crew.adopt(choice)
+        pool.adopt(choice)
         self._settled = True
 
-    def _collected(self, crew: Crew, parcels: dict[int, Parcel], done: dict[int, Done]) -> Tree:
+    def _collected(self, pool: ActorPool, assignments: dict[int, Assignment], done: dict[int, Done]) -> Tree:
         """The replies in client order, large tensors where they are; memories are noted."""
         found = list(done.values())
-        if crew.memory is not None:
+        if pool.memory is not None:
             for worker, each in done.items():
                 if each.memories:
-                    crew.memory.keep(parcels[worker].orders.ids, each.memories)
+                    pool.memory.keep(assignments[worker].orders.ids, each.memories)
         fewest = min(each.report.choice.clients_at_once or LARGEST for each in found)
         if self._settled and fewest < (self.choice.clients_at_once or 0):  # memory ran out somewhere
-            crew.choice = replace(self.choice, clients_at_once=fewest)
-            self._here.adopt(crew.choice)
+            pool.choice = replace(self.choice, clients_at_once=fewest)
+            self._here.adopt(pool.choice)
         self._exchanges += 1
         return Replies(
             self._exchanges,
             [each.report for each in found],
-            [parcels[worker].orders.ids for worker in done],
+            [assignments[worker].orders.ids for worker in done],
             [each.shards for each in found],
             self.device,
-            crew.begin_reduce,
+            pool.begin_reduce,
         ).tree
 
     def _cohort(self, orders: Orders, reply: Tree, round: int) -> Cohort:
@@ -260,19 +260,19 @@ class RayCluster:
             known = self._known[client, channel] = _Known(program, memory)
         return known
 
-    def _remembers(self, crew: Crew, client: ClientRule, channel: Channel) -> bool:
+    def _remembers(self, pool: ActorPool, client: ClientRule, channel: Channel) -> bool:
         """Whether clients keep something of this exchange; the first time, all begin with the rule's own beginning."""
         if not client.work.trains:
             return False
-        if crew.memory is None:
+        if pool.memory is None:
             import ray
 
             template = self._about(client, channel).memory
             if any(True for _ in tree.leaves(template)):
                 clients = len(self.federation)
                 objects = [ray.put(packed(template))] * clients
-                crew.memory = Memories(template, objects, np.zeros(clients, dtype=np.int64), self.device)
-        return crew.memory is not None
+                pool.memory = Memories(template, objects, np.zeros(clients, dtype=np.int64), self.device)
+        return pool.memory is not None
 
     def _stored(self, memory: Tree) -> Memories:
         """Saved memories, in the object store."""

@@ -24,7 +24,7 @@ FAILURES = 3  # deaths of one worker in one exchange after which its clients cou
 log = logging.getLogger(__name__)
 
 
-class Parcel(NamedTuple):
+class Assignment(NamedTuple):
     """What one worker is sent in an exchange."""
 
     rules: Any  # where the client rule and the channel lie
@@ -47,7 +47,7 @@ class Done(NamedTuple):
     memories: list[Any]  # one per client, or none
 
 
-class Crew:
+class ActorPool:
     """One process per share of the clients; `memory` is what a new process must know of its clients."""
 
     def __init__(self, shares: Sequence[Share], resources: Mapping[str, float]) -> None:
@@ -92,26 +92,28 @@ class Crew:
         """The workers' process ids, on their machines."""
         return [pid for pid, _ in self._ray.get([worker.ready.remote() for worker in self._workers])]
 
-    def settle(self, worker: int, parcel: Parcel) -> Choice:
+    def settle(self, worker: int, assignment: Assignment) -> Choice:
         """What one worker measures."""
-        return self._insist(worker, lambda: self._workers[worker].settle.remote(*parcel.arguments, **parcel.when))()
+        return self._retry(
+            worker, lambda: self._workers[worker].settle.remote(*assignment.arguments, **assignment.when)
+        )()
 
     def adopt(self, choice: Choice) -> None:
         """Tell all workers, and those to come, which lane to take."""
         self.choice = choice
         for worker in range(len(self._workers)):
-            self._insist(worker, functools.partial(self._tell, worker))()
+            self._retry(worker, functools.partial(self._tell, worker))()
 
     def restore(self) -> None:
         """Give all workers the memories of their clients."""
         for worker in range(len(self._workers)):
-            self._insist(worker, functools.partial(self._remind, worker))()
+            self._retry(worker, functools.partial(self._remind, worker))()
 
-    def fulfil(self, parcels: Mapping[int, Parcel], remembers: bool) -> dict[int, Done]:
+    def fulfil(self, assignments: Mapping[int, Assignment], remembers: bool) -> dict[int, Done]:
         """What came back, by worker; those whose processes died `FAILURES` times are missing."""
-        sent = {worker: self._send(worker, parcel, remembers) for worker, parcel in parcels.items()}
+        sent = {worker: self._send(worker, assignment, remembers) for worker, assignment in assignments.items()}
         done: dict[int, Done] = {}
-        for worker, parcel in parcels.items():
+        for worker, assignment in assignments.items():
             for attempt in range(FAILURES):
                 try:
                     report, *rest = sent[worker]
@@ -121,12 +123,12 @@ class Crew:
                 except self._dead as problem:
                     self._replace(worker, problem)
                     if attempt + 1 < FAILURES:
-                        sent[worker] = self._send(worker, parcel, remembers)
+                        sent[worker] = self._send(worker, assignment, remembers)
         return done
 
     def begin_reduce(self, worker: int, arguments: tuple[Any, ...]) -> Callable[[], list[Any]]:
         """Start a worker's `reduce`; (), to wait for it."""
-        return self._insist(worker, lambda: self._workers[worker].reduce.remote(*arguments))
+        return self._retry(worker, lambda: self._workers[worker].reduce.remote(*arguments))
 
     def dismiss(self) -> None:
         """End all processes, and Ray if nobody else needs it."""
@@ -136,12 +138,12 @@ class Crew:
         self._workers, self._shares, self.memory = [], [], None
         session.leave()
 
-    def _send(self, worker: int, parcel: Parcel, remembers: bool) -> list[Any]:
-        count = 1 + len(self._workers) + (len(parcel.orders.ids) if remembers else 0)
+    def _send(self, worker: int, assignment: Assignment, remembers: bool) -> list[Any]:
+        count = 1 + len(self._workers) + (len(assignment.orders.ids) if remembers else 0)
         call = self._workers[worker].fulfil.options(num_returns=count)
-        return call.remote(*parcel.arguments, remembers, **parcel.when)
+        return call.remote(*assignment.arguments, remembers, **assignment.when)
 
-    def _insist(self, worker: int, start: Callable[[], Any]) -> Callable[[], Any]:
+    def _retry(self, worker: int, start: Callable[[], Any]) -> Callable[[], Any]:
         """Start something that must not be lost; (), to wait for it, starting anew where a process dies."""
         first = start()
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
-from consilience.core.remote import Distant, Source
+from consilience.core.remote import RemoteRows, RemoteTensor
 from consilience.core.tree import Tree
-from consilience.engines.ray.transfer import Left, Report, packed, unpacked
+from consilience.engines.ray.transfer import RemoteLeaf, Report, packed, unpacked
 from consilience.engines.ray.worker import in_client_order
 
 _CPU = torch.device("cpu")
@@ -42,13 +42,13 @@ class Replies:
 
     def _leaf(self, *parts: Any) -> Tensor:
         """One tensor of the replies [m, ...], from each worker's part of it."""
-        if not isinstance(parts[0], Left):
+        if not isinstance(parts[0], RemoteLeaf):
             return in_client_order([unpacked(part, self._device) for part in parts], self.back)
         finite = np.concatenate([part.finite for part in parts])[self.back]
         source = _Reply(self, parts[0], finite)
-        return Distant(source, np.arange(len(self.back)), parts[0].shape, parts[0].dtype, self._device)
+        return RemoteTensor(source, np.arange(len(self.back)), parts[0].shape, parts[0].dtype, self._device)
 
-    def fetch(self, left: Left, rows: np.ndarray) -> Tensor:
+    def fetch(self, left: RemoteLeaf, rows: np.ndarray) -> Tensor:
         """[n, ...] some rows of a tensor, from the workers that made them."""
         import ray
 
@@ -84,7 +84,7 @@ class Replies:
         return finish
 
 
-def _call(leaf: Distant, *others: Any, total: int) -> tuple[str, np.ndarray | None, tuple[Any, ...]]:
+def _call(leaf: RemoteTensor, *others: Any, total: int) -> tuple[str, np.ndarray | None, tuple[Any, ...]]:
     source: Any = leaf.source
     everyone = len(leaf.rows) == total and bool((leaf.rows == np.arange(total)).all())
     return source.left.path, None if everyone else leaf.rows, tuple(packed(value) for value in others)
@@ -93,7 +93,7 @@ def _call(leaf: Distant, *others: Any, total: int) -> tuple[str, np.ndarray | No
 class _Reply:
     """One tensor of an exchange's replies."""
 
-    def __init__(self, place: Replies, left: Left, finite: np.ndarray) -> None:
+    def __init__(self, place: Replies, left: RemoteLeaf, finite: np.ndarray) -> None:
         self.place, self.left, self.finite = place, left, finite
 
     def fetch(self, rows: np.ndarray) -> Tensor:
@@ -129,9 +129,9 @@ class Memories:
         everyone = np.arange(len(self._objects))
         then = Memories(self._template, self._objects, self._rows, self._device)
 
-        def leaf(path: str, one: Tensor) -> Distant:
-            source: Source = _Kept(then, path)
-            return Distant(source, everyone, one.shape[1:], one.dtype, self._device)
+        def leaf(path: str, one: Tensor) -> RemoteTensor:
+            source: RemoteRows = _Kept(then, path)
+            return RemoteTensor(source, everyone, one.shape[1:], one.dtype, self._device)
 
         return tree.unflatten({path: leaf(path, one) for path, one in tree.flatten(self._template).items()})
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
-from consilience.core.remote import Distant
+from consilience.core.remote import RemoteTensor
 from consilience.core.tree import Tree
 from consilience.engines.vectorised.tuning import Choice
 
@@ -28,7 +28,7 @@ def unpacked(value: Any, device: torch.device) -> Any:
 
 
 def _array(leaf: Tensor) -> np.ndarray:
-    leaf = (leaf.here() if isinstance(leaf, Distant) else leaf).detach().cpu().contiguous()
+    leaf = (leaf.here() if isinstance(leaf, RemoteTensor) else leaf).detach().cpu().contiguous()
     if leaf.dtype == torch.bfloat16:
         return leaf.view(torch.int16).numpy().view(_BFLOAT16)
     return leaf.numpy()
@@ -42,7 +42,7 @@ def _tensor(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array)
 
 
-class Left(NamedTuple):
+class RemoteLeaf(NamedTuple):
     """A tensor of the replies that was left in the object store."""
 
     path: str
@@ -55,7 +55,7 @@ class Left(NamedTuple):
 class Report(NamedTuple):
     """What a worker tells of its share of a round."""
 
-    reply: Tree  # arrays stacked [m, ...], and `Left` in place of those that were left behind
+    reply: Tree  # arrays stacked [m, ...], and `RemoteLeaf` in place of those that were left behind
     choice: Choice
 
 

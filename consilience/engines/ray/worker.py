@@ -18,7 +18,7 @@ from consilience.core.losses import LOSSES, Loss
 from consilience.core.protocols import Channel, ClientRule
 from consilience.core.task import Task
 from consilience.core.tree import Tree
-from consilience.engines.ray.transfer import Left, Report, packed, shared_out, unpacked
+from consilience.engines.ray.transfer import RemoteLeaf, Report, packed, shared_out, unpacked
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.engines.vectorised.orders import Orders
 from consilience.engines.vectorised.tuning import Choice
@@ -164,17 +164,17 @@ class Worker:
         return [packed(tree.rows(memory, slice(k, k + 1))) for k in where.tolist()]
 
     def _leave(self, reply: Tree) -> tuple[Tree, list[Tree]]:
-        """(the replies with `Left` in place of what is large, the shards that hold it)."""
+        """(the replies with `RemoteLeaf` in place of what is large, the shards that hold it)."""
         flat = tree.flatten(reply)
         size = {path: leaf[0].numel() * leaf.element_size() for path, leaf in flat.items()}
         large = [path for path in flat if size[path] >= self._share.large]
         owner = shared_out(np.array([size[path] for path in large], dtype=np.float64), self._share.shards)
         shards: list[Tree] = [{} for _ in range(self._share.shards)]
-        left: dict[str, Left] = {}
+        left: dict[str, RemoteLeaf] = {}
         for path, shard in zip(large, owner.tolist()):
             leaf = flat[path]
             finite = tree.all_finite({path: leaf}).cpu().numpy()
-            left[path] = Left(path, shard, tuple(leaf.shape[1:]), leaf.dtype, finite)
+            left[path] = RemoteLeaf(path, shard, tuple(leaf.shape[1:]), leaf.dtype, finite)
             shards[shard][path] = packed(leaf)
         return _replaced(reply, left), shards
 
@@ -185,7 +185,7 @@ def in_client_order(parts: list[Tensor], back: np.ndarray) -> Tensor:
     return whole[torch.from_numpy(back).to(whole.device)] if (np.diff(back) < 0).any() else whole
 
 
-def _replaced(value: Any, left: dict[str, Left], path: str = "") -> Any:
+def _replaced(value: Any, left: dict[str, RemoteLeaf], path: str = "") -> Any:
     if not isinstance(value, dict):
         return left[path] if path in left else packed(value)
     front = f"{path}{tree.SEPARATOR}" if path else ""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from consilience.core import plans, rng, tree
-from consilience.core.exchange import Broadcast, Cohort, Patience
+from consilience.core.exchange import Broadcast, Cohort, WaitPolicy
 from consilience.core.federation import Federation, Rows
 from consilience.core.protocols import Channel, ClientRule
 from consilience.core.settings import Count, Invalid, nearest
@@ -130,9 +130,9 @@ class Vectorised:
         return np.where(self.environment.reachable(round, ids, seed), steps, 0)
 
     @property
-    def patience(self) -> Patience:
+    def wait_policy(self) -> WaitPolicy:
         """How long the server waits for replies, in simulated time."""
-        return clock.patience(self.environment)
+        return clock.wait_policy(self.environment)
 
     @torch.no_grad()
     def seconds(

@@ -33,7 +33,6 @@ from consilience.runs.names import safe_name
 Seed = Annotated[int, Range(least=0, below=2**63)]
 Table = dict[str, Any]
 
-HARMLESS = ("name", "rounds", "runs", "data_dir", "log", "checkpoint.every", "checkpoint.keep", "engine.address")
 """Settings that a resumed run may change: no number it computes depends on them."""
 
 

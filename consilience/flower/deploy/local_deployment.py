@@ -24,11 +24,11 @@ from consilience.flower.deploy.processes import (
 )
 from consilience.flower.deploy.serving import is_loopback
 
-LINK = "rehearsal"  # what Flower's own config calls the connection
+LINK = "local"  # what Flower's own config calls the connection
 
 
-class Rehearsal:
-    """`with Rehearsal(app, shares=[[0], [1]]) as stage: stage.run()`; everything it started is stopped at the end.
+class LocalDeployment:
+    """`with LocalDeployment(app, shares=[[0], [1]]) as stage: stage.run()`; all it started is stopped at the end.
 
     shares: the clients of each SuperNode. place: where homes, keys and logs go. secure: TLS and node keys.
     warm_clients: messages are answered by forks of a process that has imported torch. node_config: more for every node.
@@ -66,7 +66,7 @@ class Rehearsal:
         self._node_config = dict(node_config or {})
         self._warm, self._lasting = warm_clients and executor.is_possible(), lasting
 
-    def __enter__(self) -> Rehearsal:
+    def __enter__(self) -> LocalDeployment:
         if threading.current_thread() is threading.main_thread():  # SIGTERM must stop what was started, too
             self._before = signal.signal(signal.SIGTERM, _interrupt)
         try:
@@ -115,7 +115,9 @@ class Rehearsal:
     def restart_link(self) -> None:
         """The SuperLink again, on its port, with its state; nodes, ServerApp and runs go on. Only if `lasting`."""
         if not self._lasting or self.link is None:
-            raise Invalid("a SuperLink that keeps its state in memory cannot go on: Rehearsal(lasting=True) lets it")
+            raise Invalid(
+                "a SuperLink that keeps its state in memory cannot go on: LocalDeployment(lasting=True) lets it"
+            )
         stop([self.link])
         self._launch_link()
 

@@ -16,22 +16,21 @@ import torch
 
 from consilience.core import tree
 from consilience.core.federation import Rows
-from consilience.core.rounds import Diverged
+from consilience.core.rounds import Diverged, TooFewClients
 from consilience.core.settings import Invalid
 from consilience.experiments.assembly import Experiment
 from consilience.experiments.config.catalogue import KINDS
 from consilience.experiments.config.config import Config
 from consilience.experiments.live_run import Run
-from consilience.experiments.record import Observation
 from consilience.flower.deploy.hosting import settings_of
 from consilience.flower.deploy.settings import DeployedConfig, load
 from consilience.flower.deploy.sources import Source, source_of
 from consilience.flower.engine import wire
 from consilience.flower.engine.engine import FlowerEngine
-from consilience.flower.engine.mail import TooFewClients
-from consilience.reporting.progress import quality
 from consilience.runs import checkpoint, identity
 from consilience.runs.folder import RunFolder
+from consilience.runs.observation import Observation
+from consilience.runs.text import quality
 
 log = logging.getLogger("consilience.flower")
 
@@ -98,7 +97,7 @@ def serve(grid: Any, folder: Path, run_config: Any, case: str = "") -> Path:
 def opened(experiment: Experiment, runs: Path) -> Iterator[Run]:
     """The run in its folder: a new one, or the one of that name, continued; what would change numbers is refused."""
     config, path = experiment.config, runs / experiment.config.label
-    settings = identity.settings(config)
+    settings = identity.settings(config.table())
     if not (path / "run.json").exists():
         made = {
             "config": settings,
@@ -121,7 +120,7 @@ def opened(experiment: Experiment, runs: Path) -> Iterator[Run]:
 def refuse_another_run(folder: RunFolder, config: Config, *, computed: bool = True) -> None:
     """Refuse to continue a run with settings or code that would change its numbers."""
     facts = folder.facts()
-    found = identity.differences(facts.get("config", {}), identity.settings(config), computed=computed)
+    found = identity.differences(facts.get("config", {}), identity.settings(config.table()), computed=computed)
     found += identity.differences(facts.get("code", {}), identity.code(), prefix="code.")
     found = [change for change in found if not change.startswith(PATIENCE)]
     if found:

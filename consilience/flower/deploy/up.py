@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from consilience.core.settings import Invalid
-from consilience.flower.deploy.local_deployment import Rehearsal
+from consilience.flower.deploy.local_deployment import LocalDeployment
 from consilience.flower.deploy.processes import Process, ProcessFailed, alive
 from consilience.flower.deploy.serving import LOG, refuse_another_run
 from consilience.flower.deploy.settings import CONFIG, DeployedConfig, load
@@ -57,10 +57,10 @@ def up(
         return 0, folder
     if facts_of(folder):
         refuse_another_run(RunFolder.open(folder), config)
-    stage = Rehearsal(
+    stage = LocalDeployment(
         app,
         shares=held,
-        place=Path(app) / "rehearsal",
+        place=Path(app) / "local",
         secure=secure,
         host=host,
         insecure_allowed=not secure,
@@ -80,7 +80,7 @@ def up(
     return outcome(folder), folder
 
 
-def follow(stage: Rehearsal, run: Process, folder: Path, say: Say) -> None:
+def follow(stage: LocalDeployment, run: Process, folder: Path, say: Say) -> None:
     """Pass on what the server logs until the run ends; `ServerLost` if its processes die before."""
     log, before = folder / LOG, facts_of(folder).get("server_pid")
     place = log.stat().st_size if log.exists() else 0

@@ -19,7 +19,7 @@ from consilience.experiments import runner
 from consilience.experiments.config import config as configs
 from consilience.experiments.config.catalogue import KINDS, has_own_default, section_options
 from consilience.flower.deploy import template
-from consilience.flower.deploy.local_deployment import Rehearsal
+from consilience.flower.deploy.local_deployment import LocalDeployment
 from consilience.flower.deploy.processes import ProcessFailed, alive
 from consilience.flower.deploy.up import Say, facts_of, shares
 from consilience.runs import toml_text
@@ -169,7 +169,9 @@ def _flower(tables: Mapping[str, Mapping[str, Any]], place: Path, nodes: int, sa
     app, runs = place / "app", place / "runs"
     write_app(app, tables, clients)
     found: list[Outcome] = []
-    with Rehearsal(app, shares=shares(clients, min(nodes, clients)), place=place / "stage", secure=False) as stage:
+    with LocalDeployment(
+        app, shares=shares(clients, min(nodes, clients)), place=place / "stage", secure=False
+    ) as stage:
         run = stage.run(runs=str(runs), cases=" ".join(tables))
         began = time.perf_counter()
         for name in tables:
@@ -191,7 +193,7 @@ def write_app(app: Path, tables: Mapping[str, Mapping[str, Any]], clients: int) 
         (app / "cases" / f"{name}.toml").write_text(text, encoding="utf-8")
 
 
-def _wait_for(folder: Path, stage: Rehearsal, run: Any) -> None:
+def _wait_for(folder: Path, stage: LocalDeployment, run: Any) -> None:
     """Until the run in this folder has finished; `ProcessFailed` if it cannot any more."""
     while True:
         ended, facts = run.code is not None, facts_of(folder)

@@ -16,6 +16,7 @@ from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.federation import Rows
 from consilience.core.protocols import Channel, ClientRule
 from consilience.core.refusal import Refusal, tally
+from consilience.core.rounds import TooFewClients
 from consilience.core.screening import Limits
 from consilience.core.settings import Invalid
 from consilience.core.task import Task
@@ -23,15 +24,15 @@ from consilience.core.tree import Tree
 from consilience.engines.vectorised.engine import DTYPES, resolve_device
 from consilience.engines.vectorised.orders import Orders, planned_steps
 from consilience.engines.vectorised.program import memories
-from consilience.engines.vectorised.templates import reply_template
 from consilience.engines.vectorised.tuning import Choice, LaneName
 from consilience.environments.environment import Environment
 from consilience.flower.engine import wire
 from consilience.flower.engine.agreement import agreement
 from consilience.flower.engine.inbox import Inbox, read
-from consilience.flower.engine.mail import Mail, Post, TooFewClients, Waiting
+from consilience.flower.engine.mail import Mail, Post, Waiting
 from consilience.flower.engine.roster import Roster
-from consilience.flower.engine.rules import LOOK_FIRST, TRAIN, name_of, rules_of
+from consilience.flower.engine.rules import PRE_TRAINING, TRAIN, name_of, rules_of
+from consilience.flower.engine.templates import reply_template
 from consilience.flower.secure.cohort import SecureRound, refuse_tables
 from consilience.flower.secure.sum import refuse_other_flower
 from consilience.flower.secure.terms import EXPERIMENTAL, FEWEST, SecureTerms
@@ -164,7 +165,7 @@ class FlowerEngine:
         name = name_of(self._rules, client, channel)
         sizes = (self._roster.test if client.work.rows == "test" else self._roster.train)[ids]
         orders = Orders.given(self.environment, client.work, ids, sizes, round=round, seed=seed)
-        if name == LOOK_FIRST:  # clients look when they train, and what they see stays at home
+        if name == PRE_TRAINING:  # clients look when they train, and what they see stays at home
             orders = orders.of(np.zeros(len(orders.ids), dtype=bool))
         if not len(orders.ids):
             return self._cohort(orders, Inbox(), round)
@@ -312,6 +313,6 @@ class FlowerEngine:
 
 
 def _refuse_simulated_time(environment: Environment) -> None:
-    for key in ("rows_per_second", "download", "upload", "latency", "jitter", "deadline", "first"):
+    for key in ("rows_per_second", "download", "upload", "latency", "jitter", "deadline", "enough_replies"):
         if getattr(environment, key):
             raise Invalid(f"environment.{key} simulates time, and here real time passes: leave it out")

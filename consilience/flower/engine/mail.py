@@ -19,10 +19,6 @@ GRACE = 30.0  # seconds that a message lives beyond its deadline: then the Super
 POLLS = (0.2, 1.0)  # seconds between two looks: at first, and at last
 
 
-class TooFewClients(RuntimeError):
-    """Not enough clients are there, or none of them answers: the last finished round is saved, and can be continued."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
     """How long the server waits, in real seconds.

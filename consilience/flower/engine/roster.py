@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from consilience.core.refusal import Refused, plain
+from consilience.core.rounds import TooFewClients
 from consilience.core.screening import Limits
 from consilience.flower.engine import wire
 from consilience.flower.engine.agreement import differences
-from consilience.flower.engine.mail import Mail, TooFewClients, Waiting
+from consilience.flower.engine.mail import Mail, Waiting
 from consilience.wire.admission import identities
 
 log = logging.getLogger("consilience.flower")

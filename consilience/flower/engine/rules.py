@@ -7,10 +7,17 @@ from typing import NamedTuple
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.arrivals import LOOK
 from consilience.core.evaluate import Evaluate
-from consilience.core.protocols import AsksFirst, Channel, ClientRule, LooksBack, LooksFirst, PersonalRule
+from consilience.core.protocols import (
+    Channel,
+    ClientRule,
+    PersonalRule,
+    PostTrainingPass,
+    PreTrainingPass,
+    QueriesBeforeSelection,
+)
 from consilience.core.settings import Invalid
 
-TRAIN, LOOK_FIRST, TEST, TEST_OWN = "train", "look_first", "test", "test_own_model"
+TRAIN, PRE_TRAINING, TEST, TEST_OWN = "train", "pre_training", "test", "test_own_model"
 TESTS = (TEST, TEST_OWN)  # counts and losses of a model on a client's test rows
 
 
@@ -28,12 +35,12 @@ def rules_of(algorithm: Algorithm) -> dict[str, Asked]:
         TRAIN: Asked(client, algorithm.channel),
         TEST: Asked(Evaluate(), plain),
     }
-    if isinstance(algorithm.selection, AsksFirst):
+    if isinstance(algorithm.selection, QueriesBeforeSelection):
         known["loss"] = Asked(Evaluate(work=LOOK), plain)
-    if isinstance(client, LooksFirst):
-        known[LOOK_FIRST] = Asked(client.look_first, plain)
-    if isinstance(client, LooksBack):
-        known["look_back"] = Asked(client.look_back, plain)
+    if isinstance(client, PreTrainingPass):
+        known[PRE_TRAINING] = Asked(client.pre_training, plain)
+    if isinstance(client, PostTrainingPass):
+        known["post_training"] = Asked(client.post_training, plain)
     if isinstance(client, PersonalRule):
         known[TEST_OWN] = Asked(Evaluate(rule=client), plain)
     return known

@@ -8,7 +8,7 @@ from typing import Any
 
 from consilience.channel import Chain, Clip, Noise, Plain
 from consilience.core.algorithm import Algorithm
-from consilience.core.protocols import AsksFirst, Channel, LooksBack, ServerRule
+from consilience.core.protocols import Channel, PostTrainingPass, QueriesBeforeSelection, ServerRule
 from consilience.core.screening import Limits
 from consilience.core.settings import Invalid
 from consilience.flower.secure.terms import FEWEST, MODULUS, SecureTerms
@@ -95,10 +95,10 @@ def _refuse_readers(server: ServerRule) -> None:
 
 def _refuse_questions(algorithm: Algorithm) -> None:
     """Parts beside the server rule that read what single clients reply."""
-    if isinstance(algorithm.selection, AsksFirst):
+    if isinstance(algorithm.selection, QueriesBeforeSelection):
         name = type(algorithm.selection).__name__
         raise Invalid(f"{ON} hides what each client loses, by which {name} chooses: use another selection")
-    if isinstance(algorithm.client, LooksBack):
+    if isinstance(algorithm.client, PostTrainingPass):
         name = type(algorithm.client).__name__
         raise Invalid(f"{ON} hides the trained models that the server would send back for {name} to look at")
     for channel in _inside(algorithm.channel):

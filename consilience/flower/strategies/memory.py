@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from consilience.client.home import Normalisation
+from consilience.client.personal_layers import Normalisation
 from consilience.flower.strategies.records import Layout, to_record, to_tensors
 
 
@@ -22,10 +22,10 @@ def recall(context: Any, name: str) -> dict[str, Tensor] | None:
     return to_tensors(context.state[name]) if name in context.state else None
 
 
-def at_home(model: nn.Module) -> dict[str, Tensor]:
+def personal_values(model: nn.Module) -> dict[str, Tensor]:
     """FedBN: the values of the normalisation layers, which the client keeps for itself."""
     values = model.state_dict()
-    names = Normalisation().at_home(Layout.of(values).tree(values))
+    names = Normalisation().personal_names(Layout.of(values).tree(values))
     return {name: value.detach().clone() for name, value in values.items() if name in names}
 
 

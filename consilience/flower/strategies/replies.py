@@ -30,7 +30,7 @@ class Expected:
 
     layout: Layout
     needs: tuple[str, ...]  # beside the model
-    at_home: frozenset[str]  # entries of the model that clients keep: ignored if they come
+    personal: frozenset[str]  # entries of the model that clients keep: ignored if they come
     steps: bool
     weighted_by_key: str
     arrayrecord_key: str
@@ -38,7 +38,7 @@ class Expected:
 
     def template(self, model: Tree) -> Template:
         """The template of replies to this model."""
-        shared = {kind: {n: v for n, v in leaves.items() if n not in self.at_home} for kind, leaves in model.items()}
+        shared = {kind: {n: v for n, v in leaves.items() if n not in self.personal} for kind, leaves in model.items()}
         reply: Tree = {"model": shared}
         for name in self.needs:
             as_params = map_leaves(torch.zeros_like, model["params"])
@@ -74,7 +74,7 @@ class Expected:
         if len(own) > 1:
             raise Refused("unknown_key", key=next(k for k in own if k != key), detail="one more ArrayRecord than asked")
         found = wire.packed(records[key])
-        return {self.layout.path(name): item for name, item in found.items() if name not in self.at_home}
+        return {self.layout.path(name): item for name, item in found.items() if name not in self.personal}
 
     def _others(self, content: Any) -> dict[str, Packed]:
         found: dict[str, Packed] = {}

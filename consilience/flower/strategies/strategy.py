@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from consilience.core.exchange import Pool
-from consilience.core.protocols import AsksFirst, Selection
+from consilience.core.protocols import QueriesBeforeSelection, Selection
 from consilience.core.refusal import Refusal, Refused
 from consilience.core.rng import draws
 from consilience.core.screening import Limits
@@ -22,7 +22,7 @@ from consilience.flower.strategies.catalogue import STRATEGIES, Entry, needs_of,
 from consilience.flower.strategies.records import flwr, to_record
 from consilience.flower.strategies.replies import Expected, cleaned, examples_of, in_common, numbers_of
 from consilience.flower.strategies.serving import LOG, Asked, Serving, Settings
-from consilience.selection.held import Held
+from consilience.selection.fixed_for_rounds import FixedForRounds
 from consilience.selection.uniform import Uniform
 
 ALGORITHM = "algorithm"  # the ConfigRecord that tells clients the algorithm's name and settings
@@ -207,12 +207,14 @@ def _adapted() -> type:
             return messages
 
         def _expected(self) -> Expected:
-            home, layout = getattr(self.algorithm.client, "home", None), self._serving.layout
+            personal_layers, layout = getattr(self.algorithm.client, "personal_layers", None), self._serving.layout
             assert layout is not None
             return Expected(
                 layout=layout,
                 needs=needs_of(self._entry, self.algorithm),
-                at_home=frozenset() if home is None else home.at_home(self._serving.model()),
+                personal=frozenset()
+                if personal_layers is None
+                else personal_layers.personal_names(self._serving.model()),
                 steps=self._entry.steps,
                 weighted_by_key=self.weighted_by_key,
                 arrayrecord_key=self.arrayrecord_key,
@@ -230,12 +232,12 @@ def _adapted() -> type:
 def selection_of(recipe: Selection, given: Selection | None, count: int) -> Selection:
     """The user's selection, or a sample of so many; where a recipe holds its participants, they are held."""
     chosen = given or Uniform(count=count)
-    if isinstance(chosen, AsksFirst):
+    if isinstance(chosen, QueriesBeforeSelection):
         raise Invalid(
             f"selection = {type(chosen).__name__} asks clients for losses first, which Flower's rounds cannot"
         )
-    if isinstance(recipe, Held) and not isinstance(chosen, Held):
-        return Held(inner=chosen, rounds=recipe.rounds)
+    if isinstance(recipe, FixedForRounds) and not isinstance(chosen, FixedForRounds):
+        return FixedForRounds(inner=chosen, rounds=recipe.rounds)
     return chosen
 
 

@@ -10,10 +10,10 @@ import numpy as np
 from consilience.reporting import style
 from consilience.reporting.groups import Band, Group
 from consilience.reporting.runs import RunData
-from consilience.reporting.style import Picture
+from consilience.reporting.style import Figure
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Canvas
 
 
 class Metric(NamedTuple):
@@ -45,13 +45,13 @@ METRICS = (
 SHARES = {"accuracy", "client_accuracy_worst_tenth", "personal_accuracy_mean", "local_accuracy_mean"}
 
 
-def over_rounds(groups: Sequence[Group]) -> list[Picture]:
+def over_rounds(groups: Sequence[Group]) -> list[Figure]:
     """One picture per metric that any run has."""
     pictures = [_metric(metric, groups) for metric in METRICS]
     return [picture for picture in pictures if picture is not None]
 
 
-def against_costs(groups: Sequence[Group]) -> list[Picture]:
+def against_costs(groups: Sequence[Group]) -> list[Figure]:
     """Quality against bytes, wall seconds and virtual seconds, each run a curve of its own."""
     quality = next((m for m in METRICS if any(len(group.band(m.key).curves) for group in groups)), None)
     pictures = [_traffic(groups)]
@@ -64,7 +64,7 @@ def against_costs(groups: Sequence[Group]) -> list[Picture]:
     return [picture for picture in pictures if picture is not None]
 
 
-def _metric(metric: Metric, groups: Sequence[Group]) -> Picture | None:
+def _metric(metric: Metric, groups: Sequence[Group]) -> Figure | None:
     bands = [group.band(metric.key) for group in groups]
     if not any(band.curves for band in bands):
         return None
@@ -81,7 +81,7 @@ def _metric(metric: Metric, groups: Sequence[Group]) -> Picture | None:
         axes.plot(band.rounds, band.mean, label=group.label if len(groups) > 1 else None, marker=marker, ms=3.2, **look)
     _frame(figure, axes, "round", metric.axis, share=metric.key in SHARES)
     caption = metric.caption + _band_words(bands)
-    return Picture(name=metric.key, title=metric.title, caption=caption, figure=figure)
+    return Figure(name=metric.key, title=metric.title, caption=caption, figure=figure)
 
 
 def _against(
@@ -90,7 +90,7 @@ def _against(
     name: str,
     axis: str,
     cost: Callable[[RunData], tuple[np.ndarray, np.ndarray]],
-) -> Picture | None:
+) -> Figure | None:
     figure = style.blank()
     axes, drawn = figure.subplots(), 0
     for number, group in enumerate(groups):
@@ -113,10 +113,10 @@ def _against(
         "virtual_time": "What the simulated clients and links would have taken.",
     }
     title = f"{metric.title} against {axis.partition(',')[0]}"
-    return Picture(name=f"{metric.key}_against_{name}", title=title, caption=words[name], figure=figure)
+    return Figure(name=f"{metric.key}_against_{name}", title=title, caption=words[name], figure=figure)
 
 
-def _traffic(groups: Sequence[Group]) -> Picture | None:
+def _traffic(groups: Sequence[Group]) -> Figure | None:
     figure = style.blank()
     axes, drawn = figure.subplots(), 0
     for group in groups:
@@ -131,10 +131,10 @@ def _traffic(groups: Sequence[Group]) -> Picture | None:
     _frame(figure, axes, "round", "traffic so far")
     said = "up and down together" if len(groups) > 1 else "from clients to the server (up) and back (down)"
     caption = f"All clients, {said}, before any compression."
-    return Picture(name="traffic", title="Traffic", caption=caption, figure=figure)
+    return Figure(name="traffic", title="Traffic", caption=caption, figure=figure)
 
 
-def _frame(figure: Figure, axes: Any, x: str, y: str, *, share: bool = False, rounds: bool = True) -> None:
+def _frame(figure: Canvas, axes: Any, x: str, y: str, *, share: bool = False, rounds: bool = True) -> None:
     axes.set(xlabel=x, ylabel=y)
     if rounds:
         style.whole_numbers(axes.xaxis)

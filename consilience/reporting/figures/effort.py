@@ -6,7 +6,7 @@ import numpy as np
 
 from consilience.reporting import style
 from consilience.reporting.runs import RunData
-from consilience.reporting.style import Picture
+from consilience.reporting.style import Figure
 
 _MISSING = {
     "silent": "silent",
@@ -17,13 +17,13 @@ _MISSING = {
 }
 
 
-def over_rounds(run: RunData) -> list[Picture]:
+def over_rounds(run: RunData) -> list[Figure]:
     """Seconds per round, replies that were not used, and how old models were."""
     pictures = [_seconds(run), _missing(run), _staleness(run)]
     return [picture for picture in pictures if picture is not None]
 
 
-def _seconds(run: RunData) -> Picture | None:
+def _seconds(run: RunData) -> Figure | None:
     rounds = np.array([number for number in sorted(run.timing) if number <= len(run.rows)])
     if not len(rounds):
         return None
@@ -42,10 +42,10 @@ def _seconds(run: RunData) -> Picture | None:
     style.whole_numbers(axes.xaxis)
     style.legend(figure, axes)
     caption = f"{below.sum():.1f} s in all; the first round includes preparing and choosing a lane."
-    return Picture(name="seconds", title="Time per round", caption=caption, figure=figure)
+    return Figure(name="seconds", title="Time per round", caption=caption, figure=figure)
 
 
-def _missing(run: RunData) -> Picture | None:
+def _missing(run: RunData) -> Figure | None:
     known = {name: run.curve(key) for key, name in _MISSING.items()} | {"refused": _refused(run)}
     known = {name: curve for name, curve in known.items() if curve[1].sum() > 0}
     if not known:
@@ -61,7 +61,7 @@ def _missing(run: RunData) -> Picture | None:
     style.whole_numbers(axes.xaxis)
     style.whole_numbers(axes.yaxis)
     style.legend(figure, axes)
-    return Picture(name="missing", title="Missing replies", caption="Why replies did not count.", figure=figure)
+    return Figure(name="missing", title="Missing replies", caption="Why replies did not count.", figure=figure)
 
 
 def _refused(run: RunData) -> tuple[np.ndarray, np.ndarray]:
@@ -71,7 +71,7 @@ def _refused(run: RunData) -> tuple[np.ndarray, np.ndarray]:
     return np.array(list(reasons), dtype=np.int64), np.array(counts, dtype=np.float64)
 
 
-def _staleness(run: RunData) -> Picture | None:
+def _staleness(run: RunData) -> Figure | None:
     ages = {row["round"]: row["staleness"] for row in run.rows if row.get("staleness")}
     if not ages:
         return None
@@ -86,4 +86,4 @@ def _staleness(run: RunData) -> Picture | None:
     style.whole_numbers(axes.xaxis)
     style.legend(figure, axes)
     caption = "How many rounds passed since the clients of each round were sent their model."
-    return Picture(name="staleness", title="Staleness", caption=caption, figure=figure)
+    return Figure(name="staleness", title="Staleness", caption=caption, figure=figure)

@@ -10,7 +10,7 @@ import numpy as np
 from consilience.reporting import style
 from consilience.reporting.groups import Group
 from consilience.reporting.runs import RunData
-from consilience.reporting.style import Picture
+from consilience.reporting.style import Figure
 
 KINDS = (
     ("accuracy", "test accuracy", "Clients' accuracy"),
@@ -21,13 +21,13 @@ KINDS = (
 _LEVELS = (0, 10, 25, 50, 75, 90, 100)
 
 
-def at_the_end(groups: Sequence[Group]) -> list[Picture]:
+def at_the_end(groups: Sequence[Group]) -> list[Figure]:
     """Every client of every group at its last test: a dot each, and quartiles."""
     pictures = [_strips(kind, axis, title, groups) for kind, axis, title in KINDS]
     return [picture for picture in pictures if picture is not None]
 
 
-def over_rounds(run: RunData) -> list[Picture]:
+def over_rounds(run: RunData) -> list[Figure]:
     """The same of one run over rounds, as nested bands."""
     pictures = [_bands(kind, axis, title, run) for kind, axis, title in KINDS]
     return [picture for picture in pictures if picture is not None]
@@ -45,7 +45,7 @@ def client_values(run: RunData, kind: str) -> dict[int, np.ndarray]:
     return found
 
 
-def _strips(kind: str, axis: str, title: str, groups: Sequence[Group]) -> Picture | None:
+def _strips(kind: str, axis: str, title: str, groups: Sequence[Group]) -> Figure | None:
     pooled = [(number, group, _last(group, kind)) for number, group in enumerate(groups)]
     pooled = [(number, group, values) for number, group, values in pooled if len(values)]
     if not pooled:
@@ -64,7 +64,7 @@ def _strips(kind: str, axis: str, title: str, groups: Sequence[Group]) -> Pictur
     caption = "A dot per client at the last test; box: middle half; bar: median." + (
         " Clients of all seeds together." if seeds > 1 else ""
     )
-    return Picture(name=f"clients_{kind}", title=title, caption=caption, figure=figure)
+    return Figure(name=f"clients_{kind}", title=title, caption=caption, figure=figure)
 
 
 def _strip(axes: Any, place: int, values: np.ndarray, colour: str) -> None:
@@ -75,7 +75,7 @@ def _strip(axes: Any, place: int, values: np.ndarray, colour: str) -> None:
     axes.plot([middle, middle], [place - 0.3, place + 0.3], color=style.INK, lw=1.6)
 
 
-def _bands(kind: str, axis: str, title: str, run: RunData) -> Picture | None:
+def _bands(kind: str, axis: str, title: str, run: RunData) -> Figure | None:
     found = client_values(run, kind)
     if len(found) < 2:
         return None
@@ -92,7 +92,7 @@ def _bands(kind: str, axis: str, title: str, run: RunData) -> Picture | None:
     style.whole_numbers(axes.xaxis)
     style.legend(figure, axes)
     caption = "How the clients are spread, round by round; a narrow band is a fair model."
-    return Picture(name=f"spread_{kind}", title=f"{title} over rounds", caption=caption, figure=figure)
+    return Figure(name=f"spread_{kind}", title=f"{title} over rounds", caption=caption, figure=figure)
 
 
 def _last(group: Group, kind: str) -> np.ndarray:

@@ -9,12 +9,12 @@ import numpy as np
 from consilience.reporting import style
 from consilience.reporting.figures.weights import height, name_clients
 from consilience.reporting.runs import RunData
-from consilience.reporting.style import Picture
+from consilience.reporting.style import Figure
 
 _MOST_CLASSES_NAMED = 16
 
 
-def partition(run: RunData) -> list[Picture]:
+def partition(run: RunData) -> list[Figure]:
     """Client x class, and how many rows each client has."""
     counts, rows = run.federation.get("class_counts"), run.federation.get("train_rows")
     pictures = []
@@ -25,7 +25,7 @@ def partition(run: RunData) -> list[Picture]:
     return pictures
 
 
-def _classes(run: RunData, counts: np.ndarray) -> Picture:
+def _classes(run: RunData, counts: np.ndarray) -> Figure:
     sizes = counts.sum(1, keepdims=True)
     shares = np.divide(counts, sizes, out=np.full(counts.shape, np.nan), where=sizes > 0)  # [K, C]
     figure = style.blank(height=height(len(counts)))
@@ -44,10 +44,10 @@ def _classes(run: RunData, counts: np.ndarray) -> Picture:
     name_clients(axes.yaxis, run)
     figure.colorbar(image, ax=axes, label="share of the client's rows", pad=0.02)
     caption = "Training rows: a line of one colour is a client with all classes alike."
-    return Picture(name="partition", title="Who holds what", caption=caption, figure=figure)
+    return Figure(name="partition", title="Who holds what", caption=caption, figure=figure)
 
 
-def _sizes(run: RunData, rows: np.ndarray) -> Picture:
+def _sizes(run: RunData, rows: np.ndarray) -> Figure:
     figure = style.blank()
     axes = figure.subplots()
     axes.bar(range(len(rows)), rows, width=0.8 if len(rows) <= 200 else 1.0, color=style.LINES[0], lw=0)
@@ -59,4 +59,4 @@ def _sizes(run: RunData, rows: np.ndarray) -> Picture:
         axes.tick_params(axis="x", labelrotation=40)
     total = int(rows.sum())
     caption = f"{total:,} rows at {len(rows)} clients; the largest has {rows.max():,}, the smallest {rows.min():,}."
-    return Picture(name="rows", title="Rows per client", caption=caption, figure=figure)
+    return Figure(name="rows", title="Rows per client", caption=caption, figure=figure)

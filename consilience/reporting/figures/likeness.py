@@ -10,7 +10,7 @@ import numpy as np
 from consilience.reporting import style
 from consilience.reporting.figures.weights import MOST_NAMED
 from consilience.reporting.runs import RunData
-from consilience.reporting.style import Picture
+from consilience.reporting.style import Figure
 
 _MOST_MATRICES = 6
 _MOST_LABELLED = 10
@@ -34,7 +34,7 @@ def similarities(run: RunData) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     return found
 
 
-def over_rounds(run: RunData) -> list[Picture]:
+def over_rounds(run: RunData) -> list[Figure]:
     """The matrix at a few rounds, and how alike clients are on the whole."""
     found = similarities(run)
     if not found:
@@ -43,7 +43,7 @@ def over_rounds(run: RunData) -> list[Picture]:
     return [*pictures, _trend(found)] if len(found) > 1 else pictures
 
 
-def swaps(run: RunData) -> list[Picture]:
+def swaps(run: RunData) -> list[Figure]:
     """Clients on a circle, a chord for every pair that exchanged models."""
     pairs = swapped(run)
     if not pairs:
@@ -59,7 +59,7 @@ def swaps(run: RunData) -> list[Picture]:
     _places(axes, run, x, y)
     count, rounds = sum(pairs.values()), sum("model_of" in row for row in run.clients.values())
     caption = f"{count} swaps in {rounds} rounds; the thicker a line, the more often (at most {most} x). {_WARNING}"
-    return [Picture(name="swaps", title="Swaps", caption=caption, figure=figure)]
+    return [Figure(name="swaps", title="Swaps", caption=caption, figure=figure)]
 
 
 def swapped(run: RunData) -> Counter[tuple[int, int]]:
@@ -83,7 +83,7 @@ def _places(axes: Any, run: RunData, x: np.ndarray, y: np.ndarray) -> None:
     axes.axis("off")
 
 
-def _matrices(run: RunData, found: dict[int, tuple[np.ndarray, np.ndarray]]) -> Picture:
+def _matrices(run: RunData, found: dict[int, tuple[np.ndarray, np.ndarray]]) -> Figure:
     numbers = sorted(found)
     chosen = [numbers[i] for i in np.unique(np.linspace(0, len(numbers) - 1, _MOST_MATRICES).round().astype(int))]
     columns = min(3, len(chosen))
@@ -106,7 +106,7 @@ def _matrices(run: RunData, found: dict[int, tuple[np.ndarray, np.ndarray]]) -> 
     figure.colorbar(image, ax=grid.ravel().tolist(), label="similarity", pad=0.02)
     who = "among all clients" if whole else "among the clients of that round"
     caption = f"Client by client, {who}, as the server measured it. {_WARNING}"
-    return Picture(name="similarity", title="Similarity", caption=caption, figure=figure)
+    return Figure(name="similarity", title="Similarity", caption=caption, figure=figure)
 
 
 def _label(axes: Any, ids: np.ndarray | None) -> None:
@@ -130,7 +130,7 @@ def _spread(run: RunData, ids: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     return whole
 
 
-def _trend(found: dict[int, tuple[np.ndarray, np.ndarray]]) -> Picture:
+def _trend(found: dict[int, tuple[np.ndarray, np.ndarray]]) -> Figure:
     rounds = np.array(sorted(found))
     pairs = [matrix[np.tril_indices(len(matrix), -1)] for matrix in (found[number][1] for number in rounds)]
     figure = style.blank()
@@ -143,4 +143,4 @@ def _trend(found: dict[int, tuple[np.ndarray, np.ndarray]]) -> Picture:
     style.whole_numbers(axes.xaxis)
     style.legend(figure, axes)
     caption = "Over the clients of each round: rising means that they learn alike."
-    return Picture(name="similarity_trend", title="Similarity over rounds", caption=caption, figure=figure)
+    return Figure(name="similarity_trend", title="Similarity over rounds", caption=caption, figure=figure)

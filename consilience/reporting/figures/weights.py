@@ -8,7 +8,7 @@ import numpy as np
 
 from consilience.reporting import style
 from consilience.reporting.runs import RunData
-from consilience.reporting.style import Picture
+from consilience.reporting.style import Figure
 
 MOST_NAMED = 40
 _MOST_LINES = 12
@@ -24,7 +24,7 @@ def table(run: RunData) -> np.ndarray:
     return found
 
 
-def over_rounds(run: RunData) -> list[Picture]:
+def over_rounds(run: RunData) -> list[Figure]:
     """The map of weights."""
     weights = table(run)
     if not np.isfinite(weights).any():
@@ -45,10 +45,10 @@ def over_rounds(run: RunData) -> list[Picture]:
     name_clients(axes.yaxis, run)
     figure.colorbar(image, ax=axes, label="aggregation weight", pad=0.02)
     caption = "Share of each client in the round's step; empty where it took no part."
-    return [Picture(name="weights", title="Aggregation weights", caption=caption, figure=figure)]
+    return [Figure(name="weights", title="Aggregation weights", caption=caption, figure=figure)]
 
 
-def learned(run: RunData) -> list[Picture]:
+def learned(run: RunData) -> list[Figure]:
     """The schedule of a run that follows one (deep unfolding), client by client."""
     options = run.config.get("algorithm", {})
     weighting = options.get("weighting", {}) if isinstance(options, dict) else {}
@@ -71,7 +71,7 @@ def learned(run: RunData) -> list[Picture]:
     style.whole_numbers(axes.xaxis)
     style.legend(figure, axes)
     caption = "The learned schedule as it was applied: one curve per client."
-    return [Picture(name="learned_weights", title="Learned weights (DUW)", caption=caption, figure=figure)]
+    return [Figure(name="learned_weights", title="Learned weights (DUW)", caption=caption, figure=figure)]
 
 
 def height(clients: int) -> float:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
-from consilience.core.remote import Distant, each
+from consilience.core.remote import RemoteTensor, each
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree, rows
 from consilience.server.geometry.sketching import BLOCK, sketch
@@ -149,7 +149,7 @@ def _gram(stacked: Tree, reference: Tree | None, last: Tree | None = None) -> tu
     `last` is one more row. Models that lie elsewhere stay there: one [m, m] block per tensor comes back.
     """
     columns = _columns(stacked, reference, last)
-    if any(isinstance(value, Distant) for value in columns[0]):
+    if any(isinstance(value, RemoteTensor) for value in columns[0]):
         scale = _power_above(torch.stack(each(_largest, *columns)).amax(0))
         products = iter(each(_products, *columns, given=(scale,)))
     else:  # the differences are made once

@@ -42,7 +42,9 @@ class Layerwise:
         if isinstance(self.layers, tuple) and not sum(self.layers) > 0:
             raise Invalid(f"Layerwise.layers = {self.layers!r} gives no layer any weight: make one of them positive")
         if self.cross and self.metric == "cka_deconfounded":
-            raise Invalid("Layerwise.cross cannot meet cka_deconfounded: two unlike layers have no ancestor in common")
+            raise Invalid(
+                "Layerwise.cross is incompatible with cka_deconfounded: two unlike layers have no ancestor in common"
+            )
 
     def compare(self, models: Tree, ancestor: Tree) -> Tensor:
         """[m, m] over the layers."""

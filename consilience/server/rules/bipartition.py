@@ -30,7 +30,7 @@ class Bipartition:
     eps_2: NonNegative = 1.6
     gamma: Probability = 0.0
     warm_up: Whole = 20
-    most: Count = 8
+    max_clusters: Count = 8
 
     def __post_init__(self) -> None:
         check(self)
@@ -44,7 +44,7 @@ class Bipartition:
         """Everyone in cluster 0; the models of the others wait at the start."""
         device = next(tree.leaves(start)).device
         return {
-            "groups": open_groups(self.averaging, [start] * self.most, clients),
+            "groups": open_groups(self.averaging, [start] * self.max_clusters, clients),
             "cluster": torch.zeros(clients, dtype=torch.int64, device=device),
             "count": torch.ones((), dtype=torch.int64, device=device),
             "known": torch.zeros(clients, dtype=torch.bool, device=device),  # who has ever replied
@@ -65,7 +65,7 @@ class Bipartition:
             updates = _updates(cohort, tree.rows(groups["model"]["params"], state["cluster"][where]))
             for place in range(int(state["count"])):
                 apart = self._cut(cohort, updates, before == place, known.cpu().numpy())
-                if len(apart) and count < self.most:
+                if len(apart) and count < self.max_clusters:
                     cluster[apart] = count
                     groups = tree.map_leaves(lambda leaf, a=place, b=count: _copied(leaf, a, b), groups)
                     count += 1
@@ -76,7 +76,7 @@ class Bipartition:
 
     def model(self, state: Tree) -> Tree:
         """The model of the largest cluster."""
-        return tree.rows(state["groups"]["model"], largest(state["cluster"], self.most))
+        return tree.rows(state["groups"]["model"], largest(state["cluster"], self.max_clusters))
 
     def _cut(self, cohort: Cohort, updates: Tensor, members: np.ndarray, known: np.ndarray) -> np.ndarray:
         """Ids that leave a cluster; none if it holds together."""

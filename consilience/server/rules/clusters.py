@@ -16,7 +16,7 @@ from consilience.server.geometry.geometry import measure_updates
 
 Groups = tuple[tuple[Whole, ...], ...]
 """Client numbers, group by group."""
-By = Literal["distance", "direction"]
+ClusterMetric = Literal["distance", "direction"]
 """distance: |w_i - w_j|; direction: 1 - cosine of the updates."""
 
 
@@ -42,10 +42,10 @@ def agglomerate(distance: np.ndarray, clusters: int) -> np.ndarray:
     return labels
 
 
-def by_likeness(cohort: Cohort, params: Tree, clusters: int, by: By) -> np.ndarray:
+def by_likeness(cohort: Cohort, params: Tree, clusters: int, metric: ClusterMetric) -> np.ndarray:
     """[m] cluster numbers of a cohort in ascending client order, from how its models lie around `params`."""
     geometry = measure_updates(cohort.reply["model"]["params"], params)
-    apart = geometry.distance if by == "distance" else (1 - geometry.cosine).masked_fill(geometry.distance == 0, 0)
+    apart = geometry.distance if metric == "distance" else (1 - geometry.cosine).masked_fill(geometry.distance == 0, 0)
     return agglomerate(apart.cpu().numpy(), clusters)
 
 

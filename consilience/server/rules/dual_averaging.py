@@ -26,8 +26,8 @@ class LayerwiseDual:
     clients' weights, have the weights of the model as a whole.
     """
 
-    of: Literal["weights", "updates"] = "weights"
-    first: Literal["uniform", "examples"] = "uniform"
+    compare_on: Literal["weights", "updates"] = "weights"
+    first_stage: Literal["uniform", "examples"] = "uniform"
     step: Step = field(default_factory=Replace)
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class LayerwiseDual:
     def update(self, state: Tree, cohort: Cohort) -> tuple[Tree, Notes]:
         """Eqs (13) to (16) in every layer."""
         model, replies = state["model"], cohort.reply["model"]
-        whole, _, notes = DualWeights(of=self.of, first=self.first).weigh(cohort, model, {})
+        whole, _, notes = DualWeights(compare_on=self.compare_on, first_stage=self.first_stage).weigh(cohort, model, {})
         layers = {layer: self._weights(layer, names, cohort, model) for layer, names in layers_of(model).items()}
         shares = {name: layers[layer_of(name)] for name in replies["params"]}
         merged = map_rows(weighted_mean, replies["params"], shares)
@@ -64,9 +64,11 @@ class LayerwiseDual:
 
     def _weights(self, layer: str, names: list[str], cohort: Cohort, model: Tree) -> Tensor:
         stacked = {name: cohort.reply["model"]["params"][name] for name in names}
-        start = model["params"] if self.of == "updates" else None
-        cosine = cosines_to_mean(stacked, start, first_weights(cohort, self.first))
-        return dual_weights(cosine, cohort.ids.tolist(), f"of their {self.of} in layer {layer or 'of the model'!r}")
+        start = model["params"] if self.compare_on == "updates" else None
+        cosine = cosines_to_mean(stacked, start, first_weights(cohort, self.first_stage))
+        return dual_weights(
+            cosine, cohort.ids.tolist(), f"of their {self.compare_on} in layer {layer or 'of the model'!r}"
+        )
 
 
 def layers_of(model: Tree) -> dict[str, list[str]]:

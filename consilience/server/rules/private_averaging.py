@@ -48,7 +48,7 @@ class PrivateAveraging:
         return True
 
     @property
-    def moves_alone(self) -> bool:
+    def moves_without_replies(self) -> bool:
         """A round without replies adds noise, too: else its absence would tell."""
         return True
 

@@ -1,4 +1,4 @@
-"""Held-out rows: true splits, fair to groups and labels, and functions of the seed alone."""
+"""FixedForRounds-out rows: true splits, fair to groups and labels, and functions of the seed alone."""
 
 from __future__ import annotations
 

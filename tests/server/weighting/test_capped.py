@@ -218,7 +218,7 @@ def test_caps_that_a_round_cannot_keep_stop_the_run_with_what_would_do() -> None
 
 def test_negative_weights_are_refused() -> None:
     with pytest.raises(Diverged, match="caps need weights of at least 0"):
-        weigh(CappedWeights(inner=DualWeights(of="updates"), client=0.9), [[3.0, 0], [2.0, 0], [-1.0, 0]])
+        weigh(CappedWeights(inner=DualWeights(compare_on="updates"), client=0.9), [[3.0, 0], [2.0, 0], [-1.0, 0]])
 
 
 # --- clones against SimProx (FAULTS row 60) --------------------------------------------------------------------------

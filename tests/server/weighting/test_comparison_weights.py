@@ -184,7 +184,7 @@ TABLE = ((0.1, 0.2, 0.7), (0.5, 0.25, 0.25))
 
 
 def test_a_schedule_gives_its_rows_and_then_their_mean_or_the_last() -> None:
-    rule, last = ScheduleWeights(table=TABLE), ScheduleWeights(table=TABLE, beyond="last")
+    rule, last = ScheduleWeights(table=TABLE), ScheduleWeights(table=TABLE, after_last="last")
     assert rule.init({}, 3) == {} and not rule.needs_each_reply
     replies = [cohort(np.zeros((3, 2)), round=t) for t in range(3)]
     got = [rule.weigh(one, {}, {})[0].tolist() for one in replies]
@@ -220,7 +220,7 @@ def test_a_schedule_from_a_file(tmp_path: Path) -> None:
         ({"table": ((0.5, 0.5), (1.0,))}, r"rows of \[1, 2\] weights"),
         ({"table": ((float("nan"), 1.0),)}, "NaN"),
         ({"table": ((0.5, "x"),)}, r"must be a number"),
-        ({"table": TABLE, "beyond": "first"}, "is not one of mean, last"),
+        ({"table": TABLE, "after_last": "first"}, "is not one of mean, last"),
     ],
 )
 def test_bad_schedules_are_refused(options: Any, message: str) -> None:

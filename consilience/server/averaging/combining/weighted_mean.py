@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from consilience.core.remote import Distant
+from consilience.core.remote import RemoteTensor
 from consilience.core.tree import Tree, leaves, map_leaves, map_rows
 
 
@@ -24,7 +24,7 @@ class WeightedMean:
     def merge(self, models: Tree, weights: Tensor) -> Tree:
         """Stacked models [m, ...] -> their mean."""
         single = weights.to(torch.float32)  # once, not once per tensor
-        if weights.device.type != "cuda" or any(isinstance(leaf, Distant) for leaf in leaves(models)):
+        if weights.device.type != "cuda" or any(isinstance(leaf, RemoteTensor) for leaf in leaves(models)):
             return map_rows(_merge, models, given=(weights, single))
         return _all_at_once(lambda stacked: _merge(stacked, weights, single), models)
 

@@ -17,16 +17,16 @@ from consilience.core.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class DualWeights:
-    """xi_k = cos(w_k, f) / sum_j cos(w_j, f), f = the mean of the w_j, or their mean by examples (`first`).
+    """xi_k = cos(w_k, f) / sum_j cos(w_j, f), f = the mean of the w_j, or their mean by examples (`first_stage`).
 
     Models that were trained from one model all point almost its way, so that after the first rounds these weights are
-    those of the plain mean to a few thousandths or less; `of="updates"` compares w_k - w instead, whose directions do
-    differ. An update of zero length has cosine 0, and if all have, all weigh the same.
+    those of the plain mean to a few thousandths or less; `compare_on="updates"` compares w_k - w instead, whose
+    directions do differ. An update of zero length has cosine 0, and if all have, all weigh the same.
     """
 
-    of: Literal["weights", "updates"] = "weights"
+    compare_on: Literal["weights", "updates"] = "weights"
     # Paper: "consistent with FedAvg, the weighted average", but eq (13) is 1/K. Here: 1/K unless told otherwise.
-    first: Literal["uniform", "examples"] = "uniform"
+    first_stage: Literal["uniform", "examples"] = "uniform"
 
     def __post_init__(self) -> None:
         check(self)
@@ -42,16 +42,16 @@ class DualWeights:
 
     def weigh(self, cohort: Cohort, model: Tree, state: Tree) -> tuple[Tensor, Tree, Notes]:
         """Eqs (13) to (15) over all parameters, as one vector."""
-        start = model["params"] if self.of == "updates" else None
-        cosine = cosines_to_mean(cohort.reply["model"]["params"], start, first_weights(cohort, self.first))
-        weights = dual_weights(cosine, cohort.ids.tolist(), f"of their {self.of}")
+        start = model["params"] if self.compare_on == "updates" else None
+        cosine = cosines_to_mean(cohort.reply["model"]["params"], start, first_weights(cohort, self.first_stage))
+        weights = dual_weights(cosine, cohort.ids.tolist(), f"of their {self.compare_on}")
         notes = {"cosine": torch.nan_to_num(cosine), "no_direction": cosine.isnan().sum()}
         return weights.to(cohort.examples.device), state, notes
 
 
-def first_weights(cohort: Cohort, first: Literal["uniform", "examples"]) -> Tensor:
+def first_weights(cohort: Cohort, first_stage: Literal["uniform", "examples"]) -> Tensor:
     """[m] weights of the first aggregation."""
-    counts = torch.ones_like(cohort.examples) if first == "uniform" else cohort.examples
+    counts = torch.ones_like(cohort.examples) if first_stage == "uniform" else cohort.examples
     return counts / counts.sum()
 
 

@@ -30,7 +30,7 @@ class ScheduleWeights:
 
     table: Table = ()
     path: str = ""
-    beyond: Literal["mean", "last"] = "mean"
+    after_last: Literal["mean", "last"] = "mean"
 
     def __post_init__(self) -> None:
         check(self)
@@ -66,7 +66,7 @@ class ScheduleWeights:
         if cohort.round < len(table):
             row = table[cohort.round]
         else:
-            row = table.mean(0) if self.beyond == "mean" else table[-1]
+            row = table.mean(0) if self.after_last == "mean" else table[-1]
         return shares(row, cohort), state, {}
 
 

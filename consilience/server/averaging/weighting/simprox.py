@@ -16,7 +16,7 @@ from consilience.server.geometry.geometry import Geometry, cosines, measure, mea
 
 Previous = Literal["global", "own"]
 Similarity = Literal["both", "cosine", "gaussian"]
-Of = Literal["weights", "updates"]
+CompareOn = Literal["weights", "updates"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class SimProxWeights:
     alpha^(1/T), normalised, instead: 1 is alpha, less is sharper, more is flatter. The other options:
     `prev="own"`: g_i is the distance from the client's own last model, which it reports (`PreviousModel(report=True)`).
     `scaled_norms`: g_i is divided by the square root of the number of parameters.
-    `similarity`: one of the two measures alone. `of="updates"`: cosines between updates, not whole models.
+    `similarity`: one of the two measures alone. `compare_on="updates"`: cosines between updates, not whole models.
     `sketch`: compare random projections of this length (see `sketching.sketch` for the error).
     """
 
@@ -39,7 +39,7 @@ class SimProxWeights:
     prev: Previous = "global"
     scaled_norms: bool = False
     similarity: Similarity = "both"
-    of: Of = "weights"
+    compare_on: CompareOn = "weights"
     sketch: Count | None = None
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class SimProxWeights:
         """Weights of this round's models around the broadcast one."""
         if len(cohort) == 1:
             return torch.ones_like(cohort.examples), state, {}
-        look = measure if self.of == "weights" else measure_updates
+        look = measure if self.compare_on == "weights" else measure_updates
         draw = key(0, "simprox", cohort.round)  # a pair that a sketch has bad luck with has it once
         geometry = look(cohort.reply["model"]["params"], model["params"], directions=self.sketch, key=draw)
         similarity, share = self._similarity(geometry, cohort)

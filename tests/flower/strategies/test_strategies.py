@@ -260,7 +260,7 @@ def test_without_flower_the_error_says_what_to_install(monkeypatch: pytest.Monke
 
 
 def test_the_documentation_names_every_strategy() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "flower.md").read_text(encoding="utf-8")
     assert [name for name in STRATEGIES if f"`{name}`" not in page] == []
 
 

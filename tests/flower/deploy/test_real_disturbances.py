@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rehearsed import digest_here, digest_of, end, ended, rows, until, write_app
+from local_deployments import digest_here, digest_of, end, ended, rows, until, write_app
 
-from consilience.flower.deploy.local_deployment import Rehearsal
+from consilience.flower.deploy.local_deployment import LocalDeployment
 from consilience.flower.deploy.processes import Process
 from consilience.flower.deploy.up import facts_of
 
@@ -69,7 +69,7 @@ def odd(place: Path, **settings: object) -> Iterator[None]:
         yield
 
 
-class Federation(Rehearsal):
+class Federation(LocalDeployment):
     """A rehearsal of two clients, some of whose nodes are on odd machines of their own."""
 
     def __init__(self, app: Path, place: Path, machines: dict[int, dict[str, object]], **settings: Any) -> None:
@@ -92,7 +92,7 @@ def finished(folder: Path, running: Process, seconds: float) -> None:
 
 def test_row_38_a_superlink_with_its_state_in_a_file_comes_back_and_the_run_goes_on(app: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "real"
-    with Rehearsal(app, shares=[[0], [1]], place=tmp_path / "stage", lasting=True) as stage:
+    with LocalDeployment(app, shares=[[0], [1]], place=tmp_path / "stage", lasting=True) as stage:
         running = stage.run(runs=str(tmp_path / "runs"))
         until(lambda: len(rows(folder)) >= 1, 150, unless=lambda: ended(running))
         server = facts_of(folder)["server_pid"]
@@ -169,7 +169,7 @@ def test_row_34_a_reply_that_drips_is_cut_at_the_deadline_and_holds_up_nobody(ap
 
 def test_row_34_a_node_that_stands_still_is_cut_at_the_deadline_and_comes_back(app: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "real"
-    with Rehearsal(app, shares=[[0], [1]], place=tmp_path / "stage", secure=False) as stage:
+    with LocalDeployment(app, shares=[[0], [1]], place=tmp_path / "stage", secure=False) as stage:
         running = stage.run(runs=str(tmp_path / "runs"), settings="deploy.deadline=10 deploy.min_available=1")
         until(lambda: len(rows(folder)) >= 1, 150, unless=lambda: ended(running))
         stage.servers.add(facts_of(folder)["server_pid"])

@@ -18,7 +18,7 @@ from consilience.core.rounds import run
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
 from consilience.flower.deploy import template
-from consilience.flower.deploy.local_deployment import Rehearsal
+from consilience.flower.deploy.local_deployment import LocalDeployment
 from consilience.flower.deploy.settings import load
 from consilience.flower.deploy.sources import source_of
 from consilience.flower.deploy.up import facts_of
@@ -103,7 +103,7 @@ def test_real_processes_sum_without_a_client_that_is_killed(tmp_path: Path) -> N
     (app / "federation.py").write_text(FEDERATION)
     folder = runs / "secret"
     shares = [[client] for client in range(CLIENTS)]
-    with Rehearsal(app, shares=shares, place=tmp_path / "stage", node_config={"hold": str(hold)}) as stage:
+    with LocalDeployment(app, shares=shares, place=tmp_path / "stage", node_config={"hold": str(hold)}) as stage:
         running = stage.run(runs=str(runs), settings="deploy.deadline=30")
         why = lambda: running.tail(40)  # noqa: E731
         until(lambda: len(rows_of(folder)) >= 1, 150, why)

@@ -19,7 +19,7 @@ from consilience.core.settings import Invalid
 from consilience.experiments.config.config import from_table
 from consilience.flower.deploy import template
 from consilience.flower.deploy.hosting import hosts_of, settings_of
-from consilience.flower.deploy.local_deployment import Rehearsal
+from consilience.flower.deploy.local_deployment import LocalDeployment
 from consilience.flower.deploy.processes import alive, end
 from consilience.flower.deploy.serving import is_loopback, refuse_plain_text
 from consilience.flower.deploy.settings import from_given, load
@@ -125,7 +125,7 @@ OTHERS = {
     "fedasync": "Buffered",
     "fedbuff": "Buffered",
     "fedprox_fedsplit": "Splitting",
-    "local_only": "Bystander",
+    "local_only": "NoServer",
 }
 
 
@@ -222,7 +222,7 @@ def test_plain_text_to_another_machine_is_refused_unless_asked_for(tmp_path: Pat
         refuse_plain_text(PlainGrid(), allowed=False)
     refuse_plain_text(PlainGrid(), allowed=True)
     with pytest.raises(Invalid, match="TLS is off"):
-        Rehearsal(tmp_path, shares=[[0]], place=tmp_path, secure=False, host="10.0.0.5")
+        LocalDeployment(tmp_path, shares=[[0]], place=tmp_path, secure=False, host="10.0.0.5")
 
 
 def test_a_dead_process_is_known_as_such_and_a_live_one_is_ended_by_its_id() -> None:

@@ -15,7 +15,7 @@ from consilience.channel import Chain, Quantise, RandomK, TopK
 from consilience.core import tree
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.rounds import run
-from consilience.engines.vectorised.templates import reply_template
+from consilience.flower.engine.templates import reply_template
 from consilience.wire.template import Template
 
 pytestmark = pytest.mark.usefixtures("untraced")

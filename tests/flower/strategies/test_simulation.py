@@ -26,7 +26,7 @@ from consilience.wire import arrays
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'consilience[flower]'")
 pytest.importorskip("ray", reason="Flower's simulation needs Ray: pip install 'flwr[simulation]'")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LIMIT = 280  # seconds for one simulation
 pytestmark = pytest.mark.slow
 

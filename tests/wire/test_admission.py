@@ -227,7 +227,9 @@ def test_a_digest_is_of_what_was_sent_before_any_cast() -> None:
     )
 
 
-@pytest.mark.parametrize("bad", [{"max_norm": 0.0}, {"min_valid": 0}, {"castable": ("int64",)}, {"beyond": "ignore"}])
+@pytest.mark.parametrize(
+    "bad", [{"max_norm": 0.0}, {"min_valid": 0}, {"castable": ("int64",)}, {"on_excess": "ignore"}]
+)
 def test_limits_are_checked(bad: dict[str, Any]) -> None:
     with pytest.raises(Invalid, match=f"Limits.{next(iter(bad))}"):
         Limits(**bad)

@@ -25,9 +25,9 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "consil
 
 from flower_loopback import Loopback
 
+from consilience.core.rounds import TooFewClients
 from consilience.flower.deploy.hosting import client_app
 from consilience.flower.deploy.serving import serve
-from consilience.flower.engine.mail import TooFewClients
 
 CLIENTS = 3
 FEDERATION = """

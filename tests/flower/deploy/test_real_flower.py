@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rehearsed import ROUNDS, digest_of, end, ended, in_process, rows, until, write_app
+from local_deployments import ROUNDS, digest_of, end, ended, in_process, rows, until, write_app
 
 from consilience.flower.deploy import keys
-from consilience.flower.deploy.local_deployment import Rehearsal
+from consilience.flower.deploy.local_deployment import LocalDeployment
 from consilience.flower.deploy.processes import free_port
 from consilience.flower.deploy.up import facts_of
 from consilience.wire import arrays
@@ -62,7 +62,7 @@ def test_a_server_killed_in_mid_run_goes_on_bit_by_bit(
 
 def test_over_tls_too_few_clients_and_one_that_is_killed(app: Path, tmp_path: Path) -> None:
     hold = tmp_path / "hold"
-    stage = Rehearsal(app, shares=[[0], [1]], place=tmp_path / "stage", node_config={"hold": str(hold)})
+    stage = LocalDeployment(app, shares=[[0], [1]], place=tmp_path / "stage", node_config={"hold": str(hold)})
     with stage:
         honest = list(stage.nodes)
         lonely = stage.run(runs=str(tmp_path / "runs"), settings="name=lonely deploy.clients=3 deploy.wait=20")
@@ -89,7 +89,7 @@ def test_over_tls_too_few_clients_and_one_that_is_killed(app: Path, tmp_path: Pa
 
 
 def test_bad_credentials_are_refused_each_for_its_own_reason(app: Path, tmp_path: Path) -> None:
-    with Rehearsal(app, shares=[[0], [1]], place=tmp_path / "stage") as stage:
+    with LocalDeployment(app, shares=[[0], [1]], place=tmp_path / "stage") as stage:
         assert stage.keys is not None
         address = ["flower-supernode", "--superlink", f"127.0.0.1:{stage.port}", "--max-retries", "2"]
         trust = ["--root-certificates", str(stage.keys.authority)]
@@ -106,7 +106,7 @@ def test_bad_credentials_are_refused_each_for_its_own_reason(app: Path, tmp_path
         }
         stage.nodes += list(wrong.values())  # so that they are stopped, whatever happens
         name = until(lambda: re.search(r"SuperNode ID: (\d+)", stage.nodes[1].log.read_text()), 60)[1]
-        revoking = stage._process("revoke", ["flwr", "supernode", "unregister", name, "rehearsal"])
+        revoking = stage._process("revoke", ["flwr", "supernode", "unregister", name, "local"])
         assert revoking.wait(60) == 0, revoking.tail()
         stage.nodes[1].signal(signal.SIGTERM)
         stage.nodes[1].wait(20)
@@ -130,7 +130,7 @@ def test_verify_over_a_deployment(tmp_path: Path) -> None:
 
 
 def test_everything_started_is_stopped(app: Path, tmp_path: Path) -> None:
-    with Rehearsal(app, shares=[[0], [1]], place=tmp_path / "stage", secure=False) as stage:
+    with LocalDeployment(app, shares=[[0], [1]], place=tmp_path / "stage", secure=False) as stage:
         assert stage.link is not None
         started = [stage.link, *stage.nodes, *stage._helpers]
         assert all(process.code is None for process in started)

@@ -29,12 +29,13 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "consil
 
 from flower_loopback import Loopback, apps, through_bytes
 
+from consilience.core.rounds import TooFewClients
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.engines.vectorised.orders import Orders
 from consilience.environments.environment import Environment
 from consilience.flower.engine import wire
 from consilience.flower.engine.engine import FlowerEngine
-from consilience.flower.engine.mail import TooFewClients, Waiting
+from consilience.flower.engine.mail import Waiting
 from consilience.flower.secure.terms import FEWEST, MODULUS, Layout, SecureTerms
 from consilience.selection import Uniform
 
@@ -277,7 +278,7 @@ def test_a_client_that_keeps_its_reply_secret_never_answers_in_clear() -> None:
         list(run(algorithm, engine, rounds=1, seed=5))
 
 
-@pytest.mark.parametrize("rule", ["train", "look_first"])
+@pytest.mark.parametrize("rule", ["train", "pre_training"])
 def test_not_even_under_another_name(rule: str) -> None:
     """A server that asks for training as if it were a test."""
     algorithm = build("fedavg")

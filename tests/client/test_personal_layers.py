@@ -17,7 +17,7 @@ from consilience.algorithms.fedper import fedper
 from consilience.algorithms.fedrep import fedrep
 from consilience.algorithms.scaffold import scaffold
 from consilience.client import LocalTraining, Proximal
-from consilience.client.home import Head, Named, Normalisation
+from consilience.client.personal_layers import Head, Named, Normalisation
 from consilience.core import plans, tree
 from consilience.core.plans import Work
 from consilience.core.rounds import Round, run
@@ -41,20 +41,20 @@ def rounds_of(algorithm: Any, model: Any = tiny.convnet, rounds: int = 2, **opti
 def test_fedbn_keeps_normalisation_at_home(lane: str) -> None:
     start = tiny.engine(tiny.convnet).start()
     for one in rounds_of(fedbn(batch_size=4, lr=0.1), lane=lane):
-        sent, home = one.cohort.reply["model"], one.snapshot.memory["client"]["home"]
-        assert set(home["params"]) == NORMS and set(home["buffers"]) == STATISTICS
+        sent, personal = one.cohort.reply["model"], one.snapshot.memory["client"]["personal_layers"]
+        assert set(personal["params"]) == NORMS and set(personal["buffers"]) == STATISTICS
         assert not set(sent["params"]) & NORMS and sent["buffers"] == {}
         for name in NORMS:  # the server's copies stay, the clients' differ from it and from each other
             assert torch.equal(one.model["params"][name], start["params"][name])
-            assert len(home["params"][name].unique(dim=0)) == len(tiny.SIZES)
+            assert len(personal["params"][name].unique(dim=0)) == len(tiny.SIZES)
         shared = [name for name in start["params"] if name.endswith("weight") and name not in NORMS]
         assert not any(torch.equal(one.model["params"][name], start["params"][name]) for name in shared)
 
 
 def test_bytes_up_fall_by_what_stays_at_home() -> None:
     whole, part = (rounds_of(recipe(batch_size=4), rounds=1)[0] for recipe in (fedavg, fedbn))
-    home = tree.nbytes({k: tree.rows(v, 0) for k, v in part.snapshot.memory["client"]["home"].items()})
-    assert whole.bytes_up - part.bytes_up == home * len(tiny.SIZES) > 0
+    personal = tree.nbytes({k: tree.rows(v, 0) for k, v in part.snapshot.memory["client"]["personal_layers"].items()})
+    assert whole.bytes_up - part.bytes_up == personal * len(tiny.SIZES) > 0
 
 
 def test_without_normalisation_fedbn_is_fedavg() -> None:
@@ -66,15 +66,15 @@ def test_a_fedbn_round_is_local_training_from_own_leaves() -> None:
     """In round 2 client 3 starts from the average with its own normalisation: the same steps, done by hand."""
     engine = tiny.engine(tiny.convnet)
     first, second = run(fedbn(batch_size=4, lr=0.1), engine, rounds=2, seed=1)
-    home = tree.rows(first.snapshot.memory["client"]["home"], 3)
-    model = {kind: {**first.model[kind], **home[kind]} for kind in ("params", "buffers")}
+    personal = tree.rows(first.snapshot.memory["client"]["personal_layers"], 3)
+    model = {kind: {**first.model[kind], **personal[kind]} for kind in ("params", "buffers")}
     client = LocalTraining(solver=fedavg(lr=0.1).client.solver, work=Work(batch_size=4))
     message = {"model": model, "round": torch.tensor(1)}
     carry = client.begin(engine.task, message, {})
     plan = plans.draw(client.work, engine.store("train"), np.array([3]), np.array([3]), seed=1, round=1)
     for step in range(3):
         carry = client.step(engine.task, carry, plan.single(step, 0, engine.store("train")), message, {})
-    ended, kept = carry["model"], tree.rows(second.snapshot.memory["client"]["home"], 3)
+    ended, kept = carry["model"], tree.rows(second.snapshot.memory["client"]["personal_layers"], 3)
     sent = tree.rows(second.cohort.reply["model"], 3)
     for kind in ("params", "buffers"):
         got = {**sent[kind], **kept[kind]}
@@ -99,8 +99,8 @@ class Mixed(nn.Module):
 
 def test_normalisation_is_told_from_other_layers_by_shape() -> None:
     task = Task(Mixed())
-    home = Normalisation().at_home(task.start())
-    assert {name.partition(".")[0] for name in home} == {"group", "layer", "plain", "instance", "rms"}
+    personal = Normalisation().personal_names(task.start())
+    assert {name.partition(".")[0] for name in personal} == {"group", "layer", "plain", "instance", "rms"}
     Normalisation().check_against(task, task.start())
 
 
@@ -118,7 +118,9 @@ class Scales(nn.Module):
 
 def test_what_shapes_cannot_tell_is_refused_with_the_fix() -> None:
     task = Task(Scales())
-    with pytest.raises(Invalid, match=r"slopes.weight belong to a normalisation layer .* home = {name = 'named'"):
+    with pytest.raises(
+        Invalid, match=r"slopes.weight belong to a normalisation layer .* personal_layers = {name = 'named'"
+    ):
         Normalisation().check_against(task, task.start())
 
 
@@ -128,7 +130,7 @@ def test_what_shapes_cannot_tell_is_refused_with_the_fix() -> None:
 def test_fedper_keeps_the_head_at_home() -> None:
     start = tiny.engine().start()
     one = rounds_of(fedper(batch_size=4, lr=0.1), tiny.mlp)[-1]
-    assert set(one.snapshot.memory["client"]["home"]["params"]) == {"3.weight", "3.bias"}
+    assert set(one.snapshot.memory["client"]["personal_layers"]["params"]) == {"3.weight", "3.bias"}
     assert set(one.cohort.reply["model"]["params"]) == {"1.weight", "1.bias"}
     assert torch.equal(one.model["params"]["3.weight"], start["params"]["3.weight"])
     expected = torch.einsum(
@@ -140,7 +142,7 @@ def test_fedper_keeps_the_head_at_home() -> None:
 def test_clients_that_sit_out_keep_their_heads() -> None:
     rounds = rounds_of(fedper(batch_size=4, lr=0.1, selection=Uniform(count=2)), tiny.mlp, rounds=3)
     for before, after in pairwise(rounds):
-        heads = [one.snapshot.memory["client"]["home"]["params"]["3.weight"] for one in (before, after)]
+        heads = [one.snapshot.memory["client"]["personal_layers"]["params"]["3.weight"] for one in (before, after)]
         moved = [k for k in range(len(tiny.SIZES)) if not torch.equal(heads[0][k], heads[1][k])]
         assert moved == after.chosen.tolist()
 
@@ -163,16 +165,21 @@ def test_fedrep_trains_the_head_first_then_the_body(lane: str, options: dict[str
         nn.functional.cross_entropy(module(batch.x), batch.y).backward()
         (head if step < 3 else body).step()
     sent = tree.rows(one.cohort.reply["model"]["params"], 3)
-    kept = tree.rows(one.snapshot.memory["client"]["home"]["params"], 3)
+    kept = tree.rows(one.snapshot.memory["client"]["personal_layers"]["params"], 3)
     assert tiny.gap({**sent, **kept}, {name: p.detach() for name, p in module.named_parameters()}) <= 1e-12
 
 
 def test_a_leash_pulls_own_leaves_to_where_they_started() -> None:
     """The proximal term's anchor is the model as the client has it, its own head included."""
     task = tiny.engine().task
-    client = LocalTraining(home=Head(), terms=(Proximal(mu=1e9),))
+    client = LocalTraining(personal_layers=Head(), terms=(Proximal(mu=1e9),))
     start = tiny.engine().start()
-    memory = {"home": {"params": {name: start["params"][name] + 5 for name in ("3.weight", "3.bias")}, "buffers": {}}}
+    memory = {
+        "personal_layers": {
+            "params": {name: start["params"][name] + 5 for name in ("3.weight", "3.bias")},
+            "buffers": {},
+        }
+    }
     message = {"model": start, "round": torch.tensor(0)}
     carry = client.begin(task, message, memory)
     assert torch.equal(carry["model"]["params"]["3.bias"], start["params"]["3.bias"] + 5)
@@ -183,29 +190,32 @@ def test_a_leash_pulls_own_leaves_to_where_they_started() -> None:
 
 
 def test_home_meets_any_other_part_or_says_why_not() -> None:
-    rounds_of(fedavg(home=Head(), batch_size=4, terms=(Proximal(mu=0.1),)), tiny.mlp, rounds=1)
-    with pytest.raises(Invalid, match=r"home = Head\(layers=1\) cannot meet the term Linear: .* never sees the leaves"):
-        scaffold(home=Head())
-    with pytest.raises(Invalid, match="home_epochs = 2 needs home"):
-        LocalTraining(home_epochs=2)
+    rounds_of(fedavg(personal_layers=Head(), batch_size=4, terms=(Proximal(mu=0.1),)), tiny.mlp, rounds=1)
+    with pytest.raises(
+        Invalid,
+        match=r"personal_layers = Head\(layers=1\) is incompatible with the term Linear: .* never sees the personal",
+    ):
+        scaffold(personal_layers=Head())
+    with pytest.raises(Invalid, match="personal_epochs = 2 needs personal_layers"):
+        LocalTraining(personal_epochs=2)
 
 
 @pytest.mark.parametrize(
-    ("home", "message"),
+    ("personal_layers", "message"),
     [
         (Named(patterns=("hed.*",)), r"'hed\.\*' matches no leaf of the model, which has 1\.weight"),
         (Named(patterns=("*",)), "keeps every parameter at home"),
         (Head(layers=2), "keeps every parameter at home"),
     ],
 )
-def test_impossible_homes_are_refused(home: Any, message: str) -> None:
+def test_impossible_personal_layers_are_refused(personal_layers: Any, message: str) -> None:
     with pytest.raises(Invalid, match=message):
-        rounds_of(fedavg(home=home), tiny.mlp, rounds=1)
+        rounds_of(fedavg(personal_layers=personal_layers), tiny.mlp, rounds=1)
 
 
 def test_named_leaves_and_deeper_heads() -> None:
     start = tiny.engine(tiny.convnet).start()
-    assert Named(patterns=("9.*", "0.bias")).at_home(start) == {"9.weight", "9.bias", "0.bias"}
-    layers = {name.partition(".")[0] for name in Head(layers=2).at_home(start)}
+    assert Named(patterns=("9.*", "0.bias")).personal_names(start) == {"9.weight", "9.bias", "0.bias"}
+    layers = {name.partition(".")[0] for name in Head(layers=2).personal_names(start)}
     assert layers == {"6", "9"}  # the batch norm in front of the classifier, statistics included
-    assert "6.running_mean" in Head(layers=2).at_home(start)
+    assert "6.running_mean" in Head(layers=2).personal_names(start)

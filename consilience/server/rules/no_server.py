@@ -11,7 +11,7 @@ from consilience.core.tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bystander:
+class NoServer:
     """It sends nothing, and its model stays the initial one."""
 
     @property

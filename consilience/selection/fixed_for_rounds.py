@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from consilience.core.exchange import Pool
-from consilience.core.protocols import AsksFirst, Selection
+from consilience.core.protocols import QueriesBeforeSelection, Selection
 from consilience.core.settings import Count, Invalid, check
 from consilience.selection.everyone import Everyone
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class FixedForRounds:
     """`inner` chooses once for every `rounds` rounds; who of them is not available sits the round out.
 
     A choice is a function of the round alone, so `inner` sees the number of the choice as its round, everybody as
@@ -25,10 +25,10 @@ class Held:
 
     def __post_init__(self) -> None:
         check(self)
-        if isinstance(self.inner, AsksFirst):
+        if isinstance(self.inner, QueriesBeforeSelection):
             raise Invalid(
-                f"Held.inner = {type(self.inner).__name__} chooses by losses, which change every round, so its choice "
-                "cannot be held: take a selection that does not ask, such as uniform"
+                f"FixedForRounds.inner = {type(self.inner).__name__} chooses by losses, which change every round, so "
+                "its choice cannot be fixed: take a selection that does not ask, such as uniform"
             )
 
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:

@@ -7,26 +7,26 @@ from dataclasses import dataclass, replace
 
 from consilience.reporting.figures import curves, effort, fairness, holdings, likeness, weights
 from consilience.reporting.groups import Group
-from consilience.reporting.style import Picture
+from consilience.reporting.style import Figure
 
 MOST_DETAILED = 12
 """So many groups get figures of their own; the rest are in the common ones."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Album:
+class FigureSet:
     """All the pictures of a report: of all groups together, and of one run of each group."""
 
-    common: list[Picture]
-    details: list[tuple[Group, list[Picture]]]
+    common: list[Figure]
+    details: list[tuple[Group, list[Figure]]]
     left_out: int  # groups without details
 
-    def pictures(self) -> list[Picture]:
+    def pictures(self) -> list[Figure]:
         """All of them."""
         return [*self.common, *(picture for _, pictures in self.details for picture in pictures)]
 
 
-def compiled(groups: Sequence[Group], *, likeness_too: bool | None = None) -> Album:
+def compiled(groups: Sequence[Group], *, likeness_too: bool | None = None) -> FigureSet:
     """Draw everything there are data for; who resembles whom only if asked for, or (None) if clients are simulated.
 
     To be called within `style.drawing()`.
@@ -40,10 +40,10 @@ def compiled(groups: Sequence[Group], *, likeness_too: bool | None = None) -> Al
         if len(groups) > 1:  # names of files differ
             pictures = [replace(picture, name=f"{number + 1}_{picture.name}") for picture in pictures]
         details.append((group, pictures))
-    return Album(common=common, details=details, left_out=max(0, len(groups) - MOST_DETAILED))
+    return FigureSet(common=common, details=details, left_out=max(0, len(groups) - MOST_DETAILED))
 
 
-def _details(group: Group, likeness_too: bool | None) -> list[Picture]:
+def _details(group: Group, likeness_too: bool | None) -> list[Figure]:
     run = group.first
     pictures = [*weights.learned(run), *weights.over_rounds(run)]
     if likeness_too or (likeness_too is None and run.is_simulated):

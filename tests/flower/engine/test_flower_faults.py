@@ -21,11 +21,12 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "consil
 
 from flower_loopback import Loopback, apps
 
+from consilience.core.rounds import TooFewClients
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
 from consilience.flower.engine import wire
 from consilience.flower.engine.engine import FlowerEngine
-from consilience.flower.engine.mail import TooFewClients, Waiting
+from consilience.flower.engine.mail import Waiting
 from consilience.flower.engine.memory import Keeper
 
 ALONE = tuple([client] for client in range(CLIENTS))  # one client per node
@@ -328,9 +329,9 @@ def test_an_app_that_fails_is_a_silent_client() -> None:
 
 def test_what_a_client_sees_before_training_stays_at_home() -> None:
     from consilience import algorithms
-    from consilience.core.protocols import LooksFirst
+    from consilience.core.protocols import PreTrainingPass
 
-    looking = [name for name in algorithms.names() if isinstance(build(name).client, LooksFirst)]
+    looking = [name for name in algorithms.names() if isinstance(build(name).client, PreTrainingPass)]
     assert looking
     grid = grid_of(looking[0])
     list(run(build(looking[0]), engine_on(grid, looking[0]), rounds=1, seed=5))

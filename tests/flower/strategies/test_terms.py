@@ -297,14 +297,14 @@ def test_a_loop_of_ones_own_gives_the_librarys_replies(name: str) -> None:
 
 def test_normalisation_stays_at_home_and_memory_in_the_state() -> None:
     flwr = pytest.importorskip("flwr.app", reason="Flower is not installed: pip install 'consilience[flower]'")
-    from consilience.flower.strategies.memory import at_home, load_shared, recall, remember
+    from consilience.flower.strategies.memory import load_shared, personal_values, recall, remember
 
     context = flwr.Context(run_id=1, node_id=1, node_config={}, state=flwr.RecordDict(), run_config={})
     mine, sent = tiny.convnet(), moved(tiny.convnet())
     with torch.no_grad():
         mine[1].running_mean += 3
     assert recall(context, "home") is None
-    remember(context, "home", at_home(mine))
+    remember(context, "home", personal_values(mine))
     kept = recall(context, "home")
     assert kept is not None and set(kept) == {n for n in mine.state_dict() if n.startswith(("1.", "6."))}
     model = tiny.convnet()

@@ -11,7 +11,7 @@ from consilience.core.settings import Invalid
 
 
 @dataclass(frozen=True, kw_only=True)
-class Together:
+class Pooled:
     """The one client that holds all the data; runs and `train` pool a federation for it."""
 
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:

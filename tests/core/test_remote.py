@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
-from consilience.core.remote import Distant, each
+from consilience.core.remote import RemoteTensor, each
 
 VALUES = torch.arange(24, dtype=torch.float64).reshape(6, 4)
 
@@ -34,8 +34,10 @@ class Shelf:
             function(leaf.source.values[torch.from_numpy(leaf.rows)], *rest, *given) for leaf, *rest in calls
         ]
 
-    def leaf(self) -> Distant:
-        return Distant(self, np.arange(len(self.values)), self.values.shape[1:], self.values.dtype, torch.device("cpu"))
+    def leaf(self) -> RemoteTensor:
+        return RemoteTensor(
+            self, np.arange(len(self.values)), self.values.shape[1:], self.values.dtype, torch.device("cpu")
+        )
 
 
 def total(stacked: Tensor, by: Tensor) -> Tensor:
@@ -47,7 +49,7 @@ def test_what_is_known_is_not_fetched() -> None:
     leaf = shelf.leaf()
     assert (leaf.shape, leaf.dtype, len(leaf), leaf.dim(), leaf.numel()) == ((6, 4), torch.float64, 6, 2, 24)
     assert leaf.is_floating_point() and leaf.element_size() == 8 and tree.nbytes({"a": leaf}) == 192
-    assert isinstance(leaf, Tensor) and "Distant" in repr(leaf)
+    assert isinstance(leaf, Tensor) and "RemoteTensor" in repr(leaf)
     assert tuple(leaf.stride()) == (4, 1) and leaf.device == torch.device("cpu") and not leaf.requires_grad
     assert not shelf.fetched
 
@@ -112,7 +114,8 @@ def test_work_is_done_where_the_rows_lie() -> None:
     expected = tree.map_rows(
         total,
         tree.map_leaves(
-            lambda leaf: leaf.source.values[torch.from_numpy(leaf.rows)] if isinstance(leaf, Distant) else leaf, stacked
+            lambda leaf: leaf.source.values[torch.from_numpy(leaf.rows)] if isinstance(leaf, RemoteTensor) else leaf,
+            stacked,
         ),
         others,
     )
@@ -127,7 +130,7 @@ def test_screening_asks_for_flags_and_not_for_values() -> None:
     far = Shelf(VALUES, finite=[True, True, False, True, True, True])
     near = VALUES.clone()
     near[4, 1] = torch.inf
-    counter = Distant(Shelf(VALUES.long()), np.arange(6), (4,), torch.int64, torch.device("cpu"))
+    counter = RemoteTensor(Shelf(VALUES.long()), np.arange(6), (4,), torch.int64, torch.device("cpu"))
     flags = tree.all_finite({"far": far.leaf(), "near": near, "count": counter})
     assert flags.tolist() == [True, True, False, True, False, True]
     assert tree.all_finite({"far": far.leaf().take(np.array([0, 2]))}).tolist() == [True, False]

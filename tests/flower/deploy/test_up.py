@@ -11,7 +11,7 @@ import pytest
 from consilience.core.settings import Invalid
 from consilience.flower.deploy import template
 from consilience.flower.deploy import up as launcher
-from consilience.flower.deploy.local_deployment import Rehearsal
+from consilience.flower.deploy.local_deployment import LocalDeployment
 from consilience.flower.deploy.processes import ProcessFailed
 
 
@@ -43,7 +43,7 @@ class Pretended:
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     template.init(tmp_path / "app", clients=4)
-    monkeypatch.setattr(launcher, "Rehearsal", Pretended)
+    monkeypatch.setattr(launcher, "LocalDeployment", Pretended)
     monkeypatch.setattr(Pretended, "lives", 0)
     return tmp_path / "app"
 
@@ -85,6 +85,6 @@ def test_a_command_that_ends_while_the_superlink_lives_is_no_reason_to_start_aga
 
 
 def test_a_superlink_without_a_file_cannot_be_restarted(app: Path, tmp_path: Path) -> None:
-    stage = Rehearsal(app, shares=[[0]], place=tmp_path / "stage", secure=False)
+    stage = LocalDeployment(app, shares=[[0]], place=tmp_path / "stage", secure=False)
     with pytest.raises(Invalid, match="keeps its state in memory cannot go on"):
         stage.restart_link()

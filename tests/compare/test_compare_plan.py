@@ -16,8 +16,8 @@ from consilience.experiments.config.catalogue import KINDS
 from consilience.runs import toml_text
 from consilience.selection.everyone import Everyone
 from consilience.selection.poisson import Poisson
+from consilience.selection.pooled import Pooled
 from consilience.selection.sliding_window import SlidingWindow
-from consilience.selection.together import Together
 from consilience.selection.uniform import Uniform
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ def test_all_take_local_work_and_selection_from_the_base_and_nothing_else() -> N
     needed = ["fedsplit.step=1.0", "fedprox_fedsplit.step=1.0"]
     base = ["algorithm=simprox", "algorithm.lr=0.07", "algorithm.epochs=4", "algorithm.tau=0.3", "rounds=7"]
     found = plan(None, base, algorithms=names, grids=needed, seeds=[0])
-    own = {"centralised": Together(), "dp_fedavg": Poisson(rate=1.0)}  # part of what they are
+    own = {"centralised": Pooled(), "dp_fedavg": Poisson(rate=1.0)}  # part of what they are
     assert len(found.cells) == len(names)
     for cell in found.cells:
         options = cell.config.algorithm.options

@@ -13,7 +13,7 @@ OWN = "own_model"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alone:
+class LocalOnly:
     """Training that starts from the client's own last model, whatever the server sends."""
 
     training: LocalTraining = field(default_factory=LocalTraining)

@@ -18,10 +18,10 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.RMSNor
 
 
 @runtime_checkable
-class Home(Protocol):
+class PersonalLayers(Protocol):
     """Names the parameters and buffers that stay at home."""
 
-    def at_home(self, model: Tree) -> frozenset[str]:
+    def personal_names(self, model: Tree) -> frozenset[str]:
         """Their names: a function of names and shapes alone, so that memories can be made before a model is known."""
         ...
 
@@ -34,7 +34,7 @@ class Home(Protocol):
 class Normalisation:
     """Every leaf of the normalisation layers: scale, shift, running statistics and their counters."""
 
-    def at_home(self, model: Tree) -> frozenset[str]:
+    def personal_names(self, model: Tree) -> frozenset[str]:
         """Layers with running statistics, with scale and shift of one shape, or with a lone vector of scales."""
         found: list[str] = []
         for _, leaves in _by_layer(_names(model)):
@@ -47,11 +47,12 @@ class Normalisation:
         """Compare with the layers' types."""
         layers = {name for name, part in task.module.named_modules() if _normalises(part)}
         meant = {name for layer, leaves in _by_layer(_names(model)) if layer in layers for name in leaves}
-        wrong = sorted(meant ^ self.at_home(model))
+        wrong = sorted(meant ^ self.personal_names(model))
         if wrong:
             raise Invalid(
-                f"home = normalisation cannot tell from shapes whether {', '.join(wrong[:4])} belong to a "
-                f"normalisation layer of {type(task.module).__name__}: give home = {{name = 'named', patterns = [...]}}"
+                f"personal_layers = normalisation cannot tell from shapes whether {', '.join(wrong[:4])} belong to a "
+                f"normalisation layer of {type(task.module).__name__}: give "
+                "personal_layers = {name = 'named', patterns = [...]}"
             )
 
 
@@ -64,7 +65,7 @@ class Head:
     def __post_init__(self) -> None:
         check(self)
 
-    def at_home(self, model: Tree) -> frozenset[str]:
+    def personal_names(self, model: Tree) -> frozenset[str]:
         """All leaves of the last layers that have parameters."""
         trained = [layer for layer, leaves in _by_layer(_names(model)) if any(n in model["params"] for n in leaves)]
         last = set(trained[-self.layers :])
@@ -84,7 +85,7 @@ class Named:
     def __post_init__(self) -> None:
         check(self)
 
-    def at_home(self, model: Tree) -> frozenset[str]:
+    def personal_names(self, model: Tree) -> frozenset[str]:
         """What the patterns match."""
         return frozenset(n for n in _names(model) if any(fnmatchcase(n, pattern) for pattern in self.patterns))
 
@@ -93,7 +94,9 @@ class Named:
         for pattern in self.patterns:
             if not any(fnmatchcase(name, pattern) for name in _names(model)):
                 known = ", ".join(list(_names(model))[:6])
-                raise Invalid(f"home.patterns: {pattern!r} matches no leaf of the model, which has {known} ...")
+                raise Invalid(
+                    f"personal_layers.patterns: {pattern!r} matches no leaf of the model, which has {known} ..."
+                )
         _refuse_everything(self, model)
 
 
@@ -131,6 +134,8 @@ def _normalises(part: nn.Module) -> bool:
     return isinstance(part, _NORMS) or "norm" in type(part).__name__.lower()
 
 
-def _refuse_everything(home: Home, model: Tree) -> None:
-    if home.at_home(model) >= set(model["params"]):
-        raise Invalid(f"home = {home!r} keeps every parameter at home, so that nothing is learned together")
+def _refuse_everything(personal_layers: PersonalLayers, model: Tree) -> None:
+    if personal_layers.personal_names(model) >= set(model["params"]):
+        raise Invalid(
+            f"personal_layers = {personal_layers!r} keeps every parameter at home, so that nothing is learned together"
+        )

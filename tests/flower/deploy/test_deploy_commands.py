@@ -38,7 +38,7 @@ def test_up_refuses_bad_settings_before_anything_starts(words: list[str], why: s
     typed("deploy", "init", tmp_path / "app")
     code, said = typed("deploy", "up", tmp_path / "app", *words)
     assert code == 2 and why in " ".join(said.split())
-    assert not (tmp_path / "app" / "rehearsal").exists()
+    assert not (tmp_path / "app" / "local").exists()
 
 
 def test_keys_for_both_sides(tmp_path: Path) -> None:
