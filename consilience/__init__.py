@@ -66,7 +66,7 @@ __all__ = [
     "train",
 ]
 
-_HOMES = {
+_MODULES = {
     "Algorithm": "core.algorithm",
     "Dataset": "data.dataset",
     "Diverged": "core.rounds",
@@ -94,12 +94,12 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """A public name from its home, or an algorithm by its own."""
+    """A public name from its module, or an algorithm by its own."""
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name in _HOMES:
-        home, _, original = _HOMES[name].partition(":")
-        found = getattr(importlib.import_module(f"{__name__}.{home}"), original or name)
+    if name in _MODULES:
+        module, _, original = _MODULES[name].partition(":")
+        found = getattr(importlib.import_module(f"{__name__}.{module}"), original or name)
     else:
         found = _recipe(name)
     globals()[name] = found
@@ -107,7 +107,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES, *_algorithms()})
+    return sorted({*globals(), *_MODULES, *_algorithms()})
 
 
 def _algorithms() -> list[str]:

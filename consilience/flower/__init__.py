@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         scaffold_reply,
     )
 
-_HOMES = {
+_MODULES = {
     "client_app": "client",
     "load_shared": "memory",
     "personal_values": "memory",
@@ -67,11 +67,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """A public name from its home, or a strategy by its own."""
+    """A public name from its module, or a strategy by its own."""
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name in _HOMES:
-        found = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name in _MODULES:
+        found = getattr(importlib.import_module(f"{__name__}.strategies.{_MODULES[name]}"), name)
     else:
         from consilience.flower.strategies.catalogue import STRATEGIES
 
@@ -87,4 +87,4 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     from consilience.flower.strategies.catalogue import STRATEGIES
 
-    return sorted({*globals(), *_HOMES, *STRATEGIES})
+    return sorted({*globals(), *_MODULES, *STRATEGIES})
