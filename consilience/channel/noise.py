@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from consilience.channel.draws import normals
 from consilience.channel.update import carrying, closed, each_floating, leaf_key, opened
 from consilience.core.exchange import Broadcast, Cohort
+from consilience.core.rng import normals
 from consilience.core.settings import NonNegative, check
 from consilience.core.tree import Tree
 

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from consilience.channel.draws import uniforms
 from consilience.channel.packing import packed, unpacked
 from consilience.channel.update import carrying, closed, each_floating, leaf_key, opened
 from consilience.core.exchange import Broadcast, Cohort
+from consilience.core.rng import uniforms
 from consilience.core.settings import Range, check
 from consilience.core.tree import Tree
 

@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from consilience.channel.draws import exponentials, normals
 from consilience.channel.update import by_row, carrying, closed, each_floating, floating, leaf_key, opened
 from consilience.core import rng
 from consilience.core.exchange import Broadcast, Cohort
+from consilience.core.rng import exponentials, normals
 from consilience.core.settings import Positive, Range, check
 from consilience.core.tree import Tree
 

@@ -9,7 +9,7 @@ from itertools import product
 
 import numpy as np
 
-from consilience.core.rng import draws
+from consilience.core.rng import host
 
 EXACT = 16  # pairs: up to here all 2^n signs are tried, beyond it so many random ones
 DRAWS = 1 << EXACT
@@ -75,7 +75,7 @@ def permutation_p(differences: np.ndarray) -> float:
         signs = np.array(list(product((1.0, -1.0), repeat=n)))  # [2^n, n]
         extra = 0
     else:
-        signs = draws(0, "sign flips", n).choice([1.0, -1.0], size=(DRAWS, n))
+        signs = host(0, "sign flips", n).choice([1.0, -1.0], size=(DRAWS, n))
         extra = 1  # the pattern that was observed
     rounding = 1e-12 * np.abs(differences).sum()
     as_far = np.abs(signs @ differences) >= found - rounding

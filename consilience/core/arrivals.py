@@ -26,7 +26,7 @@ from consilience.core.protocols import (
     QueriesBeforeSelection,
     ReceivesSchedule,
 )
-from consilience.core.rng import draws
+from consilience.core.rng import host
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 
@@ -277,7 +277,7 @@ def _dispatch(algorithm: Algorithm, engine: Engine, here: Here, done: Replies, p
     chosen = np.unique(algorithm.selection.choose(turn, pool, seed))  # ascending, nobody twice
     chosen = chosen[idle[chosen]]
     if max_concurrency is not None and len(chosen) > max_concurrency:
-        chosen = np.sort(draws(seed, "seats", turn).choice(chosen, max_concurrency, replace=False))
+        chosen = np.sort(host(seed, "seats", turn).choice(chosen, max_concurrency, replace=False))
     broadcast = _broadcast(algorithm, engine, here.server, chosen, turn, seed)
     took = _seconds(engine, algorithm.client, algorithm.channel, broadcast, chosen, turn, seed)
     limit = np.inf if pace.wait_policy.deadline is None else pace.wait_policy.deadline

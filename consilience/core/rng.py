@@ -15,15 +15,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from consilience.core.settings import Invalid
+
 _WEYL = 0x9E3779B97F4A7C15 - 2**64
 _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
 _WRAP = 2**64
 
 
-def draws(seed: int, *purpose: int | str) -> np.random.Generator:
-    """A fresh host generator for one purpose, such as `draws(seed, "selection", round)`."""
-    return np.random.default_rng([seed, *(_code(part) for part in purpose)])
+def host(seed: int, *purpose: int | str) -> np.random.Generator:
+    """A fresh NumPy generator for one purpose, such as `host(seed, "selection", round)`."""
+    return np.random.default_rng(_entropy(seed, purpose))
+
+
+def subseed(seed: int, *purpose: int | str) -> int:
+    """A seed to hand on, so that who gets it does not repeat its owner's draws."""
+    return int(np.random.SeedSequence(_entropy(seed, purpose)).generate_state(1, np.uint64)[0])
 
 
 def key(seed: int, *purpose: int | str) -> int:
@@ -78,6 +85,17 @@ def normals(keys: Tensor, count: int) -> Tensor:
     radius = (-2 * torch.log1p(-pairs[..., :half])).sqrt()  # 1 - u is in (0, 1]
     angle = 2 * math.pi * pairs[..., half:]
     return torch.cat([radius * angle.cos(), radius * angle.sin()], -1)[..., :count]
+
+
+def exponentials(keys: Tensor) -> Tensor:
+    """One float64 exponential number of mean 1 for each key."""
+    return -torch.log1p(-uniforms(keys, 1)[..., 0])
+
+
+def _entropy(seed: int, purpose: tuple[int | str, ...]) -> list[int]:
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise Invalid(f"seed = {seed!r} must be a whole number >= 0")
+    return [int(seed), *(_code(part) for part in purpose)]
 
 
 def _code(part: int | str) -> int:

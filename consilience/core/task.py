@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from consilience.core import tree
-from consilience.core.exact_layers import ExactBatchNorm, extra_inputs, key_inputs, make_exact
+from consilience.core.layers import ExactBatchNorm, extra_inputs, key_inputs, make_exact, use_matmul
 from consilience.core.losses import LOSSES, Loss
-from consilience.core.matmul_convolution import use_matmul
 from consilience.core.settings import Invalid, nearest
 from consilience.core.tree import Tree
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from consilience.core import tree
 from consilience.core.federation import Federation, Rows
+from consilience.core.rng import host
 from consilience.data.dataset import Dataset
 from consilience.data.partition.apportion import by_owner
 from consilience.data.partition.assignment import Partition, assign
-from consilience.data.partition.seeding import generator
 from consilience.data.partition.shifts import Shift, apply
 
 
@@ -28,7 +28,7 @@ def federate(dataset: Dataset, partition: Partition, *, seed: int) -> tuple[Fede
     train = Rows.gather(dataset.x, dataset.y, assigned.parts)
     test = None
     if len(dataset.test_y):
-        alike = _test_parts(dataset, assigned.parts, owners, generator(seed, "test rows"))
+        alike = _test_parts(dataset, assigned.parts, owners, host(seed, "test rows"))
         test = Rows.gather(dataset.test_x, dataset.test_y, alike, keep_rest=True)
         test = _shifted(test, assigned.shifts, seed, "test shift")
     federation = Federation(
@@ -148,6 +148,6 @@ def _shifted(rows: Rows, shifts: Sequence[tuple[Shift, ...]], seed: int, purpose
         start, size = int(rows.starts[client]), int(rows.sizes[client])
         own = slice(start, start + size)
         for i, shift in enumerate(todo if size else ()):
-            changed = apply(shift, tree.rows(x, own), generator(seed, purpose, client, i))
+            changed = apply(shift, tree.rows(x, own), host(seed, purpose, client, i))
             tree.map_leaves(lambda leaf, new, own=own: leaf[own].copy_(new), x, changed)
     return Rows(x=x, y=rows.y, starts=rows.starts, sizes=rows.sizes)

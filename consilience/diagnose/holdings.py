@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from consilience.core.federation import Rows
-from consilience.core.rng import draws
+from consilience.core.rng import host
 
 DEALS = 50  # times that labels are dealt at random for the baseline
 BINS = 10  # classes that measured targets are cut into
@@ -136,7 +136,7 @@ def _weighted(values: np.ndarray, sizes: np.ndarray) -> float:
 
 def _random_deals(counts: np.ndarray, seed: int) -> list[np.ndarray]:
     """Clients of the same sizes whose labels are dealt from the whole without replacement."""
-    rng = draws(seed, "label deals")
+    rng = host(seed, "label deals")
     labels = np.repeat(np.arange(counts.shape[1]), counts.sum(0))
     owners = np.repeat(np.arange(len(counts)), counts.sum(1))
     dealt = []

@@ -14,7 +14,7 @@ from consilience.core.exchange import Broadcast
 from consilience.core.federation import Federation, Rows
 from consilience.core.gradients import gradient
 from consilience.core.plans import Batch, Work
-from consilience.core.rng import draws
+from consilience.core.rng import host
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.engines.vectorised.engine import Vectorised
@@ -158,7 +158,7 @@ def dealt_at_random(federation: Federation, seed: int) -> Federation:
     train = federation.train
     owned = [torch.arange(int(a), int(a + n)) for a, n in zip(train.starts, train.sizes)]
     rows = torch.cat(owned)
-    order = rows[torch.from_numpy(draws(seed, "dealt rows").permutation(len(rows)))]
+    order = rows[torch.from_numpy(host(seed, "dealt rows").permutation(len(rows)))]
     starts = torch.cumsum(train.sizes, 0) - train.sizes
     shuffled = Rows(x=tree.rows(train.x, order), y=train.y[order], starts=starts, sizes=train.sizes)
     return Federation(train=shuffled, test=federation.test, names=federation.names, classes=federation.classes)
@@ -168,7 +168,7 @@ def probed(federation: Federation, parameters: int, seed: int) -> np.ndarray:
     """Ascending ids of the clients that are looked at: all with rows, or as many as memory and patience allow."""
     ids = np.flatnonzero(federation.train.sizes.numpy() > 0)
     most = max(2, min(MOST_CLIENTS, MOST_NUMBERS // max(1, parameters)))
-    return ids if len(ids) <= most else np.sort(draws(seed, "probed clients").choice(ids, most, replace=False))
+    return ids if len(ids) <= most else np.sort(host(seed, "probed clients").choice(ids, most, replace=False))
 
 
 def _inputs(federation: Federation) -> object:

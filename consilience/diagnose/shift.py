@@ -12,7 +12,7 @@ from torch import Tensor
 
 from consilience.core import tree
 from consilience.core.federation import Rows
-from consilience.core.rng import draws
+from consilience.core.rng import host
 
 DEALS = 99  # random deals: the smallest p is 0.01
 MOST_ROWS = 6000  # of all clients together
@@ -59,7 +59,7 @@ def feature_shift(rows: Rows, encoder: Encoder, name: str, *, labels: bool, seed
     features = standardised(encoder(tree.rows(rows.x, picked)))
     clients = len(rows.sizes)
     classes = rows.y[picked].cpu().numpy().astype(np.int64) if labels else None
-    rng = draws(seed, "feature deals")
+    rng = host(seed, "feature deals")
     share = between_share(features, owners, clients)
     plain = [between_share(features, rng.permutation(owners), clients) for _ in range(DEALS)]
     given = chance = p_given = None
@@ -117,7 +117,7 @@ def chance_of(found: float, dealt: list[float]) -> float:
 
 def random_encoder(width: int, seed: int) -> Encoder:
     """Flattened inputs, scaled alike, through a random ReLU layer: its means see shifts of mean, scale and shape."""
-    rng = draws(seed, "random encoder", width)
+    rng = host(seed, "random encoder", width)
     weights = torch.from_numpy(rng.normal(0, 1 / np.sqrt(width), (width, FEATURES)))
     offsets = torch.from_numpy(rng.normal(0, 1, FEATURES))
 
@@ -141,7 +141,7 @@ def sample(rows: Rows, most: int, seed: int) -> tuple[Tensor, np.ndarray]:
     """(row numbers, whose they are): all, or the same share of every client's, at least two where it has them."""
     sizes, starts = rows.sizes.numpy(), rows.starts.numpy()
     share = min(1.0, most / max(1, sizes.sum()))
-    rng = draws(seed, "diagnosed rows")
+    rng = host(seed, "diagnosed rows")
     picked, owners = [], []
     for client, (start, size) in enumerate(zip(starts, sizes)):
         count = min(size, max(2, round(share * size))) if size else 0

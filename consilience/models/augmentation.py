@@ -36,7 +36,7 @@ class Augment(nn.Module):
         if self.key is None:
             raise Invalid("a model that varies pictures was trained without a key: pass Task.apply(..., key=batch.key)")
         rows = rng.fold(rng.fold(self.key, LAYER), torch.arange(len(x), device=x.device))
-        draws = (rng.bits(rows, 5) >> 10).to(torch.float64).mul(2.0**-53).to(x.dtype)  # [n, 5] in [0, 1)
+        draws = rng.uniforms(rows, 5).to(x.dtype)  # [n, 5] in [0, 1)
         mirrored, light, contrast, colour, turn = draws.unbind(1)
         if self.flip:
             x = torch.where(_per_row(mirrored < self.flip), x.flip(-1), x)

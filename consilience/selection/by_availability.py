@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from consilience.core.exchange import Pool
-from consilience.core.rng import draws
+from consilience.core.rng import host
 from consilience.core.settings import Count, Fraction, Invalid, check
 
 
@@ -34,7 +34,7 @@ class ByAvailability:
         """The clients that come first in the order of preference."""
         able = pool.candidates
         wanted = self.count or max(1, int(self.fraction * len(pool) + 1e-9))  # type: ignore[operator]
-        luck = draws(seed, "by_availability", round).exponential(size=len(pool))[able]
+        luck = host(seed, "by_availability", round).exponential(size=len(pool))[able]
         return np.sort(able[np.lexsort((luck, self._order(pool, luck)))[:wanted]])
 
     def _order(self, pool: Pool, luck: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from consilience.core.exchange import Pool
-from consilience.core.rng import draws
+from consilience.core.rng import host
 from consilience.core.settings import Count, Fraction, Invalid, Positive, check
 
 
@@ -45,7 +45,7 @@ class ByLoss:
         """A fresh sample; a client's luck depends on nobody else."""
         candidates = pool.candidates
         wanted = self.count or max(1, int(self.fraction * len(pool) + 1e-9))  # type: ignore[operator]
-        luck = draws(seed, "by_loss", round).exponential(size=len(pool))[candidates]
+        luck = host(seed, "by_loss", round).exponential(size=len(pool))[candidates]
         # a race of exponential clocks with rates p_k: who is first, then first of the rest, ... is a sample by p_k
         # without replacement; in logarithms, so that no softmax overflows. Clients with p = 0 come last, by luck.
         with np.errstate(divide="ignore"):

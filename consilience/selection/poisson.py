@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from consilience.core.exchange import Pool
-from consilience.core.rng import draws
+from consilience.core.rng import host
 from consilience.core.settings import Fraction, check
 
 
@@ -25,5 +25,5 @@ class Poisson:
 
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """Those of the candidates whose coin fell their way."""
-        coins = draws(seed, "poisson", round).random(len(pool)) < self.rate
+        coins = host(seed, "poisson", round).random(len(pool)) < self.rate
         return pool.candidates[coins[pool.candidates]]

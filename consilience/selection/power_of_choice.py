@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from consilience.core.exchange import Pool
-from consilience.core.rng import draws
+from consilience.core.rng import host
 from consilience.core.settings import Count, Fraction, Invalid, check
 
 
@@ -53,4 +53,4 @@ class PowerOfChoice:
         if not wanted:
             return able
         shares = pool.sizes[able] / pool.sizes[able].sum()
-        return np.sort(draws(seed, "power_of_choice", round).choice(able, wanted, replace=False, p=shares))
+        return np.sort(host(seed, "power_of_choice", round).choice(able, wanted, replace=False, p=shares))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from consilience.core.exchange import Pool
-from consilience.core.rng import draws
+from consilience.core.rng import host
 from consilience.core.settings import Fraction, check
 
 
@@ -25,7 +25,7 @@ class SlidingWindow:
         clients = len(pool)
         window = max(1, int(self.fraction * clients + 1e-9))  # 0.3 * 20 must be 6, not 5.999
         pieces = -(-clients // window)
-        order = draws(seed, "sliding_window", round // pieces).permutation(clients)
+        order = host(seed, "sliding_window", round // pieces).permutation(clients)
         at = (round % pieces) * window + np.arange(window)
         chosen = np.sort(order[at % clients])
         return chosen[np.isin(chosen, pool.candidates)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from consilience.core.exchange import Pool
-from consilience.core.rng import draws
+from consilience.core.rng import host
 from consilience.core.settings import Count, Fraction, Invalid, check
 
 
@@ -27,5 +27,5 @@ class Uniform:
         """A fresh sample of the available clients."""
         wanted = self.count or max(1, int(self.fraction * len(pool) + 1e-9))  # type: ignore[operator]
         candidates = pool.candidates
-        chosen = draws(seed, "uniform", round).choice(candidates, min(wanted, len(candidates)), replace=False)
+        chosen = host(seed, "uniform", round).choice(candidates, min(wanted, len(candidates)), replace=False)
         return np.sort(chosen)

@@ -17,11 +17,11 @@ from consilience.algorithms.fedavg import fedavg
 from consilience.algorithms.fedper import fedper
 from consilience.algorithms.simprox import simprox
 from consilience.channel import Chain, Clip, Noise, OverTheAir, Plain, Quantise, Radio, RandomK, TopK
-from consilience.channel.draws import exponentials, normals, uniforms
 from consilience.channel.packing import packed, unpacked
 from consilience.core import rng, tree
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.protocols import Channel
+from consilience.core.rng import exponentials, normals, uniforms
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from consilience.core import rng
-from consilience.core.exact_layers import ExactBatchNorm, KeyedDropout, extra_inputs, make_exact
+from consilience.core.layers import ExactBatchNorm, KeyedDropout, extra_inputs, make_exact
 from consilience.core.settings import Invalid
 
 CHANNELS = 3

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from consilience.core.matmul_convolution import MatmulConv2d, use_matmul
+from consilience.core.layers import MatmulConv2d, use_matmul
 
 
 @pytest.mark.parametrize(

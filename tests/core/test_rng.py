@@ -108,18 +108,18 @@ def test_golden_values() -> None:
     assert rng.key(2024, "channel", 17) == -5132335939315954390
     assert rng.permutations(torch.tensor(99), torch.tensor(8), 8).tolist() == [1, 3, 4, 6, 7, 5, 0, 2]
     assert rng.keep_mask(torch.tensor(5), 12, 0.5).int().tolist() == [1, 1, 0, 0, 0, 1, 0, 1, 1, 0, 1, 0]
-    assert rng.draws(3, "selection", 4).integers(0, 1000, 4).tolist() == [809, 234, 303, 470]
+    assert rng.host(3, "selection", 4).integers(0, 1000, 4).tolist() == [809, 234, 303, 470]
 
 
 def test_draws_depend_on_every_part_of_the_purpose() -> None:
     streams = [
-        rng.draws(0, "a", 0),
-        rng.draws(1, "a", 0),
-        rng.draws(0, "b", 0),
-        rng.draws(0, "a", 1),
+        rng.host(0, "a", 0),
+        rng.host(1, "a", 0),
+        rng.host(0, "b", 0),
+        rng.host(0, "a", 1),
     ]
     assert len({stream.integers(0, 2**62) for stream in streams}) == len(streams)
-    assert rng.draws(0, "a", 0).random() == rng.draws(0, "a", 0).random()
+    assert rng.host(0, "a", 0).random() == rng.host(0, "a", 0).random()
 
 
 @given(INT64, st.integers(0, 30), st.integers(0, 12))

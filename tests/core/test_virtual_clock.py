@@ -137,7 +137,7 @@ def test_what_happens_at_once_is_one_event() -> None:
 
 
 def test_two_kinds_of_waiting_are_refused() -> None:
-    with pytest.raises(Invalid, match="first = 2 ends a synchronous round early"):
+    with pytest.raises(Invalid, match="enough_replies = 2 ends a synchronous round early"):
         next(run(fedbuff(buffer=2), Script([1, 1], [1, 1], WaitPolicy(enough_replies=2)), rounds=1))
     slow = Environment(stragglers=0.5, rows_per_second=10.0)
     with pytest.raises(Invalid, match=r"use environment\.speed_spread"):

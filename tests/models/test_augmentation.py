@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from consilience import models
-from consilience.core.exact_layers import key_inputs, make_exact
+from consilience.core.layers import key_inputs, make_exact
 from consilience.core.settings import Invalid
 from consilience.core.task import Task
 from consilience.core.tree import Tree, repeat

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from consilience.channel.attacks.traitors import forged, require_some, split
 from consilience.core.exchange import Broadcast, Cohort
-from consilience.core.rng import draws
+from consilience.core.rng import host
 from consilience.core.settings import Fraction, Positive, Whole, check
 from consilience.core.tree import Tree, flatten, map_leaves, unflatten
 
@@ -92,7 +92,7 @@ class GaussianUpdate:
         ids = cohort.ids[traitors.cpu().numpy()].tolist()
 
         def noise(own: Tree, _: Tree) -> Tree:
-            streams = [draws(key % 2**64, "gaussian attack", client) for client in ids]
+            streams = [host(key % 2**64, "gaussian attack", client) for client in ids]
             drawn = {}
             for name, leaf in flatten(own).items():
                 one = [torch.from_numpy(stream.standard_normal(tuple(leaf.shape[1:]))) for stream in streams]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from consilience.channel.attacks.traitors import are_traitors, require_some
 from consilience.core.federation import Federation, Rows
-from consilience.core.rng import draws
+from consilience.core.rng import host
 from consilience.core.settings import Count, Fraction, Invalid, Whole, check, check_value
 from consilience.core.task import Task
 from consilience.core.tree import Tree
@@ -61,7 +61,7 @@ def plant_backdoor(
     if not trigger.target < federation.classes:
         raise Invalid(f"Trigger.target = {trigger.target} is no class: there are {federation.classes}")
     rows = _rows_of_traitors("plant_backdoor", federation, clients, fraction)
-    rows = rows[torch.from_numpy(draws(seed, "backdoor").random(len(rows)) < share)]
+    rows = rows[torch.from_numpy(host(seed, "backdoor").random(len(rows)) < share)]
     x, y = federation.train.x, federation.train.y.clone()
     stamped = trigger.stamp(x[rows] if isinstance(x, Tensor) else x)
     x = x.clone()

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from consilience.core.rng import host
 from consilience.core.settings import Count, Invalid, NonNegative, check
 from consilience.data.partition.apportion import apportion, deal, rows_by_class
 from consilience.data.partition.quantity import Skew, skewed
-from consilience.data.partition.seeding import generator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class ClassesPerClient:
         _, rows = rows_by_class(labels, "classes_per_client")
         totals = np.array([len(of_class) for of_class in rows])
         self._refuse_impossible(totals)
-        rng = generator(seed, "classes_per_client")
+        rng = host(seed, "classes_per_client")
         holds = self._draw_holders(self._holders(totals), rng)  # [classes, clients]
         weights = skewed(self.skew, self.clients, rng, exponent=self.exponent, sigma=self.sigma)
         counts = np.zeros(holds.shape, dtype=np.int64)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from consilience.core.rng import host
 from consilience.core.settings import Count, Invalid, Positive, Whole, check
 from consilience.data.partition.apportion import deal, refuse_too_few, rows_by_class
-from consilience.data.partition.seeding import generator
 
 TRIES = 1000  # draws before `min_size` is given up
 PROBES = 20  # draws for each setting that a refusal might suggest
@@ -37,10 +37,10 @@ class Dirichlet:
         totals = np.array([len(of_class) for of_class in rows])
         refuse_too_few("Dirichlet.min_size", self.min_size, self.clients, int(totals.sum()))
         best = 0
-        for counts in self._draws(totals, generator(seed, "dirichlet shares"), TRIES):
+        for counts in self._draws(totals, host(seed, "dirichlet shares"), TRIES):
             smallest = int(counts.sum(0).min())
             if smallest >= self.min_size:
-                return deal(rows, counts, generator(seed, "dirichlet rows"))
+                return deal(rows, counts, host(seed, "dirichlet rows"))
             best = max(best, smallest)
         raise Invalid(
             f"Dirichlet.min_size = {self.min_size} was not reached in {TRIES} draws with "
@@ -71,7 +71,7 @@ class Dirichlet:
         return found + (f", or clients = {clients}" if clients is not None else "")
 
     def _reaches(self, totals: np.ndarray, seed: int) -> bool:
-        draws = self._draws(totals, generator(seed, "dirichlet probe"), PROBES)
+        draws = self._draws(totals, host(seed, "dirichlet probe"), PROBES)
         return sum(int(counts.sum(0).min()) >= self.min_size for counts in draws) * 10 >= PROBES
 
 

@@ -7,10 +7,10 @@ from typing import Literal
 
 import numpy as np
 
+from consilience.core.rng import subseed
 from consilience.core.settings import Invalid, NonNegative, check
 from consilience.data.partition.assignment import Assignment, Partition, assign, check_inner
 from consilience.data.partition.natural import rows_by_group
-from consilience.data.partition.seeding import subseed
 from consilience.data.partition.shifts import Noise, Rotation, Shift
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from consilience.core.rng import host
 from consilience.core.settings import Count, check
 from consilience.data.partition.apportion import row_count
-from consilience.data.partition.seeding import generator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,5 +22,5 @@ class Iid:
 
     def split(self, labels: np.ndarray, *, groups: np.ndarray | None, seed: int) -> list[np.ndarray]:
         """Row numbers per client."""
-        order = generator(seed, "iid").permutation(row_count(labels)).astype(np.int64)
+        order = host(seed, "iid").permutation(row_count(labels)).astype(np.int64)
         return [np.sort(part) for part in np.array_split(order, self.clients)]

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from consilience.core.rng import host
 from consilience.core.settings import Count, Invalid, check
 from consilience.data.partition.apportion import apportion, deal, rows_by_class
-from consilience.data.partition.seeding import generator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class LabelSets:
             for k, (held, size) in enumerate(zip(self.labels, self.sizes)):
                 counts[[place[label] for label in held], k] = apportion(size, np.ones(len(held)))
         self._refuse_impossible(classes, totals, counts.sum(1))
-        return deal(rows, counts, generator(seed, "label_sets"))
+        return deal(rows, counts, host(seed, "label_sets"))
 
     def _refuse_impossible(self, classes: np.ndarray, totals: np.ndarray, taken: np.ndarray) -> None:
         for label, total, asked in zip(classes, totals, taken):

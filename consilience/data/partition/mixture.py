@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from consilience.core.rng import host, subseed
 from consilience.core.settings import Fraction, Invalid, check
 from consilience.data.partition.apportion import apportion, row_count
 from consilience.data.partition.assignment import Assignment, Partition, assign, check_inner
-from consilience.data.partition.seeding import generator, subseed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Mixture:
         """The components' clients, one component after the other."""
         total = row_count(labels)
         sizes = apportion(total, [share for share, _ in self.parts])
-        order = generator(seed, "mixture").permutation(total).astype(np.int64)
+        order = host(seed, "mixture").permutation(total).astype(np.int64)
         together = Assignment(parts=[], owners=[], shifts=[])
         for i, (rows, (share, inner)) in enumerate(zip(np.split(order, np.cumsum(sizes)[:-1]), self.parts)):
             rows = np.sort(rows)

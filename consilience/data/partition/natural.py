@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from consilience.core.rng import host
 from consilience.core.settings import Count, Invalid, Whole, check
 from consilience.data.partition.apportion import row_count
 from consilience.data.partition.assignment import Assignment
-from consilience.data.partition.seeding import generator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Natural:
                 f"{sizes.max()} rows, the median one {int(np.median(sizes))}"
             )
         if self.max_clients is not None and len(kept) > self.max_clients:
-            kept = np.sort(generator(seed, "natural").choice(kept, self.max_clients, replace=False))
+            kept = np.sort(host(seed, "natural").choice(kept, self.max_clients, replace=False))
         return Assignment(parts=[parts[i] for i in kept], owners=[int(found[i]) for i in kept], shifts=[()] * len(kept))
 
 

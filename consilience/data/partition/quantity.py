@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
+from consilience.core.rng import host
 from consilience.core.settings import Count, Invalid, NonNegative, Whole, check
 from consilience.data.partition.apportion import apportion, by_owner, refuse_too_few, row_count
-from consilience.data.partition.seeding import generator
 
 Skew = Literal["equal", "power_law", "log_normal", "half_normal"]
 
@@ -43,7 +43,7 @@ class Quantity:
         """Row numbers per client."""
         total = row_count(labels)
         sizes = self._given(total) if self.sizes is not None else self._drawn(total, seed)
-        rows = generator(seed, "quantity rows").permutation(total)[: sizes.sum()]
+        rows = host(seed, "quantity rows").permutation(total)[: sizes.sum()]
         return by_owner(np.repeat(np.arange(self.clients), sizes), rows, self.clients)
 
     def _given(self, total: int) -> np.ndarray:
@@ -55,7 +55,7 @@ class Quantity:
 
     def _drawn(self, total: int, seed: int) -> np.ndarray:
         refuse_too_few("Quantity.min_size", self.min_size, self.clients, total)
-        rng = generator(seed, "quantity sizes")
+        rng = host(seed, "quantity sizes")
         assert self.kind != "sizes"
         weights = skewed(self.kind, self.clients, rng, exponent=self.exponent, sigma=self.sigma)
         return apportion(total, weights, least=self.min_size)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from consilience.core.rng import host
 from consilience.core.settings import Count, Invalid, check
 from consilience.data.partition.apportion import rows_by_class
-from consilience.data.partition.seeding import generator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Shards:
                 f"{shards} shards from {len(labels)} rows: at most {len(labels) // self.clients} each, or "
                 f"{len(labels) // self.shards_per_client} clients"
             )
-        rng = generator(seed, "shards")
+        rng = host(seed, "shards")
         by_label = np.concatenate([rng.permutation(of_class) for of_class in rows])
         pieces = np.array_split(by_label.astype(np.int64), shards)
         hands = rng.permutation(shards).reshape(self.clients, self.shards_per_client)

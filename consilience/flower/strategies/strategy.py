@@ -14,7 +14,7 @@ import numpy as np
 from consilience.core.exchange import Pool
 from consilience.core.protocols import QueriesBeforeSelection, Selection
 from consilience.core.refusal import Refusal, Refused
-from consilience.core.rng import draws
+from consilience.core.rng import host
 from consilience.core.screening import Limits
 from consilience.core.settings import Invalid, nearest, refuse_unknown
 from consilience.core.tree import rows
@@ -122,7 +122,7 @@ def _adapted() -> type:
             nodes = self._connected(grid, self.fraction_evaluate, self.min_evaluate_nodes)
             count = max(int(len(nodes) * self.fraction_evaluate), self.min_evaluate_nodes)
             places = sorted((place, node) for node, place in self._serving.seats.arrange(nodes).items())
-            drawn = draws(self.settings.seed, "evaluate", server_round).choice(
+            drawn = host(self.settings.seed, "evaluate", server_round).choice(
                 len(places), min(count, len(places)), replace=False
             )
             chosen = [places[row][1] for row in sorted(drawn)]

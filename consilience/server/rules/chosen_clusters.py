@@ -66,7 +66,7 @@ def _shuffled(start: Tree, seed: int, place: int) -> Tree:
     """A model with the same values in every parameter, in an order of its own."""
 
     def shuffle(name: str, value: torch.Tensor) -> torch.Tensor:
-        order = rng.draws(seed, "clusters", place, name).permutation(value.numel())
+        order = rng.host(seed, "clusters", place, name).permutation(value.numel())
         return value.reshape(-1)[torch.from_numpy(order).to(value.device)].reshape(value.shape)
 
     return {**start, "params": {name: shuffle(name, value) for name, value in start["params"].items()}}

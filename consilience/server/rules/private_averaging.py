@@ -10,7 +10,7 @@ from torch import Tensor
 
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.remote import each
-from consilience.core.rng import draws
+from consilience.core.rng import host
 from consilience.core.settings import Fraction, Invalid, Positive, check
 from consilience.core.tree import Tree, here, map_leaves, map_rows
 from consilience.privacy import Spending, Spent
@@ -79,7 +79,7 @@ class PrivateAveraging:
         before = state["model"]["params"]
         expected = self.rate * int(state["clients"])
         total = _sum_of_clipped(cohort, before, self.bound)
-        draw = draws(cohort.seed, "private averaging", cohort.round)
+        draw = host(cohort.seed, "private averaging", cohort.round)
         deviation = self.noise * self.bound
 
         def moved(name: str, value: Tensor) -> Tensor:

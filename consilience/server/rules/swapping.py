@@ -11,7 +11,7 @@ from torch import Tensor
 
 from consilience.core import tree
 from consilience.core.exchange import Broadcast, Cohort, Notes
-from consilience.core.rng import draws
+from consilience.core.rng import host
 from consilience.core.settings import Count, Fraction, Invalid, NonNegative, Probability, check
 from consilience.core.tree import Tree
 from consilience.server.averaging.combining.weighted_mean import WeightedMean
@@ -112,7 +112,7 @@ class Swapping:
             answered = tree.rows(cohort.reply["model"]["params"], torch.from_numpy(places))
             found = self.similarity.compare(answered, state["average"]["params"])
             similarity, notes = found.cpu().numpy(), {"similarity": found}
-        for a, b in self.pairing.pairs(similarity, count, draws(cohort.seed, "swap", cohort.round)):
+        for a, b in self.pairing.pairs(similarity, count, host(cohort.seed, "swap", cohort.round)):
             source[places[a]], source[places[b]] = places[b], places[a]
         held_from = torch.from_numpy(cohort.ids[source])
         return torch.from_numpy(source).to(state["holders"].device), {**notes, "model_of": held_from}

@@ -55,7 +55,7 @@ class SyntheticTraining:
         model, origin = state["model"], state["model"]["params"]
         velocity = map_leaves(torch.zeros_like, origin)
         for step in range(self.steps):
-            draw = rng.draws(cohort.seed, "synthetic", cohort.round, step)
+            draw = rng.host(cohort.seed, "synthetic", cohort.round, step)
             chosen = torch.from_numpy(draw.permutation(len(y))[: self.batch_size]).to(y.device)
             key = torch.tensor(rng.key(cohort.seed, "synthetic", cohort.round, step), device=y.device)
             grads, buffers = _slope(task, model, x[chosen], y[chosen], key)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from consilience.core.rng import draws
+from consilience.core.rng import host
 from consilience.core.settings import NonNegative, Whole, check
 from consilience.core.tree import Tree
 from consilience.server.averaging.steps.replace import Replace
@@ -34,7 +34,7 @@ class Noisy:
     def move(self, params: Tree, merged: Tree, state: Tree) -> tuple[Tree, Tree]:
         """The inner step's parameters, disturbed."""
         moved, inner = self.step.move(params, merged, state["inner"])
-        draw = draws(self.seed, "noisy step", int(state["moves"]))
+        draw = host(self.seed, "noisy step", int(state["moves"]))
         noise = {name: draw.standard_normal(tuple(value.shape)) for name, value in moved.items()}
         moved = {name: value + torch.as_tensor(self.deviation * noise[name]).to(value) for name, value in moved.items()}
         return moved, {"inner": inner, "moves": state["moves"] + 1}
