@@ -69,7 +69,10 @@ def paired(method: Sequence[float], baseline: Sequence[float]) -> Paired:
 
 
 def permutation_p(differences: np.ndarray) -> float:
-    """The share of all sign patterns whose mean is at least as far from 0: exact up to 16 pairs, drawn beyond."""
+    """The share of all sign patterns whose mean is at least as far from 0: exact up to 16 pairs, drawn beyond.
+
+    Not `scipy.stats.permutation_test`: it compares sums without room for rounding, so that equal patterns can differ.
+    """
     n, found = len(differences), abs(differences.sum())
     if n <= EXACT:
         signs = np.array(list(product((1.0, -1.0), repeat=n)))  # [2^n, n]
@@ -84,9 +87,10 @@ def permutation_p(differences: np.ndarray) -> float:
 
 def sign_p(differences: np.ndarray) -> float:
     """Two-sided binomial test that as many differences are positive as negative; zeros say nothing."""
+    from scipy import stats  # comes with scikit-learn; a second to import
+
     positive, negative = int((differences > 0).sum()), int((differences < 0).sum())
-    n, fewer = positive + negative, min(positive, negative)
-    return min(1.0, 2 * sum(math.comb(n, k) for k in range(fewer + 1)) / 2**n) if n else 1.0
+    return float(stats.binomtest(positive, positive + negative).pvalue) if positive + negative else 1.0
 
 
 def _student(mean: float, error: float, freedom: int) -> tuple[float, float | None]:

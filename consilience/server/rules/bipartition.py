@@ -113,7 +113,8 @@ def cosine_similarity(updates: Tensor) -> Tensor:
 def bipartition(similarity: np.ndarray) -> np.ndarray:
     """[c] flags: the two sides between which the largest similarity is least; True is the first client's side.
 
-    The most similar pairs are joined first, until two groups are left (the paper's algorithm 1).
+    The most similar pairs are joined first, until two groups are left (the paper's algorithm 1: single linkage, in an
+    order of ties that does not depend on a library's version).
     """
     count = len(similarity)
     group = np.arange(count)

@@ -23,7 +23,8 @@ ClusterMetric = Literal["distance", "direction"]
 def agglomerate(distance: np.ndarray, clusters: int) -> np.ndarray:
     """[m] cluster numbers 0, 1, ...: merge the two nearest (mean distance over their pairs) until so many are left.
 
-    Those at distance zero are never parted. Clusters are numbered by their first member; ties go to the first pair.
+    Those at distance zero are never parted. Clusters are numbered by their first member; ties go to the first pair
+    (which SciPy's `linkage` does not promise, so that results would depend on its version).
     """
     members = [[k] for k in range(len(distance))]
     between = (distance + distance.T) / 2  # symmetric to the last bit, so that of the first nearest pair one < other

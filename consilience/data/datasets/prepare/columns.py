@@ -1,4 +1,7 @@
-"""Table columns to features: numbers standardised, gaps filled and marked, categories one-hot."""
+"""Table columns to features: numbers standardised, gaps filled and marked, categories one-hot.
+
+Written out rather than built from scikit-learn's encoders, because a refusal must name the file, column and row.
+"""
 
 from __future__ import annotations
 
