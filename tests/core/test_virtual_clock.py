@@ -19,6 +19,7 @@ from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.arrivals import PendingReplies
 from consilience.core.exchange import Broadcast, Pool, WaitPolicy
+from consilience.core.rng import host
 from consilience.core.rounds import Diverged, Round, run
 from consilience.core.settings import Invalid
 from consilience.environments.environment import Environment
@@ -113,6 +114,18 @@ def test_concurrency_keeps_seats_filled() -> None:
     assert [len(one.chosen) for one in rounds] == [2, *[1] * 11]
     assert clocks(rounds)[:6] == [1, 1, 2, 2, 3, 3]
     assert len({number for one in rounds for number in one.cohort.ids.tolist()}) == 4
+
+
+def test_more_clients_than_free_slots_are_drawn_from_the_seed_and_sent_in_ascending_order() -> None:
+    def chosen(seed: int) -> list[int]:
+        script = Script([1] * 9, [1] * 9)
+        return next(run(fedbuff(buffer=4, concurrency=4), script, rounds=1, seed=seed)).chosen.tolist()
+
+    drawn = [chosen(seed) for seed in range(12)]
+    assert all(one == sorted(set(one)) and len(one) == 4 for one in drawn)
+    assert len({tuple(one) for one in drawn}) > 6 and {number for one in drawn for number in one} == set(range(9))
+    wanted = np.sort(host(5, "seats", 0).choice(np.arange(9), 4, replace=False)).tolist()
+    assert drawn[5] == wanted, "stored runs depend on this draw"
 
 
 def test_a_seat_is_free_again_while_the_buffer_fills() -> None:

@@ -144,6 +144,27 @@ def test_measuring_takes_the_fastest_lane(monkeypatch: pytest.MonkeyPatch) -> No
         assert engine.choice.lane == best
 
 
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("serial", "wanted"), [(1.09, "streams"), (1.11, "serial")])
+def test_serial_must_be_ten_per_cent_faster_to_be_chosen(
+    serial: float, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(Tuner, "_slow_step", lambda *_: True)  # batching is left out
+    monkeypatch.setattr(tuning, "balance", lambda steps, cores: 1.0)
+    rates = {"streams": 1.0, "serial": serial}
+    monkeypatch.setattr(Tuner, "_rate", lambda self, name, *_: rates[name])
+    engine = tiny.engine(lane="auto")
+    train(engine, rounds=1)
+    assert engine.choice.lane == wanted
+
+
+def test_the_longest_client_goes_first_to_the_slot_with_least_work() -> None:
+    # 9 -> slot 0, 7 -> slot 1, 5 -> slot 1 (7 < 9), 4 -> slot 0 (9 < 12), 1 -> slot 1 (12 < 13); ties keep their order
+    assert cuda._balanced(np.array([4, 9, 1, 7, 5]), 2) == [[1, 0], [3, 4, 2]]
+    assert cuda._balanced(np.array([3, 3, 3]), 3) == [[0], [1], [2]]
+
+
 @pytest.mark.usefixtures("quick", "untraced")
 def test_a_lane_that_cannot_run_the_model_loses(monkeypatch: pytest.MonkeyPatch) -> None:
     def fold(*_: Any) -> Any:

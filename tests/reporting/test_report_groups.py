@@ -11,7 +11,7 @@ from sample_runs import written
 
 from consilience.core.settings import Invalid
 from consilience.reporting import tables
-from consilience.reporting.groups import grouped
+from consilience.reporting.groups import _cut, grouped
 from consilience.reporting.runs import find
 
 
@@ -116,3 +116,8 @@ def test_places_and_secrets_are_not_read_into_a_report(tmp_path: Path) -> None:
     (run / "config.toml").write_text('data_dir = "/home/somebody"\nhub_token = "hf_123456"\n' + text)
     config = find([run])[0][0].config
     assert "somebody" not in str(config) and "hf_123456" not in str(config)
+
+
+def test_a_label_of_42_characters_is_kept_and_a_longer_one_is_cut_to_42() -> None:
+    assert _cut("x" * 42) == "x" * 42
+    assert _cut("x" * 43) == "x" * 41 + "…" and len(_cut("x" * 300)) == 42
