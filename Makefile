@@ -42,8 +42,9 @@ test: lint ## everything that must pass, minutes
 test-slow: $(TESTED) ## the longer checks, such as MNIST accuracy
 	$(BIN)/python -m pytest -m slow
 
-docs: $(READY) ## rewrite the table of algorithms from the recipes
+docs: $(READY) ## rewrite the tables that are read off the code
 	$(BIN)/python docs/make_algorithms.py
+	$(BIN)/python docs/make_architecture.py
 
 $(VENV)/.docs: $(READY)
 	$(PIP) -e '.[docs]'
