@@ -19,8 +19,8 @@ from consilience.core.settings import Invalid
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.engines.vectorised.engine import Vectorised
-from consilience.engines.vectorised.orders import Orders, planned_steps
 from consilience.engines.vectorised.program import memories
+from consilience.engines.workload import Workload, planned_steps
 from consilience.environments.environment import Environment
 from consilience.flower.engine import wire
 from consilience.flower.engine.agreement import agreement, differences
@@ -160,10 +160,10 @@ def _work(engine: Vectorised, algorithm: Algorithm, order: wire.Order, broadcast
     rule, channel = rules_of(algorithm)[order.rule]
     ids, place = np.array(order.clients, dtype=np.int64), np.arange(len(order.clients))
     if order.rule == TRAIN and isinstance(rule, PreTrainingPass):  # what it sees stays at home
-        look = _look_orders(engine, rule.pre_training, ids)
-        seen = engine.fulfil(rule.pre_training, Plain(), broadcast, look, round=order.round, seed=order.seed)
+        look = _look_workload(engine, rule.pre_training, ids)
+        seen = engine.run_clients(rule.pre_training, Plain(), broadcast, look, round=order.round, seed=order.seed)
         broadcast = Broadcast(shared=broadcast.shared, personal={**broadcast.personal, "seen": seen})
-    orders = Orders(
+    workload = Workload(
         ids=ids,
         place=place,
         steps=np.array(order.steps, dtype=np.int64),
@@ -171,13 +171,13 @@ def _work(engine: Vectorised, algorithm: Algorithm, order: wire.Order, broadcast
         sizes=engine.store(rule.work.rows).sizes.numpy(),
         counts={},
     )
-    return engine.fulfil(rule, channel, broadcast, orders, round=order.round, seed=order.seed)
+    return engine.run_clients(rule, channel, broadcast, workload, round=order.round, seed=order.seed)
 
 
-def _look_orders(engine: Vectorised, rule: ClientRule, ids: np.ndarray) -> Orders:
+def _look_workload(engine: Vectorised, rule: ClientRule, ids: np.ndarray) -> Workload:
     sizes = engine.store(rule.work.rows).sizes.numpy()
     steps = planned_steps(Environment(), rule.work, ids, sizes, 0, 0)
-    return Orders(ids, np.arange(len(ids)), steps, np.ones(len(ids), dtype=bool), sizes, {})
+    return Workload(ids, np.arange(len(ids)), steps, np.ones(len(ids), dtype=bool), sizes, {})
 
 
 def _packed(done: Done) -> Any:
