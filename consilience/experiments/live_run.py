@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -80,8 +81,10 @@ class Run:
                 resume=self._resume,
                 limits=config.limits,
             )
-            rounds = accounted(rounds, experiment.algorithm.server, self.folder)
-            for observation in observer.watch(rounds, self._model, self._traffic):
+            traffic, began = self._traffic, time.perf_counter()
+            for done in rounds:
+                done = accounted(done, experiment.algorithm.server, self.folder)
+                observation = observer.observe(done, self._model, traffic, time.perf_counter() - began)
                 position = self._record(observation)
                 due = self._is_due(observation.round.number)
                 if due:
@@ -93,6 +96,7 @@ class Run:
                     if not due:
                         self._save(observation, position)
                     return
+                traffic, began = observation.traffic, time.perf_counter()
 
     def complete(self, watch: Watch | None = None) -> Result:
         """Run to the end (or to a signal), export the model and say how it went."""
