@@ -255,7 +255,7 @@ def watcher(quiet: bool) -> Callable[[Run], Iterator[Observation]] | None:
         if live.done:
             console.print(f"continuing after round {live.done}", highlight=False)
         rounds = live.config.rounds
-        yield from progress.shown(live.observations(), rounds=rounds, done=live.done, console=console)
+        return progress.shown(live.observations(), rounds=rounds, done=live.done, console=console)
 
     return watch
 

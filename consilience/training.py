@@ -74,7 +74,7 @@ def train(
     vectorised = Vectorised(task, federation, environment=environment, rounds_ahead=rounds, **options)
     observer = Observer(
         task=vectorised.task,
-        test=vectorised.store("test") if federation.test is not None else None,
+        test=vectorised.test_rows,
         classes=federation.classes,
         every=evaluate_every,
         rounds=rounds,

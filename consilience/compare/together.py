@@ -19,7 +19,7 @@ from consilience.core.tree import Tree
 from consilience.data.dataset import Dataset
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.engines.vectorised.joint import Joint, Request
-from consilience.engines.vectorised.orders import Orders
+from consilience.engines.workload import Workload
 from consilience.experiments import runner
 from consilience.experiments.live_run import Run
 from consilience.runs.failures import explained
@@ -33,10 +33,10 @@ Told = Callable[[Cell, int, str], None]
 
 
 @dataclass(eq=False, kw_only=True)
-class Meeting:
+class Barrier:
     """Where runs wait for each other: once all that still run have asked for something, it is done at once."""
 
-    seats: int
+    runs: int
     requests: dict[int, Request] = field(default_factory=dict)
     answers: dict[int, Tree | Exception] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
@@ -45,43 +45,43 @@ class Meeting:
     def ask(self, request: Request) -> Tree:
         """Wait for the others, then for the replies."""
         with self.changed:
-            self.requests[request.seat] = request
+            self.requests[request.run] = request
             self.changed.notify_all()
-            while request.seat not in self.answers:
+            while request.run not in self.answers:
                 self.changed.wait()
-            answer = self.answers.pop(request.seat)
+            answer = self.answers.pop(request.run)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def leave(self, seat: int) -> None:
+    def leave(self, run: int) -> None:
         """This run asks no more."""
         with self.changed:
-            self.left.add(seat)
+            self.left.add(run)
             self.changed.notify_all()
 
-    def lead(self, joint: Joint) -> None:
+    def serve(self, joint: Joint) -> None:
         """Answer until everybody has left; called by the one thread that computes."""
         while True:
             with self.changed:
-                while len(self.requests) + len(self.left) < self.seats:
+                while len(self.requests) + len(self.left) < self.runs:
                     self.changed.wait(timeout=_WAIT)  # a wait without end would hold up signals on some systems
                 if not self.requests:
                     return
-                asked = [self.requests.pop(seat) for seat in sorted(self.requests)]
+                asked = [self.requests.pop(run) for run in sorted(self.requests)]
             replies: Sequence[Tree | Exception]
             try:
-                replies = joint.fulfil(asked)
+                replies = joint.run_clients(asked)
             except Exception as problem:  # each run ends with it as if it had been alone
                 replies = [problem] * len(asked)
             with self.changed:
-                self.answers |= {request.seat: reply for request, reply in zip(asked, replies)}
+                self.answers |= {request.run: reply for request, reply in zip(asked, replies)}
                 self.changed.notify_all()
 
 
 def run_together(folder: Path, cells: Sequence[Cell], datas: Sequence[Dataset], tell: Told) -> dict[str, Ended]:
     """Start these cells, and run them to their ends side by side; none of them has a folder yet."""
-    meeting, ended = Meeting(seats=len(cells)), dict[str, Ended]()
+    barrier, ended = Barrier(runs=len(cells)), dict[str, Ended]()
     with contextlib.ExitStack() as stack, Interrupts() as interrupts:
         runs = [
             stack.enter_context(runner.start(cell.config, folder=folder / cell.name, data=data))
@@ -94,15 +94,15 @@ def run_together(folder: Path, cells: Sequence[Cell], datas: Sequence[Dataset], 
             [repr((run.config.model, run.config.loss, run.config.engine)) for run in runs],
         )
         threads = []
-        for seat, (run, cell) in enumerate(zip(runs, cells)):
+        for number, (run, cell) in enumerate(zip(runs, cells)):
             run.folder.record(comparison={"method": cell.method, "seed": cell.seed, "together": len(cells)})
-            engines[seat].pass_on(functools.partial(_ask, meeting, seat))
+            engines[number].delegate(functools.partial(_ask, barrier, number))
             watch = functools.partial(_watched, cell=cell, interrupts=interrupts, tell=tell)
-            work = functools.partial(_complete, run, watch, cell, meeting, seat, ended)
+            work = functools.partial(_complete, run, watch, cell, barrier, number, ended)
             threads.append(threading.Thread(target=work, name=cell.name, daemon=True))
         for thread in threads:
             thread.start()
-        meeting.lead(joint)
+        barrier.serve(joint)
         for thread in threads:
             thread.join()
     return ended
@@ -116,16 +116,16 @@ def _vectorised(run: Run) -> Vectorised:
 
 
 def _ask(
-    meeting: Meeting,
-    seat: int,
+    barrier: Barrier,
+    run: int,
     client: ClientRule,
     channel: Channel,
     broadcast: Broadcast,
-    orders: Orders,
+    workload: Workload,
     round: int,
     seed: int,
 ) -> Tree:
-    return meeting.ask(Request(seat, client, channel, broadcast, orders, round, seed))
+    return barrier.ask(Request(run, client, channel, broadcast, workload, round, seed))
 
 
 def _watched(run: Run, *, cell: Cell, interrupts: Interrupts, tell: Told) -> Iterator[Observation]:
@@ -142,8 +142,8 @@ def _complete(
     run: Run,
     watch: Callable[[Run], Iterator[Observation]],
     cell: Cell,
-    meeting: Meeting,
-    seat: int,
+    barrier: Barrier,
+    number: int,
     ended: dict[str, Ended],
 ) -> None:
     try:
@@ -156,4 +156,4 @@ def _complete(
     except Exception as problem:
         ended[cell.name] = Ended("failed", f"failed: {explained(problem)[0]}")
     finally:
-        meeting.leave(seat)
+        barrier.leave(number)

@@ -23,6 +23,7 @@ from consilience.core.protocols import (
     ClientRule,
     Engine,
     KeepsTime,
+    PlansSteps,
     QueriesBeforeSelection,
     ReceivesSchedule,
 )
@@ -329,7 +330,7 @@ def _broadcast(algorithm: Algorithm, engine: Engine, state: Tree, ids: np.ndarra
     server = algorithm.server
     if not isinstance(server, ReceivesSchedule):
         return server.broadcast(state, ids)
-    if not hasattr(engine, "planned"):
+    if not isinstance(engine, PlansSteps):
         raise Invalid(
             f"{type(server).__name__} must know each client's steps before a round, which {type(engine).__name__} "
             "cannot tell: use another engine, or another algorithm"

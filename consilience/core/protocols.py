@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
 
 from consilience.core.exchange import Broadcast, Cohort, Notes, Pool, WaitPolicy
+from consilience.core.federation import Rows
 from consilience.core.plans import Batch, Work
 from consilience.core.task import Task
 from consilience.core.tree import Tree
@@ -191,7 +192,7 @@ class PostTrainingPass(Protocol):
 
 
 class Engine(Protocol):
-    """Where clients run. It owns their memories and draws their batches; it knows no algorithm."""
+    """Where clients run: what the loop needs. It owns their memories and draws their batches; it knows no algorithm."""
 
     @property
     def sizes(self) -> np.ndarray:
@@ -228,6 +229,38 @@ class Engine(Protocol):
         ...
 
 
+class RunnerEngine(Engine, Protocol):
+    """An engine that a run in a folder can use: besides what the loop needs, what is tested, saved and closed."""
+
+    @property
+    def task(self) -> Task:
+        """The model and its loss, with constants on the server's device."""
+        ...
+
+    @property
+    def test_rows(self) -> Rows | None:
+        """Test rows on the server's device; None: the server has none, and clients test on their own."""
+        ...
+
+    @property
+    def test_sizes(self) -> np.ndarray | None:
+        """[K] test rows of every client; None where nobody has test rows."""
+        ...
+
+    @property
+    def resolved_settings(self) -> dict[str, Any]:
+        """Engine settings that this machine has decided or measured so far: a repetition needs them for equal bits."""
+        ...
+
+    def place(self, values: Tree) -> Tree:
+        """A tree that was saved, on the server's device."""
+        ...
+
+    def close(self) -> None:
+        """End what the engine has started."""
+        ...
+
+
 @runtime_checkable
 class HasTask(Protocol):
     """An engine beside a server that can run the model itself."""
@@ -235,6 +268,15 @@ class HasTask(Protocol):
     @property
     def task(self) -> Task:
         """What is learned."""
+        ...
+
+
+@runtime_checkable
+class PlansSteps(Protocol):
+    """An engine that can tell before a round how many steps each client will do in it."""
+
+    def planned(self, client: ClientRule, ids: np.ndarray, *, round: int, seed: int) -> np.ndarray:
+        """[m] steps that clients will do in a round's exchange; 0 for those who will not be heard."""
         ...
 
 

@@ -20,7 +20,7 @@ from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.diagnose import effort, holdings, probe, shift
 from consilience.engines.vectorised.engine import Vectorised
-from consilience.experiments.assembly import Experiment, assemble
+from consilience.experiments.assembly import Simulation, assemble
 from consilience.experiments.config import config
 from consilience.experiments.config.catalogue import KINDS, engine_options
 from consilience.runs import canonical, checkpoint
@@ -68,25 +68,25 @@ def diagnose(
     else:
         settings = config.load(source, overrides)
     say("reading the data")
-    experiment = assemble(settings)
-    federation, seed = experiment.federation, settings.seed
+    simulation = assemble(settings)
+    federation, seed = simulation.federation, settings.seed
     say(f"labels and inputs of {len(federation)} clients")
     counts, binned = holdings.label_counts(federation.train, federation.classes)
-    found, why = _features(experiment, encoder)
+    found, why = _features(simulation, encoder)
     options = {key: value for key, value in settings.engine.items() if key in engine_options()}
-    engine = Vectorised(experiment.task, federation, **options)
-    dealt = Vectorised(experiment.task, probe.dealt_at_random(federation, seed), **options)
-    ids = probe.probed(federation, experiment.parameters, seed)
+    engine = Vectorised(simulation.task, federation, **options)
+    dealt = Vectorised(simulation.task, probe.dealt_at_random(federation, seed), **options)
+    ids = probe.probed(federation, simulation.experiment.parameters, seed)
     say(f"gradients of {len(ids)} clients at the start")
     start = probe.dissimilarity(engine, dealt, engine.start(), ids)
-    plain = _fedavg(experiment, len(ids))
+    plain = _fedavg(simulation, len(ids))
     say("gradients and client models after some rounds")
     if saved is not None:
-        model, done = experiment.algorithm.server.model(tree.to(saved.trees["server"], engine.device)), saved.round
+        model, done = simulation.algorithm.server.model(tree.to(saved.trees["server"], engine.device)), saved.round
     else:
         model, done = _trained(plain, engine, rounds, seed), rounds
-    environment = experiment.engine.environment
-    experiment.close()
+    environment = simulation.environment
+    simulation.close()
     return Diagnosis(
         title=settings.label,
         names=federation.names,
@@ -103,17 +103,17 @@ def diagnose(
         effort=effort.effort(
             environment, plain.client.work, federation.train.sizes.numpy(), tree.nbytes(engine.start()), seed
         ),
-        normalisation=any("Norm" in type(part).__name__ for part in experiment.task.module.modules()),
+        normalisation=any("Norm" in type(part).__name__ for part in simulation.task.module.modules()),
         local_epochs=float(plain.client.work.epochs),
     )
 
 
-def _fedavg(experiment: Experiment, clients: int) -> Algorithm:
+def _fedavg(simulation: Simulation, clients: int) -> Algorithm:
     """FedAvg with the run's own local work: what the federation is probed with, whatever it will be trained by."""
-    options = {key: value for key, value in carried(experiment.config, "fedavg").items() if key != "selection"}
+    options = {key: value for key, value in carried(simulation.config, "fedavg").items() if key != "selection"}
     read = config.from_table({"algorithm": {"name": "fedavg", **options}}).algorithm
     found: Algorithm = KINDS["algorithm"].build("fedavg", read.options)
-    if clients < len(experiment.federation):
+    if clients < len(simulation.federation):
         found = dataclasses.replace(found, selection=Uniform(count=clients))
     return found
 
@@ -125,10 +125,10 @@ def _trained(algorithm: Algorithm, engine: Vectorised, rounds: int, seed: int) -
     return model
 
 
-def _features(experiment: Experiment, encoder: str) -> tuple[shift.FeatureShift | None, str]:
+def _features(simulation: Simulation, encoder: str) -> tuple[shift.FeatureShift | None, str]:
     """The shift of inputs as they come, or as the model's own features see them; or why there is none."""
-    federation, seed = experiment.federation, experiment.config.seed
-    x, task = federation.train.x, experiment.task
+    federation, seed = simulation.federation, simulation.config.seed
+    x, task = federation.train.x, simulation.task
     labelled = bool(federation.classes) and federation.train.y.dim() == 1
     if encoder not in ("random", "model"):
         raise Invalid(f"encoder = {encoder!r} is not one of random, model")

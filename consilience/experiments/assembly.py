@@ -16,47 +16,57 @@ from consilience.core import tree
 from consilience.core.algorithm import Algorithm
 from consilience.core.exchange import Pool
 from consilience.core.federation import Federation
-from consilience.core.protocols import Engine
+from consilience.core.protocols import Engine, RunnerEngine
 from consilience.core.settings import Invalid, options_of
 from consilience.core.task import Task
 from consilience.data import datasets
 from consilience.data.dataset import Dataset
 from consilience.data.federate import federate
 from consilience.data.partition import fingerprint
-from consilience.engines.ray.cluster import RayCluster
-from consilience.engines.vectorised.engine import Vectorised
+from consilience.environments.environment import Environment
 from consilience.experiments.config.catalogue import ENGINES, KINDS
 from consilience.experiments.config.config import Config
 from consilience.experiments.config.parts import made
+from consilience.experiments.experiment import Experiment
 from consilience.experiments.privacy_ledger import refuse_overspending
 from consilience.selection.pooled import Pooled
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Experiment:
-    """All the pieces of a run, ready to start."""
+class Simulation:
+    """A run whose clients and their rows are all here: its pieces, checked against each other."""
 
     config: Config
     federation: Federation
     parts: list[np.ndarray]  # training rows of every client, as numbered in the data set
     task: Task
-    engine: Vectorised | RayCluster
+    environment: Environment
+    engine: RunnerEngine
     algorithm: Algorithm
     data: Dataset
     prints: dict[str, str]  # fingerprints of the data and of their partition
 
     @property
-    def parameters(self) -> int:
-        """How many numbers are learned."""
-        return sum(leaf.numel() for leaf in self.task.start()["params"].values())
+    def experiment(self) -> Experiment:
+        """What the runner needs of it."""
+        return Experiment(
+            config=self.config,
+            task=self.task,
+            engine=self.engine,
+            algorithm=self.algorithm,
+            clients=len(self.federation),
+            classes=self.federation.classes,
+            inputs=tree.map_leaves(lambda x: list(x.shape[1:]), self.data.x),
+            label_names=self.data.label_names,
+            prints=self.prints,
+        )
 
     def close(self) -> None:
-        """End the processes that the engine started, if it did."""
-        if isinstance(self.engine, RayCluster):
-            self.engine.close()
+        """End what the engine has started."""
+        self.engine.close()
 
 
-def assemble(config: Config, data: Dataset | None = None) -> Experiment:
+def assemble(config: Config, data: Dataset | None = None) -> Simulation:
     """Build everything that the settings name; what does not fit together is refused here, by key.
 
     `data` are what `read_data` gave before, for many runs on one data set.
@@ -72,20 +82,19 @@ def assemble(config: Config, data: Dataset | None = None) -> Experiment:
     try_model(task, federation, f"model.name = {config.model.name!r}", f"data.name = {config.data.name!r}")
     environment = KINDS["environment"].build(config.environment.name, config.environment.options)
     made("environment", lambda: environment.check_against(len(federation)), {})
-    surroundings = {"environment": environment, "rounds_ahead": config.rounds}
-    settings = {**config.engine, **surroundings}
+    settings = {**config.engine, "environment": environment, "rounds_ahead": config.rounds}
     where = ENGINES[settings.pop("name", "vectorised")]
     engine = made("engine", lambda: where(task, federation, **settings), {})
-    algorithm = KINDS["algorithm"].build(config.algorithm.name, config.algorithm.options)
     _try_client(algorithm, task)
     _try_privacy(config, algorithm, engine)
     _try_selection(config, algorithm, federation)
     prints = {"data": data_fingerprint(data), "partition": fingerprint(rows)}
-    return Experiment(
+    return Simulation(
         config=config,
         federation=federation,
         parts=rows,
         task=task,
+        environment=environment,
         engine=engine,
         algorithm=algorithm,
         data=data,

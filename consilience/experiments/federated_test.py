@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from consilience.core.algorithm import Plain
 from consilience.core.evaluate import Evaluate
 from consilience.core.exchange import Broadcast
+from consilience.core.protocols import RunnerEngine
 from consilience.core.tree import Tree
 from consilience.experiments.evaluation import Scores
 
@@ -17,20 +17,13 @@ FederatedTest = Callable[[Tree], Scores | None]
 """From a model to its scores over all clients that answered; None if nobody did."""
 
 
-def test_rows(engine: Any) -> np.ndarray | None:
-    """[K] test rows of every client; None where there are no test rows."""
-    if hasattr(engine, "test_sizes"):  # an engine whose clients' rows are elsewhere
-        return engine.test_sizes
-    return engine.store("test").sizes.numpy() if engine.federation.test is not None else None
-
-
-def federated_test(engine: Any, classes: int) -> FederatedTest | None:
-    """The test by clients whose rows are elsewhere; None for an engine that has the rows itself."""
-    if not hasattr(engine, "test_sizes"):
+def federated_test(engine: RunnerEngine, classes: int) -> FederatedTest | None:
+    """The test by clients on their own rows; None where the server has test rows, or nobody has."""
+    if engine.test_rows is not None or engine.test_sizes is None:
         return None
 
     def test(model: Tree) -> Scores | None:
-        ids = np.flatnonzero(engine.test_sizes > 0)
+        ids = np.flatnonzero(np.asarray(engine.test_sizes) > 0)
         if not len(ids):
             return None
         said = engine.exchange(Evaluate(), Plain(), Broadcast(shared={"model": model}), ids, round=0, seed=0)

@@ -29,10 +29,10 @@ def learn(config: Config, out: Path, *, console: Console | None = None, **option
     """
     if out.exists():
         raise Invalid(f"{out} is there already: give another --out, or remove it")
-    experiment = assemble(config)
+    simulation = assemble(config)
     paper = environments.preset(config.environment.name, **config.environment.options).settings.get("unfolding", {})
     settings = {**USUAL, **paper, **{name: value for name, value in options.items() if value is not None}}
-    steps = learning(experiment.algorithm, experiment.engine, rounds=config.rounds, seed=config.seed, **settings)
+    steps = learning(simulation.algorithm, simulation.engine, rounds=config.rounds, seed=config.seed, **settings)
     losses = []
     for step in shown(steps, settings["iterations"], console) if console else steps:
         losses.append(step.loss)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -15,8 +15,8 @@ from consilience.core.rounds import Diverged, Snapshot, run
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.experiments import trackers
-from consilience.experiments.assembly import Experiment
 from consilience.experiments.config.config import Config
+from consilience.experiments.experiment import Experiment
 from consilience.experiments.export import export
 from consilience.experiments.federated_test import federated_test
 from consilience.experiments.personal import personal_test
@@ -64,13 +64,13 @@ class Run:
         engine = experiment.engine
         observer = Observer(
             task=engine.task,
-            test=engine.store("test") if experiment.federation.test is not None else None,
-            classes=experiment.federation.classes,
+            test=engine.test_rows,
+            classes=experiment.classes,
             every=config.evaluation.every,
             rounds=config.rounds,
             local=config.evaluation.local,
             personal=personal_test(experiment.algorithm, engine),
-            remote=federated_test(engine, experiment.federation.classes),
+            remote=federated_test(engine, experiment.classes),
         )
         with Interrupts() as interrupts:
             rounds = run(
@@ -81,8 +81,10 @@ class Run:
                 resume=self._resume,
                 limits=config.limits,
             )
-            rounds = accounted(rounds, experiment.algorithm.server, self.folder)
-            for observation in observer.watch(rounds, self._model, self._traffic):
+            traffic, began = self._traffic, time.perf_counter()
+            for done in rounds:
+                done = accounted(done, experiment.algorithm.server, self.folder)
+                observation = observer.observe(done, self._model, traffic, time.perf_counter() - began)
                 position = self._record(observation)
                 due = self._is_due(observation.round.number)
                 if due:
@@ -94,6 +96,7 @@ class Run:
                     if not due:
                         self._save(observation, position)
                     return
+                traffic, began = observation.traffic, time.perf_counter()
 
     def complete(self, watch: Watch | None = None) -> Result:
         """Run to the end (or to a signal), export the model and say how it went."""
@@ -131,12 +134,11 @@ class Run:
         """Go back to a checkpoint: server, memories, losses, and the metrics as they were then."""
         if self.config.rounds < saved.round:
             raise Invalid(f"rounds = {self.config.rounds}, but {saved.round} rounds are finished: give at least that")
-        device, algorithm = self.experiment.engine.device, self.experiment.algorithm
-        server, losses = tree.to(saved.trees["server"], device), saved.trees["losses"]["last"].numpy()
-        fresh = algorithm.server.init(self._model, len(self.experiment.federation))
+        engine, algorithm, clients = self.experiment.engine, self.experiment.algorithm, self.experiment.clients
+        server, losses = engine.place(saved.trees["server"]), saved.trees["losses"]["last"].numpy()
+        fresh = algorithm.server.init(self._model, clients)
         _refuse_other_model(server, fresh, self.folder.path)
-        if len(losses) != len(self.experiment.federation):
-            clients = len(self.experiment.federation)
+        if len(losses) != clients:
             raise Invalid(f"{self.folder.path} was saved with {len(losses)} clients, and now there are {clients}")
         self.folder.truncate_metrics(*saved.facts["metrics"])
         self._resume = Snapshot(
@@ -145,7 +147,7 @@ class Run:
             memory=saved.trees["memory"],
             losses=losses,
             bad_rounds=saved.facts["bad_rounds"],
-            pending=tree.to(saved.trees.get("pending", {}), device),
+            pending=engine.place(saved.trees.get("pending", {})),
         )
         self._model = algorithm.server.model(server)
         self._traffic = (saved.facts["bytes_up"], saved.facts["bytes_down"])
@@ -156,7 +158,7 @@ class Run:
 
     def _record(self, observation: Observation) -> tuple[int, str]:
         """Write the round's rows, before the checkpoint that counts on them; where the metrics end then."""
-        self._settle_lane()
+        self._store_resolved()
         position = self.folder.append(observation.row)
         self.folder.timing.append(observation.timing, sync=False)
         self.folder.clients.append(observation.clients, sync=False)
@@ -180,28 +182,28 @@ class Run:
             keep=self.config.checkpoint.keep,
         )
 
-    def _settle_lane(self) -> None:
-        """Write down the lane that the first round measured, before anything depends on it."""
-        known = {key: value for key, value in asdict(self.experiment.engine.choice).items() if value is not None}
+    def _store_resolved(self) -> None:
+        """Write down what the engine measured in the first round, before anything depends on it."""
+        known = self.experiment.engine.resolved_settings
         if all(self.config.engine.get(key) == value for key, value in known.items()):
             return
         self.config = self.config.changed(**known)
         store_config(self.folder, self.config)
 
     def _export(self) -> None:
-        data, config = self.experiment.data, self.config
+        experiment, config = self.experiment, self.config
         values = tree.to(self._model, "cpu")
         facts = {
             "round": config.rounds,
             "model": config.table()["model"],
-            "inputs": tree.map_leaves(lambda x: list(x.shape[1:]), data.x),
-            "classes": data.classes,
-            "label_names": data.label_names,
-            "loss": self.experiment.task.loss_name,
-            "data": self.experiment.prints["data"],
+            "inputs": experiment.inputs,
+            "classes": experiment.classes,
+            "label_names": experiment.label_names,
+            "loss": experiment.task.loss_name,
+            "data": experiment.prints["data"],
             "config": config.digest(),
         }
-        export(self.folder.path, self.experiment.task, values, facts)
+        export(self.folder.path, experiment.task, values, facts)
 
 
 def store_config(folder: RunFolder, config: Config) -> None:

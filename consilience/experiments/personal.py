@@ -10,12 +10,9 @@ import torch
 
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.evaluate import Evaluate
-from consilience.core.protocols import PersonalRule
+from consilience.core.protocols import PersonalRule, RunnerEngine
 from consilience.core.tree import Tree
-from consilience.engines.ray.cluster import RayCluster
-from consilience.engines.vectorised.engine import Vectorised
 from consilience.experiments.evaluation import fairness
-from consilience.experiments.federated_test import test_rows
 
 
 class PersonalScores(NamedTuple):
@@ -37,15 +34,15 @@ PersonalTest = Callable[[Tree], PersonalScores]
 """From the server's state to the scores; the clients' memories are the engine's."""
 
 
-def personal_test(algorithm: Algorithm, engine: Vectorised | RayCluster) -> PersonalTest | None:
+def personal_test(algorithm: Algorithm, engine: RunnerEngine) -> PersonalTest | None:
     """The test of an algorithm whose clients have models of their own; None for one global model."""
     client = algorithm.client
     own = client if isinstance(client, PersonalRule) and client.is_personal else None
-    if test_rows(engine) is None or (own is None and not _sends_personal_models(algorithm, engine)):
+    if engine.test_sizes is None or (own is None and not _sends_personal_models(algorithm, engine)):
         return None
 
     def test(state: Tree) -> PersonalScores:
-        ids = np.flatnonzero(np.asarray(test_rows(engine)) > 0)
+        ids = np.flatnonzero(np.asarray(engine.test_sizes) > 0)
         loss, accuracy = (np.full(len(engine.sizes), np.nan) for _ in range(2))
         if len(ids):
             broadcast = algorithm.server.broadcast(state, ids)
@@ -59,7 +56,7 @@ def personal_test(algorithm: Algorithm, engine: Vectorised | RayCluster) -> Pers
     return test
 
 
-def _sends_personal_models(algorithm: Algorithm, engine: Vectorised | RayCluster) -> bool:
+def _sends_personal_models(algorithm: Algorithm, engine: RunnerEngine) -> bool:
     """Whether the server sends each client a model of its own."""
     state = algorithm.server.init(engine.start(), len(engine.sizes))
     return "model" in algorithm.server.broadcast(state, np.arange(1)).personal

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from consilience.core.protocols import ServerRule
@@ -32,23 +31,21 @@ def refuse_overspending(server: ServerRule, start: Tree, *, clients: int, rounds
         ) from problem
 
 
-def accounted(rounds: Iterator[Round], server: ServerRule, folder: RunFolder) -> Iterator[Round]:
-    """The rounds, each with the epsilon spent so far among its notes, after that stands in the folder.
+def accounted(round: Round, server: ServerRule, folder: RunFolder) -> Round:
+    """The round with the epsilon spent so far among its notes, after that stands in the folder.
 
     A round that is done again after a crash is the same to the last bit, so that it costs nothing more; what was once
     spent is never taken back.
     """
     if not isinstance(server, PrivateAveraging):
-        yield from rounds
-        return
+        return round
     spending, known = server.spending, folder.facts().get("privacy", {}).get("rounds", 0)
-    for round in rounds:
-        known = max(known, round.number)
-        terms = {
-            "delta": spending.delta,
-            "noise": spending.noise,
-            "rate": spending.rate,
-            "neighbours": "one client more",
-        }
-        folder.record(privacy={"rounds": known, "epsilon": spending.epsilon(known), **terms})
-        yield replace(round, notes={**round.notes, "epsilon": spending.epsilon(round.number)})
+    known = max(known, round.number)
+    terms = {
+        "delta": spending.delta,
+        "noise": spending.noise,
+        "rate": spending.rate,
+        "neighbours": "one client more",
+    }
+    folder.record(privacy={"rounds": known, "epsilon": spending.epsilon(known), **terms})
+    return replace(round, notes={**round.notes, "epsilon": spending.epsilon(round.number)})

@@ -46,23 +46,27 @@ class Observer:
 
     def watch(self, rounds: Iterator[Round], before: Tree, traffic: tuple[int, int] = (0, 0)) -> Iterator[Observation]:
         """Pass rounds on with their rows; `before` is the model and `traffic` the bytes sent before the first one."""
-        up, down = traffic
         began = time.perf_counter()
         for round in rounds:
-            trained = time.perf_counter()
-            up, down = up + round.bytes_up, down + round.bytes_down
-            scores, personal = self._scores(round), self._personally(round)
-            row = {**_quality(round.number, scores, self.classes), **self._locally(round, before)}
-            row |= {**(personal.row(self.classes) if personal else {}), **_training(round, before)}
-            row |= {"bytes_up": round.bytes_up, "bytes_down": round.bytes_down}
-            row |= {"bytes_up_total": up, "bytes_down_total": down}
-            row |= {**{reason: round.cohort.counts.get(reason, 0) for reason in COUNTS}, **_refusals(round.cohort)}
-            row |= {"simulated_seconds": round.clock, **_staleness(round)}
-            row |= {"epsilon": round.notes["epsilon"]} if "epsilon" in round.notes else {}
-            timing = _timing(round, trained - began, time.perf_counter() - trained)
-            clients = client_row(round, scores, personal, self.classes)
-            yield Observation(round=round, row=row, timing=timing, traffic=(up, down), clients=clients)
-            before, began = round.model, time.perf_counter()
+            observation = self.observe(round, before, traffic, time.perf_counter() - began)
+            yield observation
+            before, traffic, began = round.model, observation.traffic, time.perf_counter()
+
+    def observe(self, round: Round, before: Tree, traffic: tuple[int, int], seconds: float) -> Observation:
+        """A round that took so many seconds, with its rows; `before` is the model, `traffic` the bytes before it."""
+        trained = time.perf_counter()
+        up, down = traffic[0] + round.bytes_up, traffic[1] + round.bytes_down
+        scores, personal = self._scores(round), self._personally(round)
+        row = {**_quality(round.number, scores, self.classes), **self._locally(round, before)}
+        row |= {**(personal.row(self.classes) if personal else {}), **_training(round, before)}
+        row |= {"bytes_up": round.bytes_up, "bytes_down": round.bytes_down}
+        row |= {"bytes_up_total": up, "bytes_down_total": down}
+        row |= {**{reason: round.cohort.counts.get(reason, 0) for reason in COUNTS}, **_refusals(round.cohort)}
+        row |= {"simulated_seconds": round.clock, **_staleness(round)}
+        row |= {"epsilon": round.notes["epsilon"]} if "epsilon" in round.notes else {}
+        timing = _timing(round, seconds, time.perf_counter() - trained)
+        clients = client_row(round, scores, personal, self.classes)
+        return Observation(round=round, row=row, timing=timing, traffic=(up, down), clients=clients)
 
     def _due(self, round: Round) -> bool:
         return bool(self.every) and (round.number % self.every == 0 or round.number == self.rounds)

@@ -41,19 +41,20 @@ def retest(path: Path, overrides: Iterable[str] = ()) -> Retest:
     if saved is None:
         raise Invalid(f"{folder.path} has no checkpoint yet: let at least one round finish")
     config = from_table(loads(folder.config_text()), overrides, source=str(folder.path / "config.toml"))
-    experiment = assemble(config)
-    if experiment.federation.test is None:
+    simulation = assemble(config)
+    engine = simulation.engine
+    if engine.test_rows is None:
         raise Invalid(f"data.name = {config.data.name!r} has no test rows")
-    engine = experiment.engine
-    model = experiment.algorithm.server.model(tree.to(saved.trees["server"], engine.device))
+    state = engine.place(saved.trees["server"])
+    model = simulation.algorithm.server.model(state)
     _refuse_other_shapes(model, engine.start(), config.data.name)
-    scores = evaluate(engine.task, model, engine.store("test"), classes=experiment.federation.classes)
+    scores = evaluate(engine.task, model, engine.test_rows, classes=simulation.federation.classes)
     own = None
     if not overrides:  # other data have other clients
         engine.restore(saved.trees["memory"])
-        test = personal_test(experiment.algorithm, engine)
-        own = test(tree.to(saved.trees["server"], engine.device)) if test else None
-    return Retest(round=saved.round, scores=scores, names=experiment.federation.names, personal=own)
+        test = personal_test(simulation.algorithm, engine)
+        own = test(state) if test else None
+    return Retest(round=saved.round, scores=scores, names=simulation.federation.names, personal=own)
 
 
 def _refuse_other_shapes(saved: tree.Tree, fresh: tree.Tree, data: str) -> None:

@@ -15,7 +15,7 @@ from consilience.core.settings import Invalid
 from consilience.data import partition
 from consilience.data.dataset import Dataset
 from consilience.experiments import trackers
-from consilience.experiments.assembly import Experiment, assemble
+from consilience.experiments.assembly import Simulation, assemble
 from consilience.experiments.client_log import federation_facts
 from consilience.experiments.config.config import Config, from_table
 from consilience.experiments.live_run import Run, Watch, store_config
@@ -44,21 +44,14 @@ def start(config: Config, *, folder: Path | None = None, data: Dataset | None = 
     if folder is not None and (Path(folder) / "run.json").exists():
         raise Invalid(f"{folder} holds a run already: continue it with `consilience resume {folder}`")
     trackers.check(config.log)
-    experiment = assemble(config, data)
-    experiment = dataclasses.replace(experiment, config=_resolved(experiment))
-    facts = {
-        "config": identity.settings(experiment.config.table()),
-        "code": identity.code(),
-        "prints": experiment.prints,
-        "algorithm": repr(experiment.algorithm),
-        "clients": len(experiment.federation),
-        "parameters": experiment.parameters,
-        "status": "created",
-    }
+    simulation = assemble(config, data)
+    simulation = dataclasses.replace(simulation, config=_resolved(simulation))
+    experiment = simulation.experiment
+    facts = experiment.facts(identity.code(), identity.settings(experiment.config.table()))
     made = _create(experiment.config, folder, facts)
-    with made.lock(), contextlib.closing(experiment):
-        partition.save(experiment.parts, made.partition)
-        made.describe_clients(federation_facts(experiment.federation, experiment.data.label_names))
+    with made.lock(), contextlib.closing(simulation):
+        partition.save(simulation.parts, made.partition)
+        made.describe_clients(federation_facts(simulation.federation, simulation.data.label_names))
         yield Run(made, experiment, None)
 
 
@@ -77,20 +70,20 @@ def resume(path: Path, overrides: Iterable[str] = (), *, force: bool = False) ->
         found += identity.differences(facts.get("code", {}), identity.code(), prefix="code.")
         trackers.check(config.log)
         _refuse(found, folder, force)  # before the data are read, which may take long
-        experiment = assemble(config)
-        found += identity.differences(facts.get("prints", {}), experiment.prints, prefix="fingerprint.")
-        found += _partition_differences(folder, experiment)
+        simulation = assemble(config)
+        found += identity.differences(facts.get("prints", {}), simulation.prints, prefix="fingerprint.")
+        found += _partition_differences(folder, simulation)
         _refuse(found, folder, force)
-        folder.describe_clients(federation_facts(experiment.federation, experiment.data.label_names))
-        with contextlib.closing(experiment):
-            run = Run(folder, experiment, saved)
-            _note(folder, run, found, facts)
+        folder.describe_clients(federation_facts(simulation.federation, simulation.data.label_names))
+        with contextlib.closing(simulation):
+            run = Run(folder, simulation.experiment, saved)
+            _note(folder, run, simulation, found, facts)
             yield run
 
 
-def _resolved(experiment: Experiment) -> Config:
+def _resolved(simulation: Simulation) -> Config:
     """The settings with what this machine decided: device and threads, on which the last bits depend."""
-    config = experiment.config.changed(device=str(experiment.engine.device))
+    config = simulation.config.changed(**simulation.engine.resolved_settings)
     return dataclasses.replace(config, threads=torch.get_num_threads())
 
 
@@ -109,11 +102,11 @@ def _create(config: Config, folder: Path | None, facts: dict[str, Any]) -> RunFo
             number += 1
 
 
-def _partition_differences(folder: RunFolder, experiment: Experiment) -> list[str]:
+def _partition_differences(folder: RunFolder, simulation: Simulation) -> list[str]:
     """Whether the stored partition is another one; where a crash came before it was stored, it is stored now."""
     if not folder.partition.exists():
-        partition.save(experiment.parts, folder.partition)
-    stored, now = partition.fingerprint(partition.load(folder.partition)), experiment.prints["partition"]
+        partition.save(simulation.parts, folder.partition)
+    stored, now = partition.fingerprint(partition.load(folder.partition)), simulation.prints["partition"]
     return [] if stored == now else [f"{folder.partition.name}: {stored[:12]} -> {now[:12]}"]
 
 
@@ -126,12 +119,12 @@ def _refuse(found: list[str], folder: RunFolder, force: bool) -> None:
         )
 
 
-def _note(folder: RunFolder, run: Run, found: list[str], facts: dict[str, Any]) -> None:
+def _note(folder: RunFolder, run: Run, simulation: Simulation, found: list[str], facts: dict[str, Any]) -> None:
     """Record what changed: harmless settings quietly, the others under `forced`."""
-    config, experiment = run.config, run.experiment
+    config = run.config
     if identity.settings(config.table()) != facts.get("config"):
         store_config(folder, config)
     if found:
         forced = [*facts.get("forced", []), {"round": run.done, "changes": [plain(line) for line in found]}]
-        folder.record(forced=forced, code=identity.code(), prints=experiment.prints)
-        partition.save(experiment.parts, folder.partition)
+        folder.record(forced=forced, code=identity.code(), prints=simulation.prints)
+        partition.save(simulation.parts, folder.partition)

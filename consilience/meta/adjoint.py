@@ -21,7 +21,7 @@ from consilience.client.solvers import SGD
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.exchange import Broadcast, Cohort, Pool
-from consilience.core.protocols import Engine
+from consilience.core.protocols import Engine, PlansSteps
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
@@ -133,7 +133,8 @@ class Adjoint:
             return torch.ones(len(cohort), dtype=torch.float64)
         engine, round = self._engine, cohort.round
         ids = chosen(self._algorithm, engine, round, seed)
-        steps = engine.planned(self._algorithm.client, ids, round=round, seed=seed)  # type: ignore[attr-defined]
+        assert isinstance(engine, PlansSteps)  # else the paced server could not have sent a model
+        steps = engine.planned(self._algorithm.client, ids, round=round, seed=seed)
         return paces(torch.from_numpy(engine.sizes[ids]), steps)[np.searchsorted(ids, cohort.ids)]
 
     def _refuse_other_moves(self, algorithm: Algorithm, cohort: Cohort, weights: Tensor, model: Tree) -> None:

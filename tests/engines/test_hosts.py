@@ -11,7 +11,7 @@ from declared import build, model_of
 from consilience.core import tree
 from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
-from consilience.engines.vectorised.orders import Orders
+from consilience.engines.workload import Workload
 from consilience.environments.environment import Environment
 
 SHARES = (np.array([0, 3]), np.array([1, 2, 4]))
@@ -28,10 +28,12 @@ def test_two_hosts_are_one_engine(name: str) -> None:
     broadcast = algorithm.server.broadcast(algorithm.server.init(whole.start(), len(federation)), everyone)
     for round in range(2):
         together = whole.exchange(algorithm.client, algorithm.channel, broadcast, everyone, round=round, seed=3)
-        orders = Orders.given(environment, algorithm.client.work, everyone, whole.sizes, round=round, seed=3)
+        workload = Workload.of(environment, algorithm.client.work, everyone, whole.sizes, round=round, seed=3)
         for ids, host in zip(SHARES, hosts):
-            mine = np.isin(orders.ids, ids)
-            apart = host.fulfil(algorithm.client, algorithm.channel, broadcast, orders.of(mine), round=round, seed=3)
+            mine = np.isin(workload.ids, ids)
+            apart = host.run_clients(
+                algorithm.client, algorithm.channel, broadcast, workload.only(mine), round=round, seed=3
+            )
             _same(apart, tree.rows(together.reply, torch.from_numpy(np.flatnonzero(mine))))
             _same(host.recall(), tree.rows(whole.recall(), torch.from_numpy(ids)))
 

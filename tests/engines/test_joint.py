@@ -9,7 +9,7 @@ import pytest
 import tiny
 
 from consilience import algorithms
-from consilience.compare.together import Meeting
+from consilience.compare.together import Barrier
 from consilience.core.algorithm import Algorithm
 from consilience.core.rounds import run
 from consilience.core.task import Task
@@ -29,23 +29,23 @@ def alone(engine: Vectorised, algorithm: Algorithm, seed: int, rounds: int) -> T
 
 def jointly(engines: list[Vectorised], jobs: list[tuple[Algorithm, int]], rounds: int, same: list[int]) -> list[Tree]:
     """The same runs in threads that meet."""
-    meeting, found = Meeting(seats=len(jobs)), dict[int, Tree]()
+    barrier, found = Barrier(runs=len(jobs)), dict[int, Tree]()
 
-    def work(seat: int) -> None:
+    def work(number: int) -> None:
         try:
-            found[seat] = alone(engines[seat], *jobs[seat], rounds)
+            found[number] = alone(engines[number], *jobs[number], rounds)
         finally:
-            meeting.leave(seat)
+            barrier.leave(number)
 
-    for seat, engine in enumerate(engines):
-        engine.pass_on(lambda *parts, seat=seat, **at: meeting.ask(Request(seat, *parts, **at)))
-    threads = [threading.Thread(target=work, args=(seat,), daemon=True) for seat in range(len(jobs))]
+    for number, engine in enumerate(engines):
+        engine.delegate(lambda *parts, number=number, **at: barrier.ask(Request(number, *parts, **at)))
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(len(jobs))]
     for thread in threads:
         thread.start()
-    meeting.lead(Joint(engines, same, [0] * len(engines)))
+    barrier.serve(Joint(engines, same, [0] * len(engines)))
     for thread in threads:
         thread.join(timeout=60)
-    return [found[seat] for seat in range(len(jobs))]
+    return [found[number] for number in range(len(jobs))]
 
 
 def build(name: str, **more: Any) -> Algorithm:
@@ -101,24 +101,24 @@ def test_unlike_modules_are_kept_apart(untraced: None, monkeypatch: pytest.Monke
 def test_a_run_that_fails_or_ends_early_does_not_hold_up_the_others(untraced: None) -> None:
     engines = [tiny.engine(), tiny.engine(), tiny.engine()]
     jobs = [(build("fedavg"), 0), (build("fedavg"), 1), (build("fedavg"), 2)]
-    meeting, found, failures = Meeting(seats=3), dict[int, Tree](), []
+    barrier, found, failures = Barrier(runs=3), dict[int, Tree](), []
 
-    def work(seat: int) -> None:
+    def work(number: int) -> None:
         try:
-            if seat == 1:
+            if number == 1:
                 raise RuntimeError("broken before its first round")
-            found[seat] = alone(engines[seat], *jobs[seat], 1 + seat)
+            found[number] = alone(engines[number], *jobs[number], 1 + number)
         except RuntimeError as problem:
             failures.append(str(problem))
         finally:
-            meeting.leave(seat)
+            barrier.leave(number)
 
-    for seat, engine in enumerate(engines):
-        engine.pass_on(lambda *parts, seat=seat, **at: meeting.ask(Request(seat, *parts, **at)))
-    threads = [threading.Thread(target=work, args=(seat,), daemon=True) for seat in range(3)]
+    for number, engine in enumerate(engines):
+        engine.delegate(lambda *parts, number=number, **at: barrier.ask(Request(number, *parts, **at)))
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(3)]
     for thread in threads:
         thread.start()
-    meeting.lead(Joint(engines, [0, 0, 0], [0, 0, 0]))
+    barrier.serve(Joint(engines, [0, 0, 0], [0, 0, 0]))
     for thread in threads:
         thread.join(timeout=60)
     assert failures == ["broken before its first round"] and set(found) == {0, 2}
@@ -127,26 +127,26 @@ def test_a_run_that_fails_or_ends_early_does_not_hold_up_the_others(untraced: No
 
 def test_what_goes_wrong_together_reaches_every_run(untraced: None) -> None:
     engines = [tiny.engine(), tiny.engine()]
-    meeting, failures = Meeting(seats=2), []
+    barrier, failures = Barrier(runs=2), []
 
-    def work(seat: int) -> None:
+    def work(number: int) -> None:
         try:
-            alone(engines[seat], build("fedavg"), 0, 1)
+            alone(engines[number], build("fedavg"), 0, 1)
         except ValueError as problem:
             failures.append(str(problem))
         finally:
-            meeting.leave(seat)
+            barrier.leave(number)
 
     class Broken(Joint):
-        def fulfil(self, requests: Any) -> list[Tree]:
+        def run_clients(self, requests: Any) -> list[Tree]:
             raise ValueError("out of memory")
 
-    for seat, engine in enumerate(engines):
-        engine.pass_on(lambda *parts, seat=seat, **at: meeting.ask(Request(seat, *parts, **at)))
-    threads = [threading.Thread(target=work, args=(seat,), daemon=True) for seat in range(2)]
+    for number, engine in enumerate(engines):
+        engine.delegate(lambda *parts, number=number, **at: barrier.ask(Request(number, *parts, **at)))
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(2)]
     for thread in threads:
         thread.start()
-    meeting.lead(Broken(engines, [0, 0], [0, 0]))
+    barrier.serve(Broken(engines, [0, 0], [0, 0]))
     for thread in threads:
         thread.join(timeout=60)
     assert failures == ["out of memory"] * 2

@@ -18,7 +18,7 @@ from consilience.algorithms.fedavg import fedavg
 from consilience.core.rounds import Round, run
 from consilience.engines.vectorised import program, tuning
 from consilience.engines.vectorised.lanes import cuda
-from consilience.engines.vectorised.tuning import Choice, Tuner
+from consilience.engines.vectorised.tuning import LaneChoice, Tuner
 from consilience.environments.environment import Environment
 
 NEVER = 10**9
@@ -116,9 +116,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_auto_settles_once_and_records_its_choice() -> None:
+def test_auto_measures_once_and_records_its_choice() -> None:
     engine = tiny.engine(lane="auto", clients_at_once=None)
-    assert engine.choice == Choice(lane="auto", clients_at_once=None)
+    assert engine.choice == LaneChoice(lane="auto", clients_at_once=None)
     rounds = run(fedavg(batch_size=4, lr=0.05), engine, rounds=3, seed=1)
     first = next(rounds)
     choice = engine.choice
@@ -202,7 +202,7 @@ def test_a_lane_that_was_asked_for_is_kept() -> None:
 def test_groups_are_nearly_equal_and_keep_the_order() -> None:
     for clients in (1, 2, 5, 7, 64, 100):
         for most in (1, 2, 3, 10, 64, 1000):
-            tuner = Tuner(torch.device("cpu"), Choice(lane="serial", clients_at_once=most), None)
+            tuner = Tuner(torch.device("cpu"), LaneChoice(lane="serial", clients_at_once=most), None)
             groups = list(tuner.groups(np.arange(clients)[::-1]))
             assert np.concatenate(groups).tolist() == list(range(clients))[::-1]
             sizes = [len(group) for group in groups]
@@ -248,7 +248,7 @@ def test_a_whole_pass_is_timed_only_where_it_is_quick(rate: float, timed: int, m
 
     plan = type("Plan", (), {"live": np.array([[4, 4], [4, 0]]), "steps": np.array([2, 1])})
     monkeypatch.setattr(Tuner, "_time", time_of)
-    tuner = Tuner(torch.device("cpu"), Choice(lane="auto"), None)
+    tuner = Tuner(torch.device("cpu"), LaneChoice(lane="auto"), None)
     found = tuner._whole_rate("batched", rate, None, None, np.arange(2), lambda *_: (None, None, plan))  # type: ignore[arg-type]
     assert (len(passes), found) == (timed, 200.0 if timed else rate)
     assert set(passes) <= {2}, "all steps of the longest client"

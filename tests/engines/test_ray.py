@@ -32,10 +32,10 @@ from consilience.engines.ray import pool
 from consilience.engines.ray import session as ray_session
 from consilience.engines.ray.cluster import RayCluster
 from consilience.engines.ray.pool import ActorPool
-from consilience.engines.ray.replies import Replies
-from consilience.engines.ray.transfer import Report, shared_out
+from consilience.engines.ray.replies import RemoteReplies
+from consilience.engines.ray.transfer import WorkerReplies, balanced_owners
 from consilience.engines.vectorised.engine import Vectorised
-from consilience.engines.vectorised.tuning import Choice
+from consilience.engines.vectorised.tuning import LaneChoice
 from consilience.environments.environment import Environment
 from consilience.experiments import runner
 from consilience.experiments.config import config
@@ -132,10 +132,10 @@ def test_any_number_of_workers_gives_the_same_bits(
 def test_models_are_merged_without_coming_to_the_driver(
     name: str, cluster: Callable[[int], RayCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fetch(self: Replies, left: Any, rows: np.ndarray) -> None:
+    def fetch(self: RemoteReplies, left: Any, rows: np.ndarray) -> None:
         raise AssertionError(f"{left.path} was fetched")
 
-    monkeypatch.setattr(Replies, "fetch", fetch)
+    monkeypatch.setattr(RemoteReplies, "fetch", fetch)
     found = list(run(_algorithm(name), cluster(2), rounds=3, seed=3))
     assert any(isinstance(leaf, RemoteTensor) for leaf in tree.leaves(found[-1].cohort.reply))
     assert tiny.same(found[-1].model, _alone(name)[-1].model)
@@ -280,11 +280,11 @@ print("left")
 
 
 def test_rows_are_balanced_and_every_worker_has_some() -> None:
-    owner = shared_out(np.array([9.0, 4, 1, 12, 6]), 2)
+    owner = balanced_owners(np.array([9.0, 4, 1, 12, 6]), 2)
     assert owner.tolist() == [1, 0, 1, 0, 1]  # 12 + 4 and 9 + 6 + 1
-    assert sorted(shared_out(np.array([5.0, 0, 0]), 3).tolist()) == [0, 1, 2]
+    assert sorted(balanced_owners(np.array([5.0, 0, 0]), 3).tolist()) == [0, 1, 2]
     sizes = np.random.default_rng(0).integers(1, 100, 50).astype(float)
-    loads = np.bincount(shared_out(sizes, 4), sizes)
+    loads = np.bincount(balanced_owners(sizes, 4), sizes)
     assert loads.max() - loads.min() <= sizes.min() + 1e-9 or loads.max() / loads.mean() < 1.02
 
 
@@ -297,8 +297,8 @@ def test_the_order_of_arrival_does_not_matter() -> None:
         owner[:4] = np.arange(4)
         arrived = draw.permutation(4)
         ids = [np.flatnonzero(owner == worker) for worker in arrived]
-        reports = [Report({"model": values[torch.from_numpy(mine)].numpy()}, Choice()) for mine in ids]
-        replies = Replies(1, reports, ids, [[]] * 4, torch.device("cpu"), lambda *_: list)
+        sent = [WorkerReplies({"model": values[torch.from_numpy(mine)].numpy()}, LaneChoice()) for mine in ids]
+        replies = RemoteReplies(1, sent, ids, [[]] * 4, torch.device("cpu"), lambda *_: list)
         outcomes.add(replies.tree["model"].numpy().tobytes())
     assert outcomes == {values.numpy().tobytes()}
 
@@ -310,7 +310,7 @@ def test_an_address_that_cannot_be_used_is_refused_at_once(address: str, why: st
     began = time.monotonic()
     with pytest.raises(Invalid, match=why):
         ray_session._start(ray, address, 1)
-    assert time.monotonic() - began < 2 * ray_session.KNOCK_SECONDS
+    assert time.monotonic() - began < 2 * ray_session.CONNECT_SECONDS
 
 
 def test_more_workers_than_clients_are_refused() -> None:

@@ -21,7 +21,8 @@ from consilience.core.federation import Federation
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
 from consilience.core.task import Task
-from consilience.engines.vectorised.engine import Vectorised, resolve_device
+from consilience.engines.placement import resolve_device
+from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
 from consilience.selection import Uniform
 

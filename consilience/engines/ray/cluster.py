@@ -16,16 +16,19 @@ from consilience.core.protocols import Channel, ClientRule
 from consilience.core.settings import Count, Invalid, check_value
 from consilience.core.task import Task
 from consilience.core.tree import Tree
+from consilience.engines.placement import FloatingType, Placement
 from consilience.engines.ray import session
-from consilience.engines.ray.pool import ActorPool, Assignment, Done
-from consilience.engines.ray.replies import Memories, Replies
-from consilience.engines.ray.transfer import packed, shared_out
-from consilience.engines.ray.worker import Share
+from consilience.engines.ray.pool import ActorPool, Assignment, WorkerResult
+from consilience.engines.ray.replies import RemoteMemories, RemoteReplies
+from consilience.engines.ray.transfer import balanced_owners, packed
+from consilience.engines.ray.worker import WorkerSetup
 from consilience.engines.vectorised import timing
-from consilience.engines.vectorised.engine import Vectorised
-from consilience.engines.vectorised.orders import Orders, planned_steps
+from consilience.engines.vectorised.arithmetic import Precision, prepare_libraries
+from consilience.engines.vectorised.local_work import on_device
 from consilience.engines.vectorised.program import Program, memories
-from consilience.engines.vectorised.tuning import Choice
+from consilience.engines.vectorised.tuning import LaneChoice, LaneName
+from consilience.engines.workload import Workload, heard_steps, planned_steps
+from consilience.environments import clock
 from consilience.environments.environment import Environment
 
 LARGEST = 2**62
@@ -35,8 +38,9 @@ LARGE = 4096  # bytes of a client's tensor from which on it stays in the object 
 class RayCluster:
     """Clients pinned to workers of Ray, balanced by rows; large replies stay with the workers until they are merged.
 
-    `workers` processes with `threads` each, on this machine or at `address`; everything else is said to each worker's
-    vectorised engine. Results do not depend on the number of workers where clients run one by one (lane "serial").
+    `workers` processes with `threads` each, on this machine or at `address`; the other settings are those of each
+    worker's `Vectorised` engine. Results do not depend on the number of workers where clients run one by one (lane
+    "serial").
     """
 
     def __init__(
@@ -45,74 +49,111 @@ class RayCluster:
         federation: Federation,
         *,
         environment: Environment | None = None,
+        device: str = "auto",
+        dtype: FloatingType = "float32",
+        precision: Precision = "full",
+        deterministic: bool = True,
+        lane: LaneName = "auto",
+        clients_at_once: Count | None = None,
+        compile: bool | None = None,
         rounds_ahead: Count | None = None,
         workers: Count = 2,
         threads: Count = 1,
         address: str | None = None,
-        **each: Any,
     ) -> None:
         session.require_ray()
         workers, threads = check_value("workers", workers, Count), check_value("threads", threads, Count)
         with_rows = int((federation.train.sizes > 0).sum())
         if workers > with_rows:
             raise Invalid(f"workers = {workers} is more than the {with_rows} clients that have rows: use fewer")
-        self.federation, self._source = federation, task
-        self._here = Vectorised(
-            task, _without_rows(federation), environment=environment, rounds_ahead=rounds_ahead, **each
-        )
-        self.device, self.dtype, self.environment = self._here.device, self._here.dtype, self._here.environment
-        self.owner = shared_out(federation.train.sizes.numpy().astype(np.float64), workers)  # [K] worker of each client
+        self._placement = Placement.of(device, dtype)
+        self.device, self.dtype = self._placement
+        prepare_libraries(self.device, precision, deterministic)
+        self.environment = environment or Environment()
+        self.environment.check_against(len(federation))
+        self.choice = LaneChoice(lane=lane, clients_at_once=clients_at_once, compile=compile)
+        self._federation, self._given_task = federation, task
+        self._task = self._placement.task(task)
+        self._test = None if federation.test is None else self._placement.rows(federation.test)
+        self.owner = balanced_owners(self.sizes.astype(np.float64), workers)  # [K] worker of each client
         self._workers, self._threads, self._address = workers, threads, address
-        self._settings = {**each, "environment": environment, "rounds_ahead": rounds_ahead}
-        self._settings["device"] = self.device.type  # Ray shows each worker only the GPU it may use
+        self._settings = {
+            "environment": environment,
+            "device": self.device.type,  # Ray shows each worker only the GPU it may use
+            "dtype": dtype,
+            "precision": precision,
+            "deterministic": deterministic,
+            "lane": lane,
+            "clients_at_once": clients_at_once,
+            "compile": compile,
+            "rounds_ahead": rounds_ahead,
+        }
         self._pool: ActorPool | None = None
-        self._settled = False
+        self._lane_is_chosen = False
         self._exchanges = 0
-        self._known: dict[tuple[ClientRule, Channel], _Known] = {}
+        self._rules: dict[tuple[ClientRule, Channel], _Rules] = {}
         self._shared: tuple[Tree | None, Any] = (None, None)  # what was last sent to all, and where it lies
 
     @property
     def task(self) -> Task:
         """The task, with its constants on the driver's device."""
-        return self._here.task
+        return self._task
 
     @property
     def sizes(self) -> np.ndarray:
         """[K] training rows of every client."""
-        return self._here.sizes
+        return self._federation.train.sizes.numpy()
 
     @property
-    def choice(self) -> Choice:
-        """The lane that was asked for, or measured to be fastest by one worker for all."""
-        return self._here.choice
+    def test_rows(self) -> Rows | None:
+        """The test rows on the driver's device."""
+        return self._test
+
+    @property
+    def test_sizes(self) -> np.ndarray | None:
+        """[K] test rows of every client; None where there are no test rows."""
+        return None if self._test is None else self._test.sizes.numpy()
+
+    @property
+    def resolved_settings(self) -> dict[str, Any]:
+        """The device, and what is known of the lane, which one worker measures for all."""
+        return {"device": str(self.device), **self.choice.resolved}
 
     def store(self, rows: Literal["train", "test"]) -> Rows:
-        """The rows on the driver's device."""
-        return self.federation.train.to(self.device, self.dtype) if rows == "train" else self._here.store(rows)
+        """The rows on the driver's device, for what does not run on the workers."""
+        if rows == "train":
+            return self._placement.rows(self._federation.train)
+        if self._test is None:
+            raise Invalid("the federation has no test rows: pass test=... when building it")
+        return self._test
 
     def start(self) -> Tree:
         """The task's initial model, on the driver's device."""
-        return self._here.start()
+        return self._placement.start(self._task)
+
+    def place(self, values: Tree) -> Tree:
+        """A tree that was saved, on the driver's device."""
+        return self._placement.saved(values)
 
     def available(self, round: int, seed: int) -> np.ndarray:
         """[K] who could take part."""
-        return self._here.available(round, seed)
+        return self.environment.available(round, len(self.sizes), seed)
 
     def planned(self, client: ClientRule, ids: np.ndarray, *, round: int, seed: int) -> np.ndarray:
         """[m] steps that clients will do in a round's exchange; 0 for those who will not be heard."""
-        return self._here.planned(client, ids, round=round, seed=seed)
+        return heard_steps(self.environment, client.work, ids, self.sizes[ids], round=round, seed=seed)
 
     @property
     def wait_policy(self) -> WaitPolicy:
         """How long the server waits for replies, in simulated time."""
-        return self._here.wait_policy
+        return clock.wait_policy(self.environment)
 
     @torch.no_grad()
     def seconds(
         self, client: ClientRule, channel: Channel, broadcast: Broadcast, ids: np.ndarray, *, round: int, seed: int
     ) -> np.ndarray:
         """[m] simulated seconds until each reply is there."""
-        sizes = self._sizes(client.work.rows)[ids]
+        sizes = self._sizes(client)[ids]
         steps = planned_steps(self.environment, client.work, ids, sizes, round, seed)
         known = self._about(client, channel)
         return timing.seconds(
@@ -131,21 +172,21 @@ class RayCluster:
         seed: int,
     ) -> Cohort:
         """Send, let the workers' clients work, collect what arrives, in client order."""
-        orders = Orders.given(
-            self.environment, client.work, ids, self._sizes(client.work.rows)[ids], round=round, seed=seed
-        )
-        if not len(orders.ids):
-            return self._cohort(orders, {}, round)
+        sizes = self._sizes(client)[ids]
+        workload = Workload.of(self.environment, client.work, ids, sizes, round=round, seed=seed)
+        if not len(workload.ids):
+            return self._cohort(workload, {}, round)
         pool = self._spawned()
         remembers = self._remembers(pool, client, channel)
-        assignments = self._assignments(client, channel, broadcast, orders, {"round": round, "seed": seed})
-        if client.work.trains and not self._settled:
-            self._settle(pool, assignments)
-        done = pool.fulfil(assignments, remembers)
-        lost = np.isin(self.owner[orders.ids], [worker for worker in assignments if worker not in done])
+        assignments = self._assignments(client, channel, broadcast, workload, {"round": round, "seed": seed})
+        if client.work.trains and not self._lane_is_chosen:
+            self._choose_lane(pool, assignments)
+        done = pool.run_clients(assignments, remembers)
+        lost = np.isin(self.owner[workload.ids], [worker for worker in assignments if worker not in done])
         if lost.any():
-            orders = orders.of(~lost)._replace(counts={**orders.counts, "worker_lost": int(lost.sum())})
-        return self._cohort(orders, self._collected(pool, assignments, done) if done else {}, round)
+            counts = {**workload.counts, "worker_lost": int(lost.sum())}
+            workload = workload.only(~lost)._replace(counts=counts)
+        return self._cohort(workload, self._collected(pool, assignments, done) if done else {}, round)
 
     def recall(self) -> Tree:
         """Every client's memory, stacked [K, ...], fetched when something reads it; later rounds do not change it."""
@@ -164,8 +205,8 @@ class RayCluster:
         """End the workers, and Ray if it was started here."""
         if self._pool is not None:
             self._shared = (None, None)
-            self._known.clear()
-            self._dismiss()
+            self._rules.clear()
+            self._shutdown()
             self._pool = None
 
     def _spawned(self) -> ActorPool:
@@ -175,20 +216,20 @@ class RayCluster:
             session.join(self._address, count * self._threads)
             try:
                 self._pool = ActorPool(
-                    [self._share(np.flatnonzero(self.owner == worker)) for worker in range(count)],
+                    [self._setup(np.flatnonzero(self.owner == worker)) for worker in range(count)],
                     session.room(count, self._threads, self.device.type == "cuda"),
                 )
             except BaseException:
                 session.leave()
                 raise
-            self._dismiss = weakref.finalize(self, ActorPool.dismiss, self._pool)
+            self._shutdown = weakref.finalize(self, ActorPool.shutdown, self._pool)
         return self._pool
 
-    def _share(self, ids: np.ndarray) -> Share:
-        return Share.of(
-            self.federation,
+    def _setup(self, ids: np.ndarray) -> WorkerSetup:
+        return WorkerSetup.of(
+            self._federation,
             ids,
-            self._source,
+            self._given_task,
             self._settings,
             threads=self._threads,
             shards=self._workers,
@@ -196,68 +237,67 @@ class RayCluster:
         )
 
     def _assignments(
-        self, client: ClientRule, channel: Channel, broadcast: Broadcast, orders: Orders, when: dict[str, int]
+        self, client: ClientRule, channel: Channel, broadcast: Broadcast, workload: Workload, when: dict[str, int]
     ) -> dict[int, Assignment]:
         """What each worker that has something to do is sent."""
         import ray
 
         if self._shared[0] is not broadcast.shared:
             self._shared = (broadcast.shared, ray.put(packed(broadcast.shared)))
-        rules = self._about(client, channel).rules
+        rules = self._about(client, channel).stored
         assignments = {}
-        for worker in np.unique(self.owner[orders.ids]).tolist():
-            mine = orders.of(self.owner[orders.ids] == worker)
+        for worker in np.unique(self.owner[workload.ids]).tolist():
+            mine = workload.only(self.owner[workload.ids] == worker)
             personal = tree.take(broadcast.personal, mine.place)
             renumbered = mine._replace(place=np.arange(len(mine.ids)))
             assignments[worker] = Assignment(rules, self._shared[1], packed(personal), renumbered, when)
         return assignments
 
-    def _settle(self, pool: ActorPool, assignments: dict[int, Assignment]) -> None:
-        """One worker measures the lanes on its share; all take the one it chose."""
-        busiest = max(assignments, key=lambda worker: (int(assignments[worker].orders.steps.sum()), -worker))
-        choice = pool.settle(busiest, assignments[busiest])
-        if self._settings.get("clients_at_once") is None and choice.clients_at_once is not None:
+    def _choose_lane(self, pool: ActorPool, assignments: dict[int, Assignment]) -> None:
+        """One worker measures the lanes on its clients; all take the one it chose."""
+        busiest = max(assignments, key=lambda worker: (int(assignments[worker].workload.steps.sum()), -worker))
+        choice = pool.measure_lanes(busiest, assignments[busiest])
+        if self.choice.clients_at_once is None and choice.clients_at_once is not None:
             # it saw all the memory that it shares with the others
             choice = replace(choice, clients_at_once=max(1, choice.clients_at_once // self._workers))
-        self._here.adopt(choice)
-        pool.adopt(choice)
-        self._settled = True
+        self.choice = choice
+        pool.use_lane(choice)
+        self._lane_is_chosen = True
 
-    def _collected(self, pool: ActorPool, assignments: dict[int, Assignment], done: dict[int, Done]) -> Tree:
+    def _collected(self, pool: ActorPool, assignments: dict[int, Assignment], done: dict[int, WorkerResult]) -> Tree:
         """The replies in client order, large tensors where they are; memories are noted."""
         found = list(done.values())
         if pool.memory is not None:
             for worker, each in done.items():
                 if each.memories:
-                    pool.memory.keep(assignments[worker].orders.ids, each.memories)
-        fewest = min(each.report.choice.clients_at_once or LARGEST for each in found)
-        if self._settled and fewest < (self.choice.clients_at_once or 0):  # memory ran out somewhere
-            pool.choice = replace(self.choice, clients_at_once=fewest)
-            self._here.adopt(pool.choice)
+                    pool.memory.keep(assignments[worker].workload.ids, each.memories)
+        fewest = min(each.replies.choice.clients_at_once or LARGEST for each in found)
+        if self._lane_is_chosen and fewest < (self.choice.clients_at_once or 0):  # memory ran out somewhere
+            pool.choice = self.choice = replace(self.choice, clients_at_once=fewest)
         self._exchanges += 1
-        return Replies(
+        return RemoteReplies(
             self._exchanges,
-            [each.report for each in found],
-            [assignments[worker].orders.ids for worker in done],
+            [each.replies for each in found],
+            [assignments[worker].workload.ids for worker in done],
             [each.shards for each in found],
             self.device,
             pool.begin_reduce,
         ).tree
 
-    def _cohort(self, orders: Orders, reply: Tree, round: int) -> Cohort:
-        examples = torch.from_numpy(orders.sizes.astype(np.float64)).to(self.device)
-        return orders.cohort(reply, examples, round)
+    def _cohort(self, workload: Workload, reply: Tree, round: int) -> Cohort:
+        return workload.cohort(reply, on_device(workload.sizes.astype(np.float64), self.device), round)
 
-    def _sizes(self, rows: Literal["train", "test"]) -> np.ndarray:
-        return self.sizes if rows == "train" else self._here.store(rows).sizes.numpy()
+    def _sizes(self, client: ClientRule) -> np.ndarray:
+        """[K] rows of every client that a rule reads."""
+        return self.sizes if client.work.rows == "train" else self.store("test").sizes.numpy()
 
-    def _about(self, client: ClientRule, channel: Channel) -> _Known:
-        known = self._known.get((client, channel))
+    def _about(self, client: ClientRule, channel: Channel) -> _Rules:
+        known = self._rules.get((client, channel))
         if known is None:
             start = self.start()
             memory = tree.repeat(memories(client.init(start), channel.init(start)), 1)
-            program = Program(client, channel, self.task, self.dtype, self.device, False)
-            known = self._known[client, channel] = _Known(program, memory)
+            program = Program(client, channel, self._task, self.dtype, self.device, False)
+            known = self._rules[client, channel] = _Rules(program, memory)
         return known
 
     def _remembers(self, pool: ActorPool, client: ClientRule, channel: Channel) -> bool:
@@ -269,45 +309,38 @@ class RayCluster:
 
             template = self._about(client, channel).memory
             if any(True for _ in tree.leaves(template)):
-                clients = len(self.federation)
+                clients = len(self.sizes)
                 objects = [ray.put(packed(template))] * clients
-                pool.memory = Memories(template, objects, np.zeros(clients, dtype=np.int64), self.device)
+                pool.memory = RemoteMemories(template, objects, np.zeros(clients, dtype=np.int64), self.device)
         return pool.memory is not None
 
-    def _stored(self, memory: Tree) -> Memories:
+    def _stored(self, memory: Tree) -> RemoteMemories:
         """Saved memories, in the object store."""
         import ray
 
-        objects: list[Any] = [None] * len(self.federation)
-        rows = np.zeros(len(self.federation), dtype=np.int64)
+        objects: list[Any] = [None] * len(self.sizes)
+        rows = np.zeros(len(self.sizes), dtype=np.int64)
         for worker in range(self._workers):
             ids = np.flatnonzero(self.owner == worker)
             lying = ray.put(packed(tree.take(memory, ids)))
             rows[ids] = np.arange(len(ids))
             for client in ids.tolist():
                 objects[client] = lying
-        return Memories(tree.here(tree.take(memory, np.zeros(1, dtype=np.int64))), objects, rows, self.device)
+        return RemoteMemories(tree.here(tree.take(memory, np.zeros(1, dtype=np.int64))), objects, rows, self.device)
 
 
-class _Known:
+class _Rules:
     """A client rule and a channel: a program to foretell their replies, a first memory, and where workers find them."""
 
     def __init__(self, program: Program, memory: Tree) -> None:
         self.program, self.memory = program, memory  # memory: [1, ...]
-        self._rules: Any = None
+        self._stored: Any = None
 
     @property
-    def rules(self) -> Any:
+    def stored(self) -> Any:
         """Where both lie in the object store."""
-        if self._rules is None:
+        if self._stored is None:
             import ray
 
-            self._rules = ray.put((self.program.rule, self.program.channel))
-        return self._rules
-
-
-def _without_rows(federation: Federation) -> Federation:
-    """The clients by name and size, with one training row between them: the others are with the workers."""
-    train = federation.train
-    kept = Rows(x=tree.rows(train.x, slice(0, 1)), y=train.y[:1], starts=train.starts, sizes=train.sizes)
-    return Federation(train=kept, test=federation.test, names=federation.names, classes=federation.classes)
+            self._stored = ray.put((self.program.rule, self.program.channel))
+        return self._stored

@@ -1,4 +1,4 @@
-"""The workers' processes: hired, asked, and replaced when one dies."""
+"""The workers' processes: started, called, and replaced when one dies."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import torch
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.engines.ray import session
-from consilience.engines.ray.replies import Memories
-from consilience.engines.ray.transfer import Report
-from consilience.engines.ray.worker import Share, Worker
-from consilience.engines.vectorised.orders import Orders
-from consilience.engines.vectorised.tuning import Choice
+from consilience.engines.ray.replies import RemoteMemories
+from consilience.engines.ray.transfer import WorkerReplies
+from consilience.engines.ray.worker import Worker, WorkerSetup
+from consilience.engines.vectorised.tuning import LaneChoice
+from consilience.engines.workload import Workload
 
 FAILURES = 3  # deaths of one worker in one exchange after which its clients count as dropped
 log = logging.getLogger(__name__)
@@ -30,27 +30,27 @@ class Assignment(NamedTuple):
     rules: Any  # where the client rule and the channel lie
     shared: Any  # where the broadcast to all lies
     personal: Tree  # arrays: its own rows alone
-    orders: Orders
+    workload: Workload
     when: dict[str, int]  # round and seed
 
     @property
     def arguments(self) -> tuple[Any, ...]:
         """As the worker's methods take them."""
-        return self.rules, self.shared, self.personal, self.orders
+        return self.rules, self.shared, self.personal, self.workload
 
 
-class Done(NamedTuple):
-    """What one worker sent back; shards and memories lie in the object store."""
+class WorkerResult(NamedTuple):
+    """What one worker sent back of an exchange; shards and memories lie in the object store."""
 
-    report: Report
+    replies: WorkerReplies
     shards: list[Any]
     memories: list[Any]  # one per client, or none
 
 
 class ActorPool:
-    """One process per share of the clients; `memory` is what a new process must know of its clients."""
+    """One process per setup, each with clients of its own; `memory` is what a new process must know of them."""
 
-    def __init__(self, shares: Sequence[Share], resources: Mapping[str, float]) -> None:
+    def __init__(self, setups: Sequence[WorkerSetup], resources: Mapping[str, float]) -> None:
         import ray
         from ray import exceptions
 
@@ -63,11 +63,11 @@ class ActorPool:
         )
         self._failed = exceptions.RayTaskError
         self._actor: Any = ray.remote(Worker).options(max_restarts=0, max_task_retries=0, **resources)
-        self.ids = [share.ids for share in shares]
-        self._shares = [ray.put(share) for share in shares]  # the rows travel once, and outlive their worker
-        self.memory: Memories | None = None
-        self.choice: Choice | None = None
-        self._workers = [self._hire(worker) for worker in range(len(shares))]
+        self.ids = [setup.ids for setup in setups]
+        self._setups = [ray.put(setup) for setup in setups]  # the rows travel once, and outlive their worker
+        self.memory: RemoteMemories | None = None
+        self.choice: LaneChoice | None = None
+        self._workers = [self._spawn(worker) for worker in range(len(setups))]
         self._check(exceptions.GetTimeoutError)
 
     def _check(self, too_late: type[Exception]) -> None:
@@ -92,33 +92,33 @@ class ActorPool:
         """The workers' process ids, on their machines."""
         return [pid for pid, _ in self._ray.get([worker.ready.remote() for worker in self._workers])]
 
-    def settle(self, worker: int, assignment: Assignment) -> Choice:
-        """What one worker measures."""
+    def measure_lanes(self, worker: int, assignment: Assignment) -> LaneChoice:
+        """The lane that one worker finds fastest."""
         return self._retry(
-            worker, lambda: self._workers[worker].settle.remote(*assignment.arguments, **assignment.when)
+            worker, lambda: self._workers[worker].measure_lanes.remote(*assignment.arguments, **assignment.when)
         )()
 
-    def adopt(self, choice: Choice) -> None:
+    def use_lane(self, choice: LaneChoice) -> None:
         """Tell all workers, and those to come, which lane to take."""
         self.choice = choice
         for worker in range(len(self._workers)):
-            self._retry(worker, functools.partial(self._tell, worker))()
+            self._retry(worker, functools.partial(self._send_lane, worker))()
 
     def restore(self) -> None:
         """Give all workers the memories of their clients."""
         for worker in range(len(self._workers)):
-            self._retry(worker, functools.partial(self._remind, worker))()
+            self._retry(worker, functools.partial(self._send_memories, worker))()
 
-    def fulfil(self, assignments: Mapping[int, Assignment], remembers: bool) -> dict[int, Done]:
+    def run_clients(self, assignments: Mapping[int, Assignment], remembers: bool) -> dict[int, WorkerResult]:
         """What came back, by worker; those whose processes died `FAILURES` times are missing."""
         sent = {worker: self._send(worker, assignment, remembers) for worker, assignment in assignments.items()}
-        done: dict[int, Done] = {}
+        done: dict[int, WorkerResult] = {}
         for worker, assignment in assignments.items():
             for attempt in range(FAILURES):
                 try:
-                    report, *rest = sent[worker]
+                    replies, *rest = sent[worker]
                     shards = len(self._workers)
-                    done[worker] = Done(self._get(report), rest[:shards], rest[shards:])
+                    done[worker] = WorkerResult(self._get(replies), rest[:shards], rest[shards:])
                     break
                 except self._dead as problem:
                     self._replace(worker, problem)
@@ -130,17 +130,17 @@ class ActorPool:
         """Start a worker's `reduce`; (), to wait for it."""
         return self._retry(worker, lambda: self._workers[worker].reduce.remote(*arguments))
 
-    def dismiss(self) -> None:
+    def shutdown(self) -> None:
         """End all processes, and Ray if nobody else needs it."""
         if self._ray.is_initialized():
             for worker in self._workers:
                 self._ray.kill(worker)
-        self._workers, self._shares, self.memory = [], [], None
+        self._workers, self._setups, self.memory = [], [], None
         session.leave()
 
     def _send(self, worker: int, assignment: Assignment, remembers: bool) -> list[Any]:
-        count = 1 + len(self._workers) + (len(assignment.orders.ids) if remembers else 0)
-        call = self._workers[worker].fulfil.options(num_returns=count)
+        count = 1 + len(self._workers) + (len(assignment.workload.ids) if remembers else 0)
+        call = self._workers[worker].run_clients.options(num_returns=count)
         return call.remote(*assignment.arguments, remembers, **assignment.when)
 
     def _retry(self, worker: int, start: Callable[[], Any]) -> Callable[[], Any]:
@@ -163,22 +163,22 @@ class ActorPool:
 
         return wait
 
-    def _hire(self, worker: int) -> Any:
-        return self._actor.remote([path for path in sys.path if path], [self._shares[worker]])
+    def _spawn(self, worker: int) -> Any:
+        return self._actor.remote([path for path in sys.path if path], [self._setups[worker]])
 
     def _replace(self, worker: int, problem: Exception) -> None:
         """A new process in place of one that died, which knows what that one knew."""
         log.warning("worker %d is replaced: %s", worker, str(problem).partition("\n")[0])
         self._ray.kill(self._workers[worker])  # it may only have been out of reach
-        self._workers[worker] = self._hire(worker)
+        self._workers[worker] = self._spawn(worker)
         if self.choice is not None:
-            self._tell(worker)
-        self._remind(worker)
+            self._send_lane(worker)
+        self._send_memories(worker)
 
-    def _tell(self, worker: int) -> Any:
-        return self._workers[worker].adopt.remote(self.choice)
+    def _send_lane(self, worker: int) -> Any:
+        return self._workers[worker].use_lane.remote(self.choice)
 
-    def _remind(self, worker: int) -> Any:
+    def _send_memories(self, worker: int) -> Any:
         """Give a worker the latest memories of its clients."""
         nothing: tuple[np.ndarray, list[Any]] = (np.empty((0, 2), dtype=np.int64), [])
         places, objects = self.memory.of(self.ids[worker]) if self.memory is not None else nothing

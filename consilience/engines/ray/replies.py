@@ -12,7 +12,7 @@ from torch import Tensor
 from consilience.core import tree
 from consilience.core.remote import RemoteRows, RemoteTensor
 from consilience.core.tree import Tree
-from consilience.engines.ray.transfer import RemoteLeaf, Report, packed, unpacked
+from consilience.engines.ray.transfer import RemoteLeaf, WorkerReplies, packed, unpacked
 from consilience.engines.ray.worker import in_client_order
 
 _CPU = torch.device("cpu")
@@ -20,13 +20,13 @@ Reduce = Callable[[int, tuple[Any, ...]], Callable[[], list[Any]]]
 """(worker, arguments of its `reduce`) -> how to wait for what it returns."""
 
 
-class Replies:
+class RemoteReplies:
     """The replies of one exchange, in shards: object `shards[w][s]` holds worker w's rows of the tensors of shard s."""
 
     def __init__(
         self,
         number: int,
-        reports: Sequence[Report],
+        replies: Sequence[WorkerReplies],
         ids: Sequence[np.ndarray],
         shards: Sequence[Sequence[Any]],
         device: torch.device,
@@ -38,14 +38,14 @@ class Replies:
         owner = np.repeat(np.arange(len(ids)), [len(some) for some in ids])
         row = np.concatenate([np.arange(len(some)) for some in ids])
         self.owner, self.row = owner[self.back], row[self.back]  # [m] by client
-        self.tree: Tree = tree.map_leaves(self._leaf, *(report.reply for report in reports))
+        self.tree: Tree = tree.map_leaves(self._leaf, *(some.reply for some in replies))
 
     def _leaf(self, *parts: Any) -> Tensor:
         """One tensor of the replies [m, ...], from each worker's part of it."""
         if not isinstance(parts[0], RemoteLeaf):
             return in_client_order([unpacked(part, self._device) for part in parts], self.back)
         finite = np.concatenate([part.finite for part in parts])[self.back]
-        source = _Reply(self, parts[0], finite)
+        source = _ReplyRows(self, parts[0], finite)
         return RemoteTensor(source, np.arange(len(self.back)), parts[0].shape, parts[0].dtype, self._device)
 
     def fetch(self, left: RemoteLeaf, rows: np.ndarray) -> Tensor:
@@ -90,10 +90,10 @@ def _call(leaf: RemoteTensor, *others: Any, total: int) -> tuple[str, np.ndarray
     return source.left.path, None if everyone else leaf.rows, tuple(packed(value) for value in others)
 
 
-class _Reply:
+class _ReplyRows:
     """One tensor of an exchange's replies."""
 
-    def __init__(self, place: Replies, left: RemoteLeaf, finite: np.ndarray) -> None:
+    def __init__(self, place: RemoteReplies, left: RemoteLeaf, finite: np.ndarray) -> None:
         self.place, self.left, self.finite = place, left, finite
 
     def fetch(self, rows: np.ndarray) -> Tensor:
@@ -101,7 +101,7 @@ class _Reply:
         return self.place.fetch(self.left, rows)
 
 
-class Memories:
+class RemoteMemories:
     """Where every client's latest memory lies: the worker has it, and the object store a copy that outlives the worker.
 
     Objects belong to the driver; one that no client's latest memory lies in any more is freed.
@@ -127,10 +127,10 @@ class Memories:
     def recall(self) -> Tree:
         """All memories as they are now, stacked [K, ...]; they are fetched when something reads them."""
         everyone = np.arange(len(self._objects))
-        then = Memories(self._template, self._objects, self._rows, self._device)
+        then = RemoteMemories(self._template, self._objects, self._rows, self._device)
 
         def leaf(path: str, one: Tensor) -> RemoteTensor:
-            source: RemoteRows = _Kept(then, path)
+            source: RemoteRows = _MemoryRows(then, path)
             return RemoteTensor(source, everyone, one.shape[1:], one.dtype, self._device)
 
         return tree.unflatten({path: leaf(path, one) for path, one in tree.flatten(self._template).items()})
@@ -144,13 +144,13 @@ class Memories:
         return torch.stack([held[which][row] for which, row in places.tolist()])
 
 
-class _Kept:
+class _MemoryRows:
     """One tensor of all clients' memories."""
 
     place = None
     finite = None
 
-    def __init__(self, memories: Memories, path: str) -> None:
+    def __init__(self, memories: RemoteMemories, path: str) -> None:
         self._memories, self._path = memories, path
 
     def fetch(self, rows: np.ndarray) -> Tensor:

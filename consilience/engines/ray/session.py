@@ -16,7 +16,7 @@ from typing import Any
 
 from consilience.core.settings import Invalid
 
-KNOCK_SECONDS = 10  # until a cluster must answer
+CONNECT_SECONDS = 10  # until a cluster must answer
 START_SECONDS = 300  # until all workers must be there
 _LEAST_STORE = 80 * 2**20  # Ray refuses less
 _CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -74,7 +74,7 @@ def _start(ray: Any, address: str | None, cpus: int) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is not None:
         try:
-            _knock(address)
+            _refuse_unreachable(address)
             ray.init(address=address, **quiet)
         except (ConnectionError, ValueError, RuntimeError, OSError) as problem:
             reason = str(problem).partition("\n")[0]
@@ -86,7 +86,7 @@ def _start(ray: Any, address: str | None, cpus: int) -> None:
         _start_here(ray, cpus, quiet)
 
 
-def _knock(address: str) -> None:
+def _refuse_unreachable(address: str) -> None:
     """Refuse an address where nothing listens: Ray itself would try for minutes."""
     if address.startswith("ray://"):
         raise Invalid(
@@ -95,7 +95,7 @@ def _knock(address: str) -> None:
         )
     host, colon, port = address.rpartition(":")
     if colon and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
 
 
 def _start_here(ray: Any, cpus: int, quiet: dict[str, Any]) -> None:

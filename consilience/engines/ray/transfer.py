@@ -12,7 +12,7 @@ from torch import Tensor
 from consilience.core import tree
 from consilience.core.remote import RemoteTensor
 from consilience.core.tree import Tree
-from consilience.engines.vectorised.tuning import Choice
+from consilience.engines.vectorised.tuning import LaneChoice
 
 _BFLOAT16 = np.dtype([("bfloat16", "<i2")])  # NumPy has no such type: its bits, under its name
 
@@ -52,14 +52,14 @@ class RemoteLeaf(NamedTuple):
     finite: np.ndarray  # [m] whether each row is
 
 
-class Report(NamedTuple):
-    """What a worker tells of its share of a round."""
+class WorkerReplies(NamedTuple):
+    """The replies of one worker's clients to an exchange, and the lane in which they worked."""
 
     reply: Tree  # arrays stacked [m, ...], and `RemoteLeaf` in place of those that were left behind
-    choice: Choice
+    choice: LaneChoice
 
 
-def shared_out(weights: np.ndarray, among: int) -> np.ndarray:
+def balanced_owners(weights: np.ndarray, among: int) -> np.ndarray:
     """[n] to whom each of n things goes: the heaviest first, each to whoever has least, then fewest, then comes first.
 
     The outcome depends on the numbers alone.

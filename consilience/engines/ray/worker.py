@@ -18,13 +18,13 @@ from consilience.core.losses import LOSSES, Loss
 from consilience.core.protocols import Channel, ClientRule
 from consilience.core.task import Task
 from consilience.core.tree import Tree
-from consilience.engines.ray.transfer import RemoteLeaf, Report, packed, shared_out, unpacked
+from consilience.engines.ray.transfer import RemoteLeaf, WorkerReplies, balanced_owners, packed, unpacked
 from consilience.engines.vectorised.engine import Vectorised
-from consilience.engines.vectorised.orders import Orders
-from consilience.engines.vectorised.tuning import Choice
+from consilience.engines.vectorised.tuning import LaneChoice
+from consilience.engines.workload import Workload
 
 
-class Share(NamedTuple):
+class WorkerSetup(NamedTuple):
     """What a worker is given once: its clients and their rows, the model, and how to compute."""
 
     ids: np.ndarray
@@ -48,11 +48,11 @@ class Share(NamedTuple):
         threads: int,
         shards: int,
         large: int,
-    ) -> Share:
-        """The share of these clients."""
+    ) -> WorkerSetup:
+        """For the worker of these clients."""
         mine = federation.among(ids)
         loss = task.loss_name if LOSSES.get(task.loss_name) is task.losses else task.losses
-        return Share(
+        return WorkerSetup(
             ids=ids,
             train=packed(vars(mine.train)),
             test=None if mine.test is None else packed(vars(mine.test)),
@@ -79,27 +79,27 @@ Rules = tuple[ClientRule, Channel]
 class Worker:
     """Runs in a process of its own; every method answers in arrays."""
 
-    def __init__(self, paths: list[str], share: list[Any]) -> None:
+    def __init__(self, paths: list[str], setup: list[Any]) -> None:
         import ray
 
-        # models and rules are found where the driver finds them; the share, in a list, is not opened before
+        # models and rules are found where the driver finds them; the setup, in a list, is not opened before
         sys.path.extend(path for path in paths if path not in sys.path and os.path.exists(path))
-        self._begin(ray.get(share[0]))
+        self._begin(ray.get(setup[0]))
 
-    def _begin(self, share: Share) -> None:
-        torch.set_num_threads(share.threads)  # Ray's own default is one, and the last bits depend on it
-        task = Task(share.module, share.loss)
-        self._engine = Vectorised(task, share.federation(), hosts=share.ids, **share.settings)
-        self._share = share
+    def _begin(self, setup: WorkerSetup) -> None:
+        torch.set_num_threads(setup.threads)  # Ray's own default is one, and the last bits depend on it
+        task = Task(setup.module, setup.loss)
+        self._engine = Vectorised(task, setup.federation(), hosts=setup.ids, **setup.settings)
+        self._setup = setup
         self._whole: tuple[int, dict[str, Tensor]] = (-1, {})  # of an exchange, tensors put together from all workers
 
     def ready(self) -> tuple[int, str]:
         """(process id, PyTorch's version)."""
         return os.getpid(), str(torch.__version__)
 
-    def adopt(self, choice: Choice) -> None:
+    def use_lane(self, choice: LaneChoice) -> None:
         """Take the lane that another worker measured."""
-        self._engine.adopt(choice)
+        self._engine.use_lane(choice)
 
     def restore(self, places: np.ndarray, *kept: Tree) -> None:
         """Remember for each client what lies at `places` ([k, 2]: which object, which row); for none, forget all."""
@@ -109,21 +109,23 @@ class Worker:
         each = [tree.rows(unpacked(kept[which], _CPU), int(row)) for which, row in places]
         self._engine.restore(tree.stack(each))
 
-    def settle(self, rules: Rules, shared: Tree, personal: Tree, orders: Orders, *, round: int, seed: int) -> Choice:
-        """Measure the lanes on these orders without carrying them out."""
+    def measure_lanes(
+        self, rules: Rules, shared: Tree, personal: Tree, workload: Workload, *, round: int, seed: int
+    ) -> LaneChoice:
+        """Choose a lane by trials on this work, without doing it."""
         broadcast = self._received(shared, personal)
-        return self._engine.settle(*rules, broadcast, orders, round=round, seed=seed)
+        return self._engine.measure_lanes(*rules, broadcast, workload, round=round, seed=seed)
 
-    def fulfil(
-        self, rules: Rules, shared: Tree, personal: Tree, orders: Orders, remembers: bool, *, round: int, seed: int
+    def run_clients(
+        self, rules: Rules, shared: Tree, personal: Tree, workload: Workload, remembers: bool, *, round: int, seed: int
     ) -> tuple[Any, ...]:
-        """A report, the shards of the replies, and the memory of each client where they have any."""
+        """The replies, the shards of those that are large, and the memory of each client where they have any."""
         self._whole = (-1, {})
         broadcast = self._received(shared, personal)
-        reply = self._engine.fulfil(*rules, broadcast, orders, round=round, seed=seed)
-        shown, shards = self._leave(reply)
-        kept = self._memories(orders.ids) if remembers else ()
-        return (Report(shown, self._engine.choice), *shards, *kept)
+        reply = self._engine.run_clients(*rules, broadcast, workload, round=round, seed=seed)
+        small, shards = self._leave_large(reply)
+        kept = self._memories(workload.ids) if remembers else ()
+        return (WorkerReplies(small, self._engine.choice), *shards, *kept)
 
     def reduce(
         self,
@@ -159,17 +161,17 @@ class Worker:
         return Broadcast(shared=unpacked(shared, device), personal=unpacked(personal, device))
 
     def _memories(self, ids: np.ndarray) -> list[Tree]:
-        where = np.searchsorted(self._share.ids, ids)
+        where = np.searchsorted(self._setup.ids, ids)
         memory = self._engine.recall()
         return [packed(tree.rows(memory, slice(k, k + 1))) for k in where.tolist()]
 
-    def _leave(self, reply: Tree) -> tuple[Tree, list[Tree]]:
+    def _leave_large(self, reply: Tree) -> tuple[Tree, list[Tree]]:
         """(the replies with `RemoteLeaf` in place of what is large, the shards that hold it)."""
         flat = tree.flatten(reply)
         size = {path: leaf[0].numel() * leaf.element_size() for path, leaf in flat.items()}
-        large = [path for path in flat if size[path] >= self._share.large]
-        owner = shared_out(np.array([size[path] for path in large], dtype=np.float64), self._share.shards)
-        shards: list[Tree] = [{} for _ in range(self._share.shards)]
+        large = [path for path in flat if size[path] >= self._setup.large]
+        owner = balanced_owners(np.array([size[path] for path in large], dtype=np.float64), self._setup.shards)
+        shards: list[Tree] = [{} for _ in range(self._setup.shards)]
         left: dict[str, RemoteLeaf] = {}
         for path, shard in zip(large, owner.tolist()):
             leaf = flat[path]

@@ -8,11 +8,15 @@ import os
 import sys
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.utils.deterministic
 
+from consilience.core.settings import Invalid, nearest
+
+PRECISIONS = ("full", "tf32", "bf16")
+Precision = Literal["full", "tf32", "bf16"]
 _memory: Any = torch.utils.deterministic  # its switch is a property that type stubs do not know
 
 
@@ -27,8 +31,7 @@ class Arithmetic:
     def __init__(self, device: torch.device, precision: str, deterministic: bool) -> None:
         self._cuda, self._fast, self._deterministic = device.type == "cuda", precision != "full", deterministic
         self._before: list[tuple[bool, bool, bool, bool, bool, bool]] = []
-        if self._cuda and deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first handle is made
+        prepare_libraries(device, precision, deterministic)
 
     def __enter__(self) -> None:
         if not self._cuda:
@@ -59,6 +62,16 @@ class Arithmetic:
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = switches[:4]
         torch.use_deterministic_algorithms(switches[4], warn_only=True)
         _memory.fill_uninitialized_memory = switches[5]
+
+
+def prepare_libraries(device: torch.device, precision: str, deterministic: bool) -> None:
+    """Refuse an unknown precision, and tell cuBLAS, before its first use in this process, to repeat its results."""
+    if precision not in PRECISIONS:
+        raise Invalid(
+            f"precision = {precision!r} is not one of {', '.join(PRECISIONS)}{nearest(precision, PRECISIONS)}"
+        )
+    if device.type == "cuda" and deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first handle is made
 
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # <malloc.h>

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from consilience.core import plans, rng, tree
+from consilience.core import plans, tree
 from consilience.core.exchange import Broadcast, Cohort, WaitPolicy
 from consilience.core.federation import Federation, Rows
+from consilience.core.plans import Plan, Work
 from consilience.core.protocols import Channel, ClientRule
-from consilience.core.settings import Count, Invalid, nearest
+from consilience.core.settings import Count, Invalid
 from consilience.core.task import Task
 from consilience.core.tree import Tree
+from consilience.engines.placement import FloatingType, Placement
 from consilience.engines.vectorised import timing
-from consilience.engines.vectorised.arithmetic import Arithmetic
-from consilience.engines.vectorised.orders import Orders, planned_steps
+from consilience.engines.vectorised.arithmetic import Arithmetic, Precision
+from consilience.engines.vectorised.local_work import LocalWork, channel_keys, on_device
 from consilience.engines.vectorised.program import Context, Program, memories
-from consilience.engines.vectorised.tuning import Choice, LaneName, Tuner
+from consilience.engines.vectorised.tuning import LaneChoice, LaneName, Tuner
+from consilience.engines.workload import Workload, heard_steps, planned_steps
 from consilience.environments import clock
 from consilience.environments.environment import Environment
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
-PRECISIONS = ("full", "tf32", "bf16")
+RunClients = Callable[..., Tree]
+"""What `Vectorised.run_clients` is: (client, channel, broadcast, workload, round=, seed=) -> replies."""
 
 
 class Vectorised:
@@ -46,7 +48,7 @@ class Vectorised:
     compile, rounds_ahead: whether to compile (CUDA only); by default if it pays for itself in the rounds ahead. On a
     CPU, batching is only tried if there are enough of them.
     hosts: the federation holds only these clients of a larger one, in ascending order (an engine that spreads its
-    clients gives each of several such engines its own, and calls `fulfil`).
+    clients gives each of several such engines its own, and calls `run_clients`).
     """
 
     def __init__(
@@ -56,8 +58,8 @@ class Vectorised:
         *,
         environment: Environment | None = None,
         device: str = "auto",
-        dtype: Literal["float32", "float64"] = "float32",
-        precision: Literal["full", "tf32", "bf16"] = "full",
+        dtype: FloatingType = "float32",
+        precision: Precision = "full",
         deterministic: bool = True,
         lane: LaneName = "auto",
         clients_at_once: Count | None = None,
@@ -65,27 +67,24 @@ class Vectorised:
         rounds_ahead: Count | None = None,
         hosts: np.ndarray | None = None,
     ) -> None:
-        for key, value, allowed in (("dtype", dtype, tuple(DTYPES)), ("precision", precision, PRECISIONS)):
-            if value not in allowed:
-                raise Invalid(f"{key} = {value!r} is not one of {', '.join(allowed)}{nearest(value, allowed)}")
-        self.device = resolve_device(device)
-        self.dtype = DTYPES[dtype]
+        self._placement = Placement.of(device, dtype)
+        self.device, self.dtype = self._placement
         self.environment = environment or Environment()
         self.federation = federation
         self._hosts = hosts
         if hosts is None:
             self.environment.check_against(len(federation))
-        self._task = task.to(self.device, self.dtype)
-        self._stores = {"train": federation.train.to(self.device, self.dtype)}
+        self._task = self._placement.task(task)
+        self._stores = {"train": self._placement.rows(federation.train)}
         if federation.test is not None:
-            self._stores["test"] = federation.test.to(self.device, self.dtype)
+            self._stores["test"] = self._placement.rows(federation.test)
         self._memory: Tree | None = None  # stacked [K, ...]; None until a rule that trains was met
         self._bf16 = precision == "bf16"
         self._arithmetic = Arithmetic(self.device, precision, deterministic)
         self._programs: dict[tuple[ClientRule, Channel], Program] = {}
-        choice = Choice(lane=lane, clients_at_once=clients_at_once, compile=compile)
+        choice = LaneChoice(lane=lane, clients_at_once=clients_at_once, compile=compile)
         self._tuner = Tuner(self.device, choice, rounds_ahead)
-        self._elsewhere: Callable[..., Tree] | None = None
+        self._delegate: RunClients | None = None
 
     @property
     def task(self) -> Task:
@@ -98,17 +97,32 @@ class Vectorised:
         return self.federation.train.sizes.numpy()
 
     @property
-    def choice(self) -> Choice:
+    def test_rows(self) -> Rows | None:
+        """The test rows on the device."""
+        return self._stores.get("test")
+
+    @property
+    def test_sizes(self) -> np.ndarray | None:
+        """[K] test rows of every client; None where there are no test rows."""
+        return None if self.federation.test is None else self.federation.test.sizes.numpy()
+
+    @property
+    def choice(self) -> LaneChoice:
         """The lane that was asked for, or measured to be fastest."""
         return self._tuner.choice
 
-    def pass_on(self, fulfil: Callable[..., Tree]) -> None:
-        """Let another `fulfil` carry out the orders of exchanges, such as one that several runs share."""
-        self._elsewhere = fulfil
+    @property
+    def resolved_settings(self) -> dict[str, Any]:
+        """The device, and what is known of the lane."""
+        return {"device": str(self.device), **self.choice.resolved}
 
-    def adopt(self, choice: Choice) -> None:
+    def use_lane(self, choice: LaneChoice) -> None:
         """Take the lane that another engine measured on the same run."""
         self._tuner.choice = choice
+
+    def delegate(self, run_clients: RunClients) -> None:
+        """Let another `run_clients` do the work of exchanges, such as one that several runs share."""
+        self._delegate = run_clients
 
     def store(self, rows: Literal["train", "test"]) -> Rows:
         """The rows on the device."""
@@ -118,7 +132,14 @@ class Vectorised:
 
     def start(self) -> Tree:
         """The task's initial model, on the device."""
-        return tree.cast_floating(tree.to(self._task.start(), self.device), self.dtype)
+        return self._placement.start(self._task)
+
+    def place(self, values: Tree) -> Tree:
+        """A tree that was saved, on the device."""
+        return self._placement.saved(values)
+
+    def close(self) -> None:
+        """Nothing: this engine starts no process of its own."""
 
     def available(self, round: int, seed: int) -> np.ndarray:
         """[K] who could take part."""
@@ -126,8 +147,7 @@ class Vectorised:
 
     def planned(self, client: ClientRule, ids: np.ndarray, *, round: int, seed: int) -> np.ndarray:
         """[m] steps that clients will do in a round's exchange; 0 for those who will not be heard."""
-        steps = planned_steps(self.environment, client.work, ids, self.sizes[ids], round, seed)
-        return np.where(self.environment.reachable(round, ids, seed), steps, 0)
+        return heard_steps(self.environment, client.work, ids, self.sizes[ids], round=round, seed=seed)
 
     @property
     def wait_policy(self) -> WaitPolicy:
@@ -141,7 +161,7 @@ class Vectorised:
         """[m] simulated seconds until each reply is there."""
         sizes = self.store(client.work.rows).sizes.numpy()[ids]
         steps = planned_steps(self.environment, client.work, ids, sizes, round, seed)
-        program, memory = self._program(client, channel), self._memory_of(client, channel)
+        program, memory = self.program(client, channel), self._memory_of(client, channel)
         return timing.seconds(self.environment, program, broadcast, memory, ids, sizes, steps, round=round, seed=seed)
 
     def recall(self) -> Tree:
@@ -150,7 +170,7 @@ class Vectorised:
 
     def restore(self, memory: Tree) -> None:
         """Put saved memories back; {} forgets all."""
-        self._memory = tree.to(memory, self.device) if memory else None
+        self._memory = self.place(memory) if memory else None
 
     @torch.no_grad()
     def exchange(
@@ -165,94 +185,112 @@ class Vectorised:
     ) -> Cohort:
         """Send, let the clients work, collect what arrives, in client order."""
         sizes = self.store(client.work.rows).sizes.numpy()[ids]
-        orders = Orders.given(self.environment, client.work, ids, sizes, round=round, seed=seed)
-        fulfil = self._elsewhere or self.fulfil
-        reply = fulfil(client, channel, broadcast, orders, round=round, seed=seed)
-        return orders.cohort(reply, self._sent(orders.sizes.astype(np.float64)), round)
+        workload = Workload.of(self.environment, client.work, ids, sizes, round=round, seed=seed)
+        run_clients = self._delegate or self.run_clients
+        reply = run_clients(client, channel, broadcast, workload, round=round, seed=seed)
+        return workload.cohort(reply, on_device(workload.sizes.astype(np.float64), self.device), round)
 
     @torch.no_grad()
-    def fulfil(
-        self, client: ClientRule, channel: Channel, broadcast: Broadcast, orders: Orders, *, round: int, seed: int
+    def run_clients(
+        self, client: ClientRule, channel: Channel, broadcast: Broadcast, workload: Workload, *, round: int, seed: int
     ) -> Tree:
-        """The replies, stacked in the orders' client order, of clients that are told what to do."""
-        with self._arithmetic:
-            return self._work(client, channel, broadcast, orders, round, seed)
-
-    @torch.no_grad()
-    def settle(
-        self, client: ClientRule, channel: Channel, broadcast: Broadcast, orders: Orders, *, round: int, seed: int
-    ) -> Choice:
-        """Measure the lanes on these orders without carrying them out."""
-        with self._arithmetic:
-            self._work(client, channel, broadcast, orders, round, seed, only_measure=True)
-        return self.choice
-
-    def _work(
-        self,
-        client: ClientRule,
-        channel: Channel,
-        broadcast: Broadcast,
-        orders: Orders,
-        round: int,
-        seed: int,
-        only_measure: bool = False,
-    ) -> Tree:
-        ids, place, steps = orders.ids, orders.place, orders.steps
-        if not len(ids):
+        """The replies, stacked in ascending client order, of clients whose work has been decided."""
+        if not len(workload.ids):
             return {}
-        program, store = self._program(client, channel), self.store(client.work.rows)
-        memory, where = self._memory_of(client, channel), self._where(ids)
-        shared = {**broadcast.shared, "round": torch.full((), round, device=self.device)}
-
-        def prepare(group: np.ndarray, most: int | None = None) -> tuple[Tree, Context, plans.Plan]:
-            """The carry, context and plan of some of the cohort, for at most so many steps."""
-            who, rows = (self._sent(a[group]) for a in (where, place))
-            todo = steps[group] if most is None else np.minimum(steps[group], most)
-            context = Context(shared, tree.rows(broadcast.personal, rows), tree.rows(memory, who))
-            plan = plans.draw(client.work, store, ids[group], todo, seed=seed, round=round, where=where[group])
-            return program.begin(keys[self._sent(group)], context), context, plan
-
-        keys = self._sent(rng.fold(rng.key(seed, "channel", round), ids))
-        order = np.lexsort((ids, -steps))  # longest first, then by id
+        reply, kept = self.run_groups(self._local_work(client, channel, broadcast, workload, round, seed))
         if client.work.trains:
-            self._tuner.settle(program, store, order, prepare)
-        if only_measure:
-            return {}
-
-        def train(group: np.ndarray) -> tuple[Tree, Tree]:
-            carry, context, plan = prepare(group)
-            carry = self._tuner.fold(program, carry, context, plan, store)
-            return program.end(carry, keys[self._sent(group)], context)
-
-        done: list[tuple[Tree, Tree]] = []
-        while not done:
-            try:
-                done = [train(group) for group in self._tuner.groups(order)]
-            except torch.OutOfMemoryError:  # nothing was kept yet: start over with smaller groups
-                if not self._tuner.halve(len(order)):
-                    raise
-        reply, kept = tree.concatenate([reply for reply, _ in done]), tree.concatenate([kept for _, kept in done])
-        if (np.diff(order) < 0).any():  # back into ascending client order
-            back = self._sent(np.argsort(order))
-            reply, kept = tree.rows(reply, back), tree.rows(kept, back)
-        if client.work.trains:
-            self._remember(memory, where, kept, reply, orders.heard)
+            self.remember(client, channel, workload, kept, reply)
         return reply
 
-    def _where(self, ids: np.ndarray) -> np.ndarray:
-        """The clients' places in the federation held here."""
-        return ids if self._hosts is None else np.searchsorted(self._hosts, ids)
+    @torch.no_grad()
+    def measure_lanes(
+        self, client: ClientRule, channel: Channel, broadcast: Broadcast, workload: Workload, *, round: int, seed: int
+    ) -> LaneChoice:
+        """Choose a lane by trials on this work, without doing it."""
+        work = self._local_work(client, channel, broadcast, workload, round, seed)
+        with self._arithmetic:
+            self._tuner.choose_lane(work.program, work.store, work.order, work.prepare)
+        return self.choice
 
-    def _sent(self, values: np.ndarray) -> Tensor:
-        """On the device, without waiting for the work that is queued there."""
-        return torch.from_numpy(values).to(self.device, non_blocking=True)
+    @torch.no_grad()
+    def run_groups(self, work: LocalWork) -> tuple[Tree, Tree]:
+        """Stacked (replies, memories), in the work's own order: groups run one after the other, each in the lane.
 
-    def _program(self, client: ClientRule, channel: Channel) -> Program:
+        The first training chooses the lane; groups are halved, and the work is begun anew, where memory runs out.
+        """
+        program, order, done = work.program, work.order, list[tuple[Tree, Tree]]()
+
+        def train(group: np.ndarray) -> tuple[Tree, Tree]:
+            carry, context, plan = work.prepare(group)
+            return work.finish(group, self._tuner.fold(program, carry, context, plan, work.store), context)
+
+        with self._arithmetic:
+            if program.rule.work.trains:
+                self._tuner.choose_lane(program, work.store, order, work.prepare)
+            while not done:
+                try:
+                    done = [train(group) for group in self._tuner.groups(order)]
+                except torch.OutOfMemoryError:  # nothing was kept yet: start over with smaller groups
+                    if not self._tuner.halve(len(order)):
+                        raise
+            reply, kept = (tree.concatenate([pair[part] for pair in done]) for part in (0, 1))
+            if (np.diff(order) < 0).any():
+                back = on_device(np.argsort(order), self.device)
+                reply, kept = tree.rows(reply, back), tree.rows(kept, back)
+        return reply, kept
+
+    def program(self, client: ClientRule, channel: Channel) -> Program:
+        """The rule and the channel bound to this engine's task; traces are kept with it."""
         known = self._programs.get((client, channel))
         if known is None:
             known = Program(client, channel, self._task, self.dtype, self.device, self._bf16)
             self._programs[client, channel] = known
         return known
+
+    def memories_of(self, client: ClientRule, channel: Channel, ids: np.ndarray) -> Tree:
+        """What these clients remember, stacked [m, ...]."""
+        return tree.rows(self._memory_of(client, channel), on_device(self._where(ids), self.device))
+
+    def plan(self, work: Work, ids: np.ndarray, steps: np.ndarray, *, round: int, seed: int) -> Plan:
+        """The batches of these clients for so many steps each."""
+        return plans.draw(work, self.store(work.rows), ids, steps, seed=seed, round=round, where=self._where(ids))
+
+    def remember(self, client: ClientRule, channel: Channel, workload: Workload, new: Tree, reply: Tree) -> None:
+        """Keep what clients remember of their work; one that was not heard, or broke down, keeps what it had."""
+        memory = self._memory_of(client, channel)
+        if not any(True for _ in tree.leaves(memory)):
+            return
+        where = on_device(self._where(workload.ids), self.device)
+        sound = on_device(workload.heard, self.device) & tree.all_finite(reply) & tree.all_finite(new)
+        new = tree.where(sound, new, tree.rows(memory, where))
+        self._memory = tree.map_leaves(lambda old, fresh: old.index_copy(0, where, fresh), memory, new)
+
+    def _local_work(
+        self, client: ClientRule, channel: Channel, broadcast: Broadcast, workload: Workload, round: int, seed: int
+    ) -> LocalWork:
+        ids, place, steps = workload.ids, workload.place, workload.steps
+        shared = {**broadcast.shared, "round": torch.full((), round, device=self.device)}
+
+        def context(group: np.ndarray) -> Context:
+            personal = tree.rows(broadcast.personal, on_device(place[group], self.device))
+            return Context(shared, personal, self.memories_of(client, channel, ids[group]))
+
+        def plan(group: np.ndarray, most: int | None) -> Plan:
+            todo = steps[group] if most is None else np.minimum(steps[group], most)
+            return self.plan(client.work, ids[group], todo, round=round, seed=seed)
+
+        return LocalWork(
+            program=self.program(client, channel),
+            store=self.store(client.work.rows),
+            order=np.lexsort((ids, -steps)),  # longest first, then by id
+            keys=channel_keys(ids, self.device, round=round, seed=seed),
+            context=context,
+            plan=plan,
+        )
+
+    def _where(self, ids: np.ndarray) -> np.ndarray:
+        """The clients' places in the federation held here."""
+        return ids if self._hosts is None else np.searchsorted(self._hosts, ids)
 
     def _memory_of(self, client: ClientRule, channel: Channel) -> Tree:
         """Memories stacked [K, ...]; made when a rule that trains is first met."""
@@ -260,24 +298,3 @@ class Vectorised:
             start = self.start()
             self._memory = tree.repeat(memories(client.init(start), channel.init(start)), len(self.federation))
         return self._memory or {}
-
-    def _remember(self, memory: Tree, places: np.ndarray, new: Tree, reply: Tree, heard: np.ndarray) -> None:
-        if not any(True for _ in tree.leaves(memory)):
-            return
-        where = self._sent(places)
-        # a client that was not heard, or broke down, keeps what it had
-        sound = self._sent(heard) & tree.all_finite(reply) & tree.all_finite(new)
-        new = tree.where(sound, new, tree.rows(memory, where))
-        self._memory = tree.map_leaves(lambda old, fresh: old.index_copy(0, where, fresh), memory, new)
-
-
-def resolve_device(name: str) -> torch.device:
-    """'auto' is the GPU when there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as problem:
-        raise Invalid(f"device = {name!r} cannot be used here ({problem}): try auto, cpu or cuda") from problem
-    return device

@@ -7,41 +7,42 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from consilience.core import plans, rng, tree
+from consilience.core import tree
 from consilience.core.exchange import Broadcast
 from consilience.core.federation import Rows
 from consilience.core.plans import Plan
 from consilience.core.protocols import Channel, ClientRule
 from consilience.core.tree import Tree
 from consilience.engines.vectorised.engine import Vectorised
-from consilience.engines.vectorised.orders import Orders
+from consilience.engines.vectorised.local_work import LocalWork, channel_keys, on_device
 from consilience.engines.vectorised.program import Context
+from consilience.engines.workload import Workload
 
 
 class Request(NamedTuple):
     """What one run asks of its clients."""
 
-    seat: int  # which engine
+    run: int  # which of the engines
     client: ClientRule
     channel: Channel
     broadcast: Broadcast
-    orders: Orders
+    workload: Workload
     round: int
     seed: int
 
     def alike(self, memory: Tree) -> Hashable:
-        """Requests for which this is equal can be done together."""
+        """Requests for which this is equal can be done together; `memory` is one client's."""
         whole = {"shared": self.broadcast.shared, "memory": memory}
-        layout = [(path, tuple(leaf.shape), leaf.dtype) for path, leaf in tree.flatten(whole).items()]
+        shapes = [(path, tuple(leaf.shape), leaf.dtype) for path, leaf in tree.flatten(whole).items()]
         personal = tree.flatten(self.broadcast.personal)
         own = [(path, tuple(leaf.shape[1:]), leaf.dtype) for path, leaf in personal.items()]
-        return self.client, self.channel, tuple(layout), tuple(own)
+        return self.client, self.channel, tuple(shapes), tuple(own)
 
 
 class Joint:
@@ -56,13 +57,11 @@ class Joint:
         self._kinds = [(kind, _constants(engine)) for kind, engine in zip(kinds, engines)]
         self._stores: dict[str, tuple[Rows, list[int]]] = {}
 
-    def fulfil(self, requests: Sequence[Request]) -> list[Tree]:
+    def run_clients(self, requests: Sequence[Request]) -> list[Tree]:
         """The replies to each request, in their order."""
         groups: dict[Hashable, list[int]] = {}
         for number, request in enumerate(requests):
-            memory = tree.rows(self._memory(request), slice(0, 1))
-            alike = (self._kinds[request.seat], request.alike(memory)) if len(request.orders.ids) else number
-            groups.setdefault(alike, []).append(number)
+            groups.setdefault(self._group_of(number, request), []).append(number)
         replies: list[Tree] = [{} for _ in requests]
         for numbers in groups.values():
             mine = [requests[number] for number in numbers]
@@ -71,25 +70,32 @@ class Joint:
                 replies[number] = reply
         return replies
 
+    def _group_of(self, number: int, request: Request) -> Hashable:
+        """Equal for requests that can be done together."""
+        if not len(request.workload.ids):
+            return number
+        one = self._memories(request, request.workload.ids[:1])
+        return self._kinds[request.run], request.alike(one)
+
     def _alone(self, request: Request) -> Tree:
-        _, client, channel, broadcast, orders, round, seed = request
-        return self.engines[request.seat].fulfil(client, channel, broadcast, orders, round=round, seed=seed)
+        run, client, channel, broadcast, workload, round, seed = request
+        return self.engines[run].run_clients(client, channel, broadcast, workload, round=round, seed=seed)
 
-    def _memory(self, request: Request) -> Tree:
-        return self.engines[request.seat]._memory_of(request.client, request.channel)
+    def _memories(self, request: Request, ids: np.ndarray) -> Tree:
+        return self.engines[request.run].memories_of(request.client, request.channel, ids)
 
-    def _store(self, which: str) -> tuple[Rows, list[int]]:
+    def _store(self, which: Literal["train", "test"]) -> tuple[Rows, list[int]]:
         """All engines' rows one after the other, and where each engine's begin."""
         if which not in self._stores:
-            stores = [engine.store(which) for engine in self.engines]  # type: ignore[arg-type]
-            first = {same: seat for seat, same in reversed(list(enumerate(self._same)))}
-            kept = [seat for seat, same in enumerate(self._same) if first[same] == seat]
-            lengths = np.cumsum([0, *(len(stores[seat].y) for seat in kept)])
-            begins = {self._same[seat]: int(begin) for seat, begin in zip(kept, lengths)}
+            stores = [engine.store(which) for engine in self.engines]
+            first = {same: run for run, same in reversed(list(enumerate(self._same)))}
+            kept = [run for run, same in enumerate(self._same) if first[same] == run]
+            lengths = np.cumsum([0, *(len(stores[run].y) for run in kept)])
+            begins = {self._same[run]: int(begin) for run, begin in zip(kept, lengths)}
             nobody = torch.zeros(0, dtype=torch.int64)
             rows = Rows(
-                x=tree.concatenate([stores[seat].x for seat in kept]),
-                y=torch.cat([stores[seat].y for seat in kept]),
+                x=tree.concatenate([stores[run].x for run in kept]),
+                y=torch.cat([stores[run].y for run in kept]),
                 starts=nobody,
                 sizes=nobody,
             )
@@ -98,62 +104,42 @@ class Joint:
 
     @torch.no_grad()
     def _together(self, requests: Sequence[Request]) -> list[Tree]:
-        lead, (_, client, channel, *_) = self.engines[requests[0].seat], requests[0]
-        program, (store, _) = lead._program(client, channel), self._store(client.work.rows)
-        counts = [len(request.orders.ids) for request in requests]
-        owner = np.repeat(np.arange(len(requests)), counts)  # [m] which request
-        index = np.concatenate([np.arange(count) for count in counts])  # [m] place in it
-        steps = np.concatenate([request.orders.steps for request in requests])
-        personal = tree.concatenate([self._personal(request, lead.device) for request in requests])
-        memory = tree.concatenate([self._kept(request) for request in requests])
-        keys = torch.cat([_channel_keys(request, lead.device) for request in requests])
-        order = np.lexsort((index, owner, -steps))  # longest first, then by run, then by id
-
-        def prepare(group: np.ndarray, most: int | None = None) -> tuple[Tree, Context, Plan]:
-            who = torch.from_numpy(group).to(lead.device)
-            context = Context({}, tree.rows(personal, who), tree.rows(memory, who))
-            plan = self._plan(requests, owner[group], index[group], most)
-            return program.begin(keys[who], context), context, plan
-
-        with lead._arithmetic:
-            if client.work.trains:
-                lead._tuner.settle(program, store, order, prepare)
-            done = []
-            for group in lead._tuner.groups(order):
-                carry, context, plan = prepare(group)
-                carry = lead._tuner.fold(program, carry, context, plan, store)
-                done.append(program.end(carry, keys[torch.from_numpy(group).to(lead.device)], context))
-        back = torch.from_numpy(np.argsort(order)).to(lead.device)
-        reply, kept = (tree.rows(tree.concatenate([pair[i] for pair in done]), back) for i in (0, 1))
-        return self._shared_out(requests, counts, reply, kept, lead)
-
-    def _shared_out(
-        self, requests: Sequence[Request], counts: Sequence[int], reply: Tree, kept: Tree, lead: Vectorised
-    ) -> list[Tree]:
-        """Each run's replies; each run's engine remembers what its clients keep, and the lane that was measured."""
+        """The work of clients of several runs, done by the first run's engine; each engine keeps its own memories."""
+        lead = self.engines[requests[0].run]
+        reply, kept = lead.run_groups(self._local_work(requests, lead))
         found, begin = [], 0
-        for request, count in zip(requests, counts):
-            mine = slice(begin, begin + count)
-            begin += count
-            engine, own = self.engines[request.seat], tree.map_leaves(lambda leaf: leaf[mine].clone(), reply)  # noqa: B023
+        for request in requests:
+            mine = slice(begin, begin := begin + len(request.workload.ids))
+            own = tree.map_leaves(lambda leaf: leaf[mine].clone(), reply)  # noqa: B023
             if request.client.work.trains:
-                where, memory = engine._where(request.orders.ids), self._memory(request)
-                engine._remember(memory, where, tree.rows(kept, mine), own, request.orders.heard)
-                engine.adopt(lead.choice)
+                engine = self.engines[request.run]
+                engine.remember(request.client, request.channel, request.workload, tree.rows(kept, mine), own)
+                engine.use_lane(lead.choice)
             found.append(own)
         return found
 
-    def _personal(self, request: Request, device: torch.device) -> Tree:
-        """What each of a run's clients is sent: what it shares with the others of its run is its own among all runs."""
-        place = torch.from_numpy(request.orders.place).to(device)
-        count = len(place)
-        shared = {**request.broadcast.shared, "round": torch.full((), request.round, device=device)}
-        spread = tree.map_leaves(lambda leaf: leaf.expand(count, *leaf.shape), shared)
-        return {**spread, **tree.rows(request.broadcast.personal, place)}
+    def _local_work(self, requests: Sequence[Request], lead: Vectorised) -> LocalWork:
+        client, device = requests[0].client, lead.device
+        counts = [len(request.workload.ids) for request in requests]
+        owner = np.repeat(np.arange(len(requests)), counts)  # [m] which request
+        index = np.concatenate([np.arange(count) for count in counts])  # [m] place in it
+        steps = np.concatenate([request.workload.steps for request in requests])
+        personal = tree.concatenate([_personal(request, device) for request in requests])
+        memory = tree.concatenate([self._memories(request, request.workload.ids) for request in requests])
+        keys = [channel_keys(one.workload.ids, device, round=one.round, seed=one.seed) for one in requests]
 
-    def _kept(self, request: Request) -> Tree:
-        engine, memory = self.engines[request.seat], self._memory(request)
-        return tree.rows(memory, torch.from_numpy(engine._where(request.orders.ids)).to(engine.device))
+        def context(group: np.ndarray) -> Context:
+            who = on_device(group, device)
+            return Context({}, tree.rows(personal, who), tree.rows(memory, who))
+
+        return LocalWork(
+            program=lead.program(client, requests[0].channel),
+            store=self._store(client.work.rows)[0],
+            order=np.lexsort((index, owner, -steps)),  # longest first, then by run, then by id
+            keys=torch.cat(keys),
+            context=context,
+            plan=lambda group, most: self._plan(requests, owner[group], index[group], most),
+        )
 
     def _plan(self, requests: Sequence[Request], owner: np.ndarray, index: np.ndarray, most: int | None) -> Plan:
         """The plans of clients of several runs in one, in the order given (longest first)."""
@@ -162,13 +148,11 @@ class Joint:
             here = np.flatnonzero(owner == number)
             if not len(here):
                 continue
-            engine, orders, who = self.engines[request.seat], request.orders, index[owner == number]
-            steps = orders.steps[who] if most is None else np.minimum(orders.steps[who], most)
-            work, ids = request.client.work, orders.ids[who]
-            own = engine.store(work.rows)
-            where = engine._where(ids)
-            plan = plans.draw(work, own, ids, steps, seed=request.seed, round=request.round, where=where)
-            pieces.append((plan, self._store(work.rows)[1][request.seat]))
+            workload, who, work = request.workload, index[owner == number], request.client.work
+            steps = workload.steps[who] if most is None else np.minimum(workload.steps[who], most)
+            engine = self.engines[request.run]
+            plan = engine.plan(work, workload.ids[who], steps, round=request.round, seed=request.seed)
+            pieces.append((plan, self._store(work.rows)[1][request.run]))
             columns.append(here)
         return merged(pieces, np.argsort(np.concatenate(columns)))
 
@@ -209,6 +193,9 @@ def _constants(engine: Vectorised) -> str:
     return digest.hexdigest()
 
 
-def _channel_keys(request: Request, device: torch.device) -> Tensor:
-    ids = torch.from_numpy(request.orders.ids).to(device)
-    return rng.fold(rng.key(request.seed, "channel", request.round), ids)
+def _personal(request: Request, device: torch.device) -> Tree:
+    """What each of a run's clients is sent: what it shares with the others of its run is its own among all runs."""
+    place = on_device(request.workload.place, device)
+    shared = {**request.broadcast.shared, "round": torch.full((), request.round, device=device)}
+    spread = tree.map_leaves(lambda leaf: leaf.expand(len(place), *leaf.shape), shared)
+    return {**spread, **tree.rows(request.broadcast.personal, place)}

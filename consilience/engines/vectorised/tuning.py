@@ -27,11 +27,9 @@ SLOW_TRIAL_SECONDS = 0.06  # ... unless a step takes this long anyway
 SLOW_STEP = 0.005  # seconds of one client's step on a processor: above this, overhead is a small part of it
 SAMPLE = 8  # clients that a trial of batching takes on a processor
 BATCHING_SECONDS = 1.5  # a trial of batching: PyTorch's transforms are imported, a step is recorded
-MOST_GAIN = 3.4  # times faster that batching was on a processor, at best
+MOST_GAIN = 3.4  # the largest speed-up by batching that was measured on a processor
 WHOLE_SECONDS = 0.3  # a group that is through in this time is timed as a whole
-MARGIN = (
-    1.1  # by so much one client at a time must win: clients side by side lose less to whatever else the machine does
-)
+MARGIN = 1.1  # `serial` must be 10 % faster than `streams` to be chosen: it loses more to other load on the machine
 NARROWING = 1.15  # a group that narrows takes so much longer than its widths explain: measured on two cores
 LaneName = Literal["auto", "batched", "batched-matmul", "streams", "serial"]
 Prepare = Callable[[np.ndarray, int | None], tuple[Tree, Context, Plan]]
@@ -42,7 +40,7 @@ COMPILE_SECONDS = 120  # a run that would take longer than this uncompiled is wo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class LaneChoice:
     """How groups run; "auto" and None are measured on the first round.
 
     "batched" is one vmapped step for all clients, "batched-matmul" the same with convolutions as matrix products,
@@ -56,11 +54,18 @@ class Choice:
     def __post_init__(self) -> None:
         check(self)
 
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """What is decided by now, under the names of the settings."""
+        known: dict[str, Any] = {"clients_at_once": self.clients_at_once, "compile": self.compile}
+        known = {key: value for key, value in known.items() if value is not None}
+        return known if self.lane == "auto" else {"lane": self.lane, **known}
+
 
 class Tuner:
     """Owns the lanes; measures once, then always takes the same one."""
 
-    def __init__(self, device: torch.device, choice: Choice, rounds_ahead: int | None) -> None:
+    def __init__(self, device: torch.device, choice: LaneChoice, rounds_ahead: int | None) -> None:
         self.choice, self._device, self._rounds_ahead = choice, device, rounds_ahead
         self._lanes: dict[tuple[str, bool], Lane] = {}
 
@@ -86,7 +91,7 @@ class Tuner:
         lane = self._lane(name, bool(self.choice.compile))
         return lane.fold(program.by_matmul() if name == "batched-matmul" else program, carry, context, plan, store)
 
-    def settle(self, program: Program, store: Rows, order: np.ndarray, prepare: Prepare) -> None:
+    def choose_lane(self, program: Program, store: Rows, order: np.ndarray, prepare: Prepare) -> None:
         """Choose group size, lane and compilation on a sample of the cohort's own work."""
         if self.choice.clients_at_once is None:
             carry, _, plan = prepare(order[:1], 1)

@@ -9,6 +9,7 @@ from typing import Any
 
 from consilience import algorithms, environments, models
 from consilience.algorithms._common import averaged
+from consilience.core.protocols import RunnerEngine
 from consilience.core.settings import Invalid, Option, nearest, options_of
 from consilience.data import datasets, partition
 from consilience.engines.ray.cluster import RayCluster
@@ -96,17 +97,16 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 _FROM_DATA = ("vocabulary",)  # options of models that the data answer where the config does not
 
 
-ENGINES: dict[str, Factory] = {"vectorised": Vectorised, "ray": RayCluster}
+ENGINES: dict[str, Callable[..., RunnerEngine]] = {"vectorised": Vectorised, "ray": RayCluster}
 """Where clients can run; the first is meant where none is named."""
 
 
 def engine_options(name: str = "vectorised") -> dict[str, Option]:
-    """The settings of an engine; those of the vectorised one hold for every worker of Ray."""
-    known = dict(options_of(Vectorised.__init__))
-    if name == "ray":
-        known |= options_of(RayCluster.__init__)
-    elsewhere = ("self", "task", "federation", "environment", "rounds_ahead", "hosts", "each")
-    return {name: option for name, option in known.items() if name not in elsewhere}
+    """The settings of an engine: the arguments of its class, apart from what the run gives it."""
+    given = ("self", "task", "federation", "environment", "rounds_ahead", "hosts")
+    make: Any = ENGINES[name]
+    known = options_of(make.__init__ if inspect.isclass(make) else make)
+    return {key: option for key, option in known.items() if key not in given}
 
 
 def section_options(section: str, name: Any) -> dict[str, Option]:

@@ -28,9 +28,19 @@ def client_app(folder: Path | str) -> Any:
 
 
 def site_of(folder: Path, context: Any, case: str) -> Site:
-    """What this node brings, by its node config: `clients`, `memory`, `device` and whatever federation.py reads."""
-    node, run = dict(context.node_config), context.run_config
-    config = _config(folder, case, tuple(settings_of(run)))
+    """What this node brings, by its node config: `clients`, `memory`, `device` and whatever federation.py reads.
+
+    A process that answers several messages of a run (Flower's simulation, tests) opens its site once. A SuperNode
+    starts a process for every message, also where `executor` forks it: what it opens ends with it.
+    """
+    node = tuple(sorted(context.node_config.items()))
+    return _site(folder, case, tuple(settings_of(context.run_config)), node, context.run_id)
+
+
+@functools.lru_cache(maxsize=4)
+def _site(folder: Path, case: str, overrides: tuple[str, ...], told: tuple[tuple[str, Any], ...], run: int) -> Site:
+    """The site of one run (rows may have changed since the last)."""
+    node, config = dict(told), _config(folder, case, overrides)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     source, hosts = source_of(folder, config), hosts_of(node, config.deploy.clients)

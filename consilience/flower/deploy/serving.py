@@ -7,20 +7,17 @@ import ipaddress
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from consilience.core import tree
-from consilience.core.federation import Rows
 from consilience.core.rounds import Diverged, TooFewClients
 from consilience.core.settings import Invalid
-from consilience.experiments.assembly import Experiment
 from consilience.experiments.config.catalogue import KINDS
 from consilience.experiments.config.config import Config
+from consilience.experiments.experiment import Experiment
 from consilience.experiments.live_run import Run
 from consilience.flower.deploy.hosting import settings_of
 from consilience.flower.deploy.settings import DeployedConfig, load
@@ -36,23 +33,6 @@ log = logging.getLogger("consilience.flower")
 
 LOG = "deploy.log"
 PATIENCE = tuple(f"deploy.{key}:" for key in ("min_available", "deadline", "wait", "retries", "pause"))
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Elsewhere:
-    """A federation whose rows are not here; `test` are the server's own."""
-
-    clients: int
-    test: Rows | None
-    classes: int
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The clients' numbers."""
-        return tuple(str(client) for client in range(self.clients))
-
-    def __len__(self) -> int:
-        return self.clients
 
 
 def server_app(folder: Path | str) -> Any:
@@ -76,13 +56,15 @@ def serve(grid: Any, folder: Path, run_config: Any, case: str = "") -> Path:
     config = load(folder, case, settings_of(run_config))
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    experiment = _experiment(grid, config, source_of(folder, config), case)
+    source = source_of(folder, config)
+    engine = _engine(grid, config, source, case)
+    experiment = _experiment(config, source, engine)
     with opened(experiment, Path(str(run_config.get("runs", config.runs)))) as run, _logged(run.folder):
         run.folder.record(status="running", server_pid=os.getpid())
         try:
             if run.done:
                 log.info("continuing after round %d", run.done)
-            cast(Any, experiment.engine).meet()
+            engine.meet()
             run.complete(watch=lambda live: _watched(live, grid))
         except (TooFewClients, Diverged, Invalid) as problem:
             status = "diverged" if isinstance(problem, Diverged) else "too few clients"
@@ -97,19 +79,9 @@ def serve(grid: Any, folder: Path, run_config: Any, case: str = "") -> Path:
 def opened(experiment: Experiment, runs: Path) -> Iterator[Run]:
     """The run in its folder: a new one, or the one of that name, continued; what would change numbers is refused."""
     config, path = experiment.config, runs / experiment.config.label
-    settings = identity.settings(config.table())
     if not (path / "run.json").exists():
-        made = {
-            "config": settings,
-            "code": identity.code(),
-            "prints": experiment.prints,
-            "algorithm": repr(experiment.algorithm),
-            "clients": len(experiment.federation),
-            "parameters": experiment.parameters,
-            "status": "created",
-            "deployed": True,
-        }
-        RunFolder.create(runs, config.label, config.toml(), made)
+        made = experiment.facts(identity.code(), identity.settings(config.table()))
+        RunFolder.create(runs, config.label, config.toml(), {**made, "deployed": True})
     folder = RunFolder.open(path)
     with folder.lock():
         saved = checkpoint.load_latest(folder.checkpoints)
@@ -150,18 +122,18 @@ def is_loopback(address: str) -> bool:
         return host == "localhost"
 
 
-def _experiment(grid: Any, config: DeployedConfig, source: Source, case: str) -> Experiment:
-    """All the pieces; the engine's clients are elsewhere."""
-    algorithm, test = config.build_algorithm(), source.test()
+def _engine(grid: Any, config: DeployedConfig, source: Source, case: str) -> FlowerEngine:
+    """The engine, whose clients are on other machines."""
+    test = source.test()
     environment = KINDS["environment"].build(config.environment.name, config.environment.options)
     clients = config.deploy.clients
     if test is not None and len(test.sizes) != clients:
         raise Invalid(f"deploy.clients = {clients}, but the partition has {len(test.sizes)} clients")
     device = config.engine.get("device", "auto")
-    engine = FlowerEngine(
+    return FlowerEngine(
         grid,
         source.task,
-        algorithm,
+        config.build_algorithm(),
         clients=clients,
         run=config.label,
         case=case,
@@ -175,16 +147,20 @@ def _experiment(grid: Any, config: DeployedConfig, source: Source, case: str) ->
         lane=config.engine.get("lane", "auto"),
         secure=config.build_terms(),
     )
-    inputs = {} if test is None else tree.map_leaves(lambda leaf: leaf[:0], test.x)
-    data = SimpleNamespace(x=inputs, classes=source.classes, label_names=source.label_names)
+
+
+def _experiment(config: DeployedConfig, source: Source, engine: FlowerEngine) -> Experiment:
+    """All the pieces of the run; of the data only the server's own test rows are known."""
+    test = engine.test_rows
     return Experiment(
         config=config,
-        federation=cast(Any, Elsewhere(clients=clients, test=test, classes=source.classes)),
-        parts=[],
         task=source.task,
-        engine=cast(Any, engine),
-        algorithm=algorithm,
-        data=cast(Any, data),
+        engine=engine,
+        algorithm=engine.algorithm,
+        clients=config.deploy.clients,
+        classes=source.classes,
+        inputs={} if test is None else tree.map_leaves(lambda leaf: list(leaf.shape[1:]), test.x),
+        label_names=source.label_names,
         prints={"data": "with the clients", "partition": "with the clients"},
     )
 

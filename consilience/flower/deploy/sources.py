@@ -93,32 +93,32 @@ class NamedFederation:
     """What a config's data, partition and model sections give."""
 
     def __init__(self, config: DeployedConfig) -> None:
-        self._experiment = assemble(config)  # its own engine is not used
+        self._simulation = assemble(config)  # its own engine is not used
 
     @property
     def task(self) -> Task:
         """The config's model and loss."""
-        return self._experiment.task
+        return self._simulation.task
 
     @property
     def classes(self) -> int:
         """Of the targets."""
-        return self._experiment.federation.classes
+        return self._simulation.federation.classes
 
     def held(self, hosts: np.ndarray, node: Mapping[str, Any]) -> Federation:
         """The rows of some clients."""
-        if int(hosts.max()) >= len(self._experiment.federation):
-            raise Invalid(f"client {hosts.max()} is none of the {len(self._experiment.federation)} of the partition")
-        return self._experiment.federation.among(hosts)
+        if int(hosts.max()) >= len(self._simulation.federation):
+            raise Invalid(f"client {hosts.max()} is none of the {len(self._simulation.federation)} of the partition")
+        return self._simulation.federation.among(hosts)
 
     def test(self) -> Rows | None:
         """The config's test rows, each client's own among them."""
-        return self._experiment.federation.test
+        return self._simulation.federation.test
 
     @property
     def label_names(self) -> tuple[str, ...]:
         """What the classes are called."""
-        return self._experiment.data.label_names
+        return self._simulation.data.label_names
 
 
 Source = OwnFederation | NamedFederation

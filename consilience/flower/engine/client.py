@@ -19,8 +19,8 @@ from consilience.core.settings import Invalid
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.engines.vectorised.engine import Vectorised
-from consilience.engines.vectorised.orders import Orders, planned_steps
 from consilience.engines.vectorised.program import memories
+from consilience.engines.workload import Workload, planned_steps
 from consilience.environments.environment import Environment
 from consilience.flower.engine import wire
 from consilience.flower.engine.agreement import agreement, differences
@@ -46,6 +46,7 @@ class Site:
     memory: Path | None = None  # a folder for memories
     kept: int = 4  # memories of each client in it
     secure: SecureTerms | None = None  # of the sums that are all it sends to
+    engines: dict[tuple[int, ...], Vectorised] = field(default_factory=dict)  # by clients, kept between messages
 
     @property
     def agreement(self) -> dict[str, str]:
@@ -103,7 +104,7 @@ def introduce(content: Any, context: Any, open_site: Open) -> Any:
     return reply
 
 
-class Done(NamedTuple):
+class ExecutedOrder(NamedTuple):
     """What became of an order, not yet packed."""
 
     engine: Vectorised
@@ -117,12 +118,12 @@ class Done(NamedTuple):
 
 def answer(content: Any, context: Any, open_site: Open) -> Any:
     """Do what an order says for each client it names."""
-    return _packed(_done(content, context, open_site))
+    return _packed(_executed(content, context, open_site))
 
 
 def answer_for_sum(content: Any, context: Any, open_site: Open, terms: SecureTerms) -> Any:
     """Do what an order says for the one client here, for SecAgg+ to mask."""
-    done = _done(content, context, open_site, in_clear=False)
+    done = _executed(content, context, open_site, in_clear=False)
     if len(done.order.clients) != 1:
         raise Invalid(f"a secure sum needs one client on each node, and clients {done.order.clients} were asked here")
     reply = tree.rows(done.replies, 0)
@@ -130,7 +131,7 @@ def answer_for_sum(content: Any, context: Any, open_site: Open, terms: SecureTer
     return contribution(context, done.order.seed, _said(done, 0, digest=""), reply, done.shared, terms)
 
 
-def _done(content: Any, context: Any, open_site: Open, *, in_clear: bool = True) -> Done:
+def _executed(content: Any, context: Any, open_site: Open, *, in_clear: bool = True) -> ExecutedOrder:
     order = wire.get_order(content)
     site = open_site(context, order.case)
     _refuse_other_settings(site, order)
@@ -142,16 +143,24 @@ def _done(content: Any, context: Any, open_site: Open, *, in_clear: bool = True)
     strangers = np.setdiff1d(ids, site.hosts)
     if len(strangers):
         raise Invalid(f"clients {strangers.tolist()} are not at this node: it holds {site.hosts.tolist()}")
-    engine = Vectorised(
-        site.task, site.federation.among(np.searchsorted(site.hosts, ids)), hosts=ids, **_settings(site.engine)
-    )
+    engine = _engine(site, ids)
     keeper = Keeper(state=context.state, run=order.run, folder=site.memory, kept=site.kept)
     start = wire.get_tree(content, "start") if "start" in content else engine.start()
     found = _memories(keeper, site.algorithm, order, start)
     engine.restore(tree.stack([one.memory for one in found]))
     shared, personal = (tree.to(wire.get_tree(content, name), engine.device) for name in ("shared", "personal"))
     replies = _work(engine, site.algorithm, order, Broadcast(shared=shared, personal=personal))
-    return Done(engine, site, order, keeper, found, shared, replies)
+    return ExecutedOrder(engine, site, order, keeper, found, shared, replies)
+
+
+def _engine(site: Site, ids: np.ndarray) -> Vectorised:
+    """The engine of these clients: the same from message to message, with its traces, while the process lives."""
+    clients = tuple(ids.tolist())
+    if clients not in site.engines:
+        mine = site.federation.among(np.searchsorted(site.hosts, ids))
+        site.engines.clear()  # rows of other selections of clients are not kept
+        site.engines[clients] = Vectorised(site.task, mine, hosts=ids, **_settings(site.engine))
+    return site.engines[clients]
 
 
 @torch.no_grad()
@@ -160,10 +169,10 @@ def _work(engine: Vectorised, algorithm: Algorithm, order: wire.Order, broadcast
     rule, channel = rules_of(algorithm)[order.rule]
     ids, place = np.array(order.clients, dtype=np.int64), np.arange(len(order.clients))
     if order.rule == TRAIN and isinstance(rule, PreTrainingPass):  # what it sees stays at home
-        look = _look_orders(engine, rule.pre_training, ids)
-        seen = engine.fulfil(rule.pre_training, Plain(), broadcast, look, round=order.round, seed=order.seed)
+        look = _look_workload(engine, rule.pre_training, ids)
+        seen = engine.run_clients(rule.pre_training, Plain(), broadcast, look, round=order.round, seed=order.seed)
         broadcast = Broadcast(shared=broadcast.shared, personal={**broadcast.personal, "seen": seen})
-    orders = Orders(
+    workload = Workload(
         ids=ids,
         place=place,
         steps=np.array(order.steps, dtype=np.int64),
@@ -171,16 +180,16 @@ def _work(engine: Vectorised, algorithm: Algorithm, order: wire.Order, broadcast
         sizes=engine.store(rule.work.rows).sizes.numpy(),
         counts={},
     )
-    return engine.fulfil(rule, channel, broadcast, orders, round=order.round, seed=order.seed)
+    return engine.run_clients(rule, channel, broadcast, workload, round=order.round, seed=order.seed)
 
 
-def _look_orders(engine: Vectorised, rule: ClientRule, ids: np.ndarray) -> Orders:
+def _look_workload(engine: Vectorised, rule: ClientRule, ids: np.ndarray) -> Workload:
     sizes = engine.store(rule.work.rows).sizes.numpy()
     steps = planned_steps(Environment(), rule.work, ids, sizes, 0, 0)
-    return Orders(ids, np.arange(len(ids)), steps, np.ones(len(ids), dtype=bool), sizes, {})
+    return Workload(ids, np.arange(len(ids)), steps, np.ones(len(ids), dtype=bool), sizes, {})
 
 
-def _packed(done: Done) -> Any:
+def _packed(done: ExecutedOrder) -> Any:
     """The replies as records, with what is said about each; memories are put away."""
     content = wire.records().RecordDict()
     said = []
@@ -195,7 +204,7 @@ def _packed(done: Done) -> Any:
     return content
 
 
-def _facts(done: Done, place: int) -> dict[str, Any]:
+def _facts(done: ExecutedOrder, place: int) -> dict[str, Any]:
     order, rule = done.order, rules_of(done.site.algorithm)[done.order.rule].rule
     facts: dict[str, Any] = {"client": order.clients[place], "run": order.run, "round": order.round}
     return facts | {
@@ -204,7 +213,7 @@ def _facts(done: Done, place: int) -> dict[str, Any]:
     }
 
 
-def _said(done: Done, place: int, *, digest: str) -> wire.Said:
+def _said(done: ExecutedOrder, place: int, *, digest: str) -> wire.Said:
     """What is said about one reply; the memory that goes with it is put away."""
     order, before = done.order, done.found[place]
     memory = order.memory[place]

@@ -21,10 +21,10 @@ from consilience.core.screening import Limits
 from consilience.core.settings import Invalid
 from consilience.core.task import Task
 from consilience.core.tree import Tree
-from consilience.engines.vectorised.engine import DTYPES, resolve_device
-from consilience.engines.vectorised.orders import Orders, planned_steps
+from consilience.engines.placement import Placement
 from consilience.engines.vectorised.program import memories
-from consilience.engines.vectorised.tuning import Choice, LaneName
+from consilience.engines.vectorised.tuning import LaneChoice, LaneName
+from consilience.engines.workload import Workload, heard_steps
 from consilience.environments.environment import Environment
 from consilience.flower.engine import wire
 from consilience.flower.engine.agreement import agreement
@@ -71,14 +71,15 @@ class FlowerEngine:
         lane: LaneName = "serial",
         secure: SecureTerms | None = None,
     ) -> None:
-        self.device, self.dtype = resolve_device(device), DTYPES[dtype]
+        self._placement = Placement.of(device, dtype)
+        self.device, self.dtype = self._placement
         self.environment, self._limits = environment or Environment(), limits or Limits()
         self.environment.check_against(clients)
         _refuse_simulated_time(self.environment)
-        self.choice = Choice(lane="serial" if lane == "auto" else lane)
+        self._choice = LaneChoice(lane="serial" if lane == "auto" else lane)
         self._waiting = waiting or Waiting()
-        self._task = task.to(self.device, self.dtype)
-        self._algorithm, self._rules = algorithm, rules_of(algorithm)
+        self._task = self._placement.task(task)
+        self.algorithm, self._rules = algorithm, rules_of(algorithm)
         self._run, self._case = run, case
         self._agreement, self._secure = agreement(algorithm, task, dtype, clients, secure), secure
         self._mail = Mail(grid)
@@ -91,7 +92,7 @@ class FlowerEngine:
             limits=self._limits,
         )
         self._at_first, self._least = min_available or clients, min_available or (FEWEST if secure else 1)
-        self._test = None if test is None else test.to(self.device, self.dtype)
+        self._test = None if test is None else self._placement.rows(test)
         start = self.start()
         if secure is not None:
             refuse_other_flower()
@@ -113,15 +114,26 @@ class FlowerEngine:
         return self._roster.train
 
     @property
+    def test_rows(self) -> Rows | None:
+        """The server's own test rows."""
+        return self._test
+
+    @property
     def test_sizes(self) -> np.ndarray:
-        """[K] test rows of every client."""
+        """[K] test rows of every client, as it says; 0 before it was met."""
         return self._roster.test
 
-    def store(self, rows: str) -> Rows:
-        """The server's own test rows."""
-        if rows != "test" or self._test is None:
-            raise Invalid("the server has no such rows: clients test on their own")
-        return self._test
+    @property
+    def resolved_settings(self) -> dict[str, Any]:
+        """The lane in which clients are asked to work; each node has a device of its own."""
+        return self._choice.resolved
+
+    def place(self, values: Tree) -> Tree:
+        """A tree that was saved, on the server's device."""
+        return self._placement.saved(values)
+
+    def close(self) -> None:
+        """Nothing: the grid belongs to Flower."""
 
     def meet(self) -> None:
         """Wait until enough clients are there."""
@@ -132,7 +144,7 @@ class FlowerEngine:
 
     def start(self) -> Tree:
         """The initial model."""
-        return tree.cast_floating(tree.to(self._task.start(), self.device), self.dtype)
+        return self._placement.start(self._task)
 
     def available(self, round: int, seed: int) -> np.ndarray:
         """[K] who could take part: online, and not away by the environment's draw."""
@@ -141,8 +153,7 @@ class FlowerEngine:
 
     def planned(self, client: ClientRule, ids: np.ndarray, *, round: int, seed: int) -> np.ndarray:
         """[m] steps that clients will do in a round's exchange; 0 for those who will not be heard."""
-        steps = planned_steps(self.environment, client.work, ids, self.sizes[ids], round, seed)
-        return np.where(self.environment.reachable(round, ids, seed), steps, 0)
+        return heard_steps(self.environment, client.work, ids, self.sizes[ids], round=round, seed=seed)
 
     def recall(self) -> Tree:
         """[K, 32] SHA-256 of every client's memory, zeros before its first; {} where clients keep none."""
@@ -164,36 +175,36 @@ class FlowerEngine:
         """Send, wait until all have answered or the deadline has passed, and keep what may be used."""
         name = name_of(self._rules, client, channel)
         sizes = (self._roster.test if client.work.rows == "test" else self._roster.train)[ids]
-        orders = Orders.given(self.environment, client.work, ids, sizes, round=round, seed=seed)
+        workload = Workload.of(self.environment, client.work, ids, sizes, round=round, seed=seed)
         if name == PRE_TRAINING:  # clients look when they train, and what they see stays at home
-            orders = orders.of(np.zeros(len(orders.ids), dtype=bool))
-        if not len(orders.ids):
-            return self._cohort(orders, Inbox(), round)
+            workload = workload.only(np.zeros(len(workload.ids), dtype=bool))
+        if not len(workload.ids):
+            return self._cohort(workload, Inbox(), round)
         template = self._template(name, client, channel, broadcast)
         if name == TRAIN and self._secure is not None:
-            return self._exchange_sum(self._secure, broadcast, orders, template, round, seed)
+            return self._exchange_sum(self._secure, broadcast, workload, template, round, seed)
         for attempt in range(self._waiting.retries + 1):
-            post = self._ask(name, broadcast, orders, round, seed)
-            found = read(post, orders, template, self._roster.node_of, round, self._run, self._limits)
+            post = self._ask(name, broadcast, workload, round, seed)
+            found = read(post, workload, template, self._roster.node_of, round, self._run, self._limits)
             if len(found.admitted.ids) or not client.work.trains:
                 break
             self._pause(attempt, round)
         else:
-            raise self._nobody(orders, round, found.reasons(post))
+            raise self._nobody(workload, round, found.reasons(post))
         for each, digest in found.memory.items():
             self._digests[each] = digest
-        return self._cohort(orders, found, round)
+        return self._cohort(workload, found, round)
 
     def _exchange_sum(
-        self, terms: SecureTerms, broadcast: Broadcast, orders: Orders, template: Template, round: int, seed: int
+        self, terms: SecureTerms, broadcast: Broadcast, workload: Workload, template: Template, round: int, seed: int
     ) -> Cohort:
         """Training of which only the sum is seen; a sum that cannot be had is a round that changes nothing."""
         for attempt in range(self._waiting.retries + 1):
             self._turn += 1
             nodes = self._roster.alone()
             asked = SecureRound(
-                orders=orders,
-                nodes={client: nodes[client] for client in orders.ids.tolist() if client in nodes},
+                workload=workload,
+                nodes={client: nodes[client] for client in workload.ids.tolist() if client in nodes},
                 template=template,
                 received=Broadcast(shared=tree.to(broadcast.shared, "cpu"), personal=broadcast.personal),
                 round=round,
@@ -204,7 +215,7 @@ class FlowerEngine:
             found, layout = asked.ask(
                 self._mail,
                 terms,
-                lambda places: self._letter(TRAIN, broadcast, orders.of(places), round, seed),
+                lambda places: self._letter(TRAIN, broadcast, workload.only(places), round, seed),
                 self._waiting.deadline,
             )
             self._count_stale(found.stale)
@@ -212,7 +223,7 @@ class FlowerEngine:
                 break
             self._pause(attempt, round)
         else:
-            raise self._nobody(orders, round, found.why)
+            raise self._nobody(workload, round, found.why)
         stale, self._stale = self._stale, []
         cohort = asked.cohort(found, layout, stale)
         if found.mean is not None:
@@ -229,22 +240,22 @@ class FlowerEngine:
             time.sleep(pause)
             self._roster.wait_for(self._least)
 
-    def _nobody(self, orders: Orders, round: int, why: str) -> TooFewClients:
+    def _nobody(self, workload: Workload, round: int, why: str) -> TooFewClients:
         return TooFewClients(
-            f"round {round + 1}: none of {len(orders.ids)} clients sent a usable reply, "
+            f"round {round + 1}: none of {len(workload.ids)} clients sent a usable reply, "
             f"{self._waiting.retries + 1} times in a row ({why}). "
             "The last finished round is saved: start it again to go on"
         )
 
-    def _ask(self, name: str, broadcast: Broadcast, orders: Orders, round: int, seed: int) -> Post:
+    def _ask(self, name: str, broadcast: Broadcast, workload: Workload, round: int, seed: int) -> Post:
         """One message to each node, for all of its clients that are chosen."""
         by_node: dict[int, list[int]] = {}
-        for place, client in enumerate(orders.ids.tolist()):
+        for place, client in enumerate(workload.ids.tolist()):
             if client in self._roster.node_of:
                 by_node.setdefault(self._roster.node_of[client], []).append(place)
         letters = {}
         for node, places in by_node.items():
-            mine = orders.of(np.array(places))
+            mine = workload.only(np.array(places))
             letters[node] = self._letter(name, broadcast, mine, round, seed)
         kind = "train" if name == TRAIN else "evaluate"
         post = self._mail.ask(letters, kind, f"round {round + 1}", self._waiting.deadline)
@@ -256,7 +267,7 @@ class FlowerEngine:
             detail = f"its answer to {group} came after the deadline"
             self._stale.append(Refusal(client=f"of node {node}", reason="stale_round", detail=detail))
 
-    def _letter(self, name: str, broadcast: Broadcast, mine: Orders, round: int, seed: int) -> Any:
+    def _letter(self, name: str, broadcast: Broadcast, mine: Workload, round: int, seed: int) -> Any:
         clients = mine.ids.tolist()
         known = [self._digests[client] for client in clients]
         content = wire.records().RecordDict()
@@ -283,24 +294,24 @@ class FlowerEngine:
             wire.put_tree(content, "start", tree.to(self.start(), "cpu"))
         return content
 
-    def _cohort(self, orders: Orders, found: Inbox, round: int) -> Cohort:
+    def _cohort(self, workload: Workload, found: Inbox, round: int) -> Cohort:
         """The replies as a cohort, in client order, with what is missing counted."""
         admitted, lost = found.admitted, found.lost
-        kept = np.isin(orders.ids, admitted.ids)
+        kept = np.isin(workload.ids, admitted.ids)
         refused = {refusal.client for refusal in admitted.refusals}
-        silent = sum(client not in refused for client in orders.ids[~kept].tolist())
+        silent = sum(client not in refused for client in workload.ids[~kept].tolist())
         refusals = admitted.refusals
-        if len(orders.ids):
+        if len(workload.ids):
             refusals, self._stale = (*refusals, *self._stale), []
-        more = {"silent": orders.counts.get("silent", 0) + silent, "memory_lost": lost, **tally(refusals)}
+        more = {"silent": workload.counts.get("silent", 0) + silent, "memory_lost": lost, **tally(refusals)}
         return Cohort(
             reply=tree.to(admitted.reply, self.device),
-            ids=orders.ids[kept],
+            ids=workload.ids[kept],
             examples=admitted.examples.to(self.device),
-            steps=orders.steps[kept],
+            steps=workload.steps[kept],
             round=round,
-            heard=orders.heard[kept],
-            counts={**orders.counts, **{reason: count for reason, count in more.items() if count}},
+            heard=workload.heard[kept],
+            counts={**workload.counts, **{reason: count for reason, count in more.items() if count}},
             refusals=refusals,
         )
 

@@ -12,7 +12,7 @@ import torch
 
 from consilience.core.refusal import Refusal, Refused
 from consilience.core.screening import Limits
-from consilience.engines.vectorised.orders import Orders
+from consilience.engines.workload import Workload
 from consilience.flower.engine import wire
 from consilience.flower.engine.mail import Post
 from consilience.wire.admission import Admitted, Arrival, admit
@@ -42,7 +42,7 @@ class Inbox:
 
 def read(
     post: Post,
-    orders: Orders,
+    workload: Workload,
     template: Template,
     node_of: Mapping[int, int],
     round: int,
@@ -53,7 +53,7 @@ def read(
     arrivals: list[Arrival] = []
     memory: dict[int, tuple[str, bool]] = {}
     refusals: list[Refusal] = []
-    steps = dict(zip(orders.ids.tolist(), orders.steps.tolist()))
+    steps = dict(zip(workload.ids.tolist(), workload.steps.tolist()))
     for node, content in sorted(post.replies.items()):
         try:
             said = wire.get_answer(content)

@@ -14,7 +14,7 @@ from consilience.core import tree
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.refusal import Refusal, Refused, tally
 from consilience.core.settings import Invalid
-from consilience.engines.vectorised.orders import Orders
+from consilience.engines.workload import Workload
 from consilience.flower.engine import wire
 from consilience.flower.engine.inbox import memory_of
 from consilience.flower.engine.mail import Mail
@@ -30,7 +30,7 @@ log = logging.getLogger("consilience.flower")
 class SecureRound:
     """What one round asks of whom: each client is alone on its node."""
 
-    orders: Orders
+    workload: Workload
     nodes: Mapping[int, int]  # client -> node, of those that are there
     template: Template  # of a reply in clear
     received: Broadcast
@@ -45,7 +45,7 @@ class SecureRound:
         """Go through the four stages; `letter` writes the order of the clients at some places."""
         if self.received.personal:
             raise Invalid("a secure sum is of replies to one broadcast, and here every client is sent its own")
-        layout, places = Layout(self.template), {int(client): k for k, client in enumerate(self.orders.ids)}
+        layout, places = Layout(self.template), {int(client): k for k, client in enumerate(self.workload.ids)}
         asked = Request(
             letters={node: letter(np.array([places[client]])) for client, node in self.nodes.items()},
             case=self.case,
@@ -64,12 +64,12 @@ class SecureRound:
         for line in refusals:
             log.warning("round %d: %s", self.round + 1, line)
         told = {client_of[node]: told for node, told in found.told.items()}
-        kept = np.isin(self.orders.ids, sorted(told) if found.mean is not None else [])
+        kept = np.isin(self.workload.ids, sorted(told) if found.mean is not None else [])
         refused = {refusal.client for refusal in refusals}
-        away = {client_of[node] for node in found.silent} | (set(self.orders.ids.tolist()) - set(self.nodes))
-        mine = [told[client] for client in self.orders.ids[kept].tolist()]
+        away = {client_of[node] for node in found.silent} | (set(self.workload.ids.tolist()) - set(self.nodes))
+        mine = [told[client] for client in self.workload.ids[kept].tolist()]
         more = {
-            "silent": self.orders.counts.get("silent", 0) + len(away - refused),
+            "silent": self.workload.counts.get("silent", 0) + len(away - refused),
             "memory_lost": sum(said.lost is True for said, _ in mine),
             "clipped_updates": _clipped(mine, self.round),
             **tally(refusals),
@@ -77,28 +77,28 @@ class SecureRound:
         counters = [aside.counters for _, aside in mine]
         return Cohort(
             reply=layout.replies(found.mean, self.received.shared, counters) if found.mean is not None else {},
-            ids=self.orders.ids[kept],
-            examples=torch.from_numpy(self.orders.sizes[kept]).to(torch.float64),
-            steps=self.orders.steps[kept],
+            ids=self.workload.ids[kept],
+            examples=torch.from_numpy(self.workload.sizes[kept]).to(torch.float64),
+            steps=self.workload.steps[kept],
             round=self.round,
-            counts={**self.orders.counts, **{reason: count for reason, count in more.items() if count}},
+            counts={**self.workload.counts, **{reason: count for reason, count in more.items() if count}},
             refusals=refusals,
             traffic=found.nbytes,
         )
 
     def _size(self, client: int) -> int:
-        return int(self.orders.sizes[np.searchsorted(self.orders.ids, client)])
+        return int(self.workload.sizes[np.searchsorted(self.workload.ids, client)])
 
     def _look(self, node: int, content: Any, layout: Layout) -> Told:
         """What a node says in clear, if it is what was ordered: weights were agreed on before the round."""
         client = next(client for client, its_node in self.nodes.items() if its_node == node)
-        place = int(np.searchsorted(self.orders.ids, client))
+        place = int(np.searchsorted(self.workload.ids, client))
         expected = {
             "client": client,
             "run": self.run,
             "round": self.round,
-            "examples": int(self.orders.sizes[place]),
-            "steps": int(self.orders.steps[place]),
+            "examples": int(self.workload.sizes[place]),
+            "steps": int(self.workload.steps[place]),
         }
         said, aside = wire.get_answer(content), wire.get_aside(content)
         for key, value in expected.items():

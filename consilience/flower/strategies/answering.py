@@ -19,8 +19,8 @@ from consilience.core.settings import Invalid
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.engines.vectorised.engine import Vectorised
-from consilience.engines.vectorised.orders import Orders, planned_steps
 from consilience.engines.vectorised.program import memories
+from consilience.engines.workload import Workload, planned_steps
 from consilience.environments.environment import Environment
 from consilience.flower.strategies.records import Layout, to_record
 from consilience.flower.strategies.replies import metric_name
@@ -70,11 +70,11 @@ class Answering:
         sizes = self.engine.store(rule.work.rows).sizes.numpy()
         if not sizes[0]:
             raise Invalid(f"client {self.client} has no {rule.work.rows} rows: it cannot answer")
-        orders = Orders.given(
+        workload = Workload.of(
             Environment(), rule.work, np.array([self.client]), sizes, round=self.round, seed=self.seed
         )
         sent = broadcast or self.broadcast
-        found = self.engine.fulfil(rule, channel, sent, orders, round=self.round, seed=self.seed)
+        found = self.engine.run_clients(rule, channel, sent, workload, round=self.round, seed=self.seed)
         return tree.to(tree.rows(found, 0), "cpu")
 
     def train(self) -> Tree:

@@ -105,7 +105,7 @@ def test_a_deployed_run_is_an_ordinary_run_folder_with_the_same_bits(app: Path, 
     assert digest(folder) == arrays.digest({**model["params"], **model["buffers"]})
     facts = RunFolder.open(folder).facts()
     assert (facts["status"], facts["clients"], facts["deployed"]) == ("finished", CLIENTS, True)
-    scores = evaluate(engine.task, model, engine.store("test"), classes=3)
+    scores = evaluate(engine.task, model, engine.test_rows, classes=3)
     last = rows(folder)[-1]
     assert last["loss"] == pytest.approx(scores.loss, rel=1e-12)
     assert last["accuracy"] == pytest.approx(scores.accuracy, rel=1e-12)

@@ -31,7 +31,7 @@ from flower_loopback import Loopback, apps, through_bytes
 
 from consilience.core.rounds import TooFewClients
 from consilience.engines.vectorised.engine import Vectorised
-from consilience.engines.vectorised.orders import Orders
+from consilience.engines.workload import Workload
 from consilience.environments.environment import Environment
 from consilience.flower.engine import wire
 from consilience.flower.engine.engine import FlowerEngine
@@ -285,8 +285,8 @@ def test_not_even_under_another_name(rule: str) -> None:
     grid = grid_of(algorithm)
     engine = engine_on(grid, algorithm)
     (first,) = run(algorithm, engine, rounds=1, seed=5)
-    orders = Orders.given(Environment(), algorithm.client.work, np.arange(CLIENTS), engine.sizes, round=1, seed=5)
-    letter = engine._letter(rule, Broadcast(shared={"model": first.model}), orders.of(np.array([0])), 1, 5)
+    workload = Workload.of(Environment(), algorithm.client.work, np.arange(CLIENTS), engine.sizes, round=1, seed=5)
+    letter = engine._letter(rule, Broadcast(shared={"model": first.model}), workload.only(np.array([0])), 1, 5)
     post = engine._mail.ask(dict.fromkeys(sorted(grid.apps)[:1], letter), "evaluate", "round 2", 1.0)
     assert not post.replies and f"of '{rule}', this node gives a sum only" in next(iter(post.failures.values()))
 

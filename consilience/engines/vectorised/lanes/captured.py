@@ -22,7 +22,7 @@ from consilience.engines.vectorised.program import Context, Program, Steps
 ALIGN = 64  # values: kernels want the start of a tensor on a boundary
 
 
-class Common:
+class SharedCapture:
     """What captures of equal shape share: traced steps, and storage for the part of the context that is the same."""
 
     def __init__(self, context: Context) -> None:
@@ -30,7 +30,7 @@ class Common:
         self.shared: Flat = [leaf.clone() for leaf in pytree.tree_leaves(context.shared)]
 
 
-class Layout:
+class CarryLayout:
     """Where a carry's leaves lie in one block of memory per dtype, so that all of them are copied at once."""
 
     def __init__(self, leaves: Flat, *, channels_last: bool = False) -> None:
@@ -69,11 +69,11 @@ class Captured:
         steps: Steps,
         program: Program,
         carry: Tree,
-        layout: Layout,
+        layout: CarryLayout,
         context: Context,
         plan: Plan,
         store: Rows,
-        common: Common,
+        common: SharedCapture,
         *,
         compile: bool = False,
         channels_last: bool = False,

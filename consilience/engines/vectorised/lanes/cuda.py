@@ -19,7 +19,7 @@ from consilience.core.plans import Plan
 from consilience.core.tree import Tree
 from consilience.engines.compiler.in_place import copy_all
 from consilience.engines.compiler.trace import Flat
-from consilience.engines.vectorised.lanes.captured import Captured, Common, Layout, room_for
+from consilience.engines.vectorised.lanes.captured import Captured, CarryLayout, SharedCapture, room_for
 from consilience.engines.vectorised.program import Context, Program
 
 SHORTEST_TAIL = 4  # steps: below this, finished clients ride along rather than the rest moving to a narrower graph
@@ -60,9 +60,17 @@ class GraphBatched:
     def _for(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Captured:
         key = (id(program), len(plan.steps), plan.width, room_for(plan))
         if key not in self._captured:
-            layout = Layout(pytree.tree_leaves(carry))
+            layout = CarryLayout(pytree.tree_leaves(carry))
             self._captured[key] = Captured(
-                program.group, program, carry, layout, context, plan, store, Common(context), compile=self._compile
+                program.group,
+                program,
+                carry,
+                layout,
+                context,
+                plan,
+                store,
+                SharedCapture(context),
+                compile=self._compile,
             )
         return self._captured[key]
 
@@ -74,7 +82,7 @@ class GraphStreams:
         self._compile = compile
         self._streams = [torch.cuda.Stream() for _ in range(streams)]
         self._captured: dict[Any, Captured] = {}
-        self._common: dict[Any, Common] = {}
+        self._common: dict[Any, SharedCapture] = {}
 
     def fold(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Tree:
         """Every client's steps; clients go to the stream with least work so far, longest first."""
@@ -122,8 +130,8 @@ class GraphStreams:
         key = (slot, id(program), plan.width, room_for(plan))
         if key not in self._captured:
             one = tree.rows(carry, 0)
-            common = self._common.setdefault(key[1:], Common(context))
-            layout = Layout(pytree.tree_leaves(one), channels_last=True)
+            common = self._common.setdefault(key[1:], SharedCapture(context))
+            layout = CarryLayout(pytree.tree_leaves(one), channels_last=True)
             first = (one, layout, context.of(0), plan.of(0))
             self._captured[key] = Captured(
                 program.one, program, *first, store, common, compile=self._compile, channels_last=True

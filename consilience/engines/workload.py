@@ -1,4 +1,4 @@
-"""Who of a cohort works, and how much: decided once, for the whole cohort, wherever its clients are."""
+"""Which clients of a cohort work, and how much: decided once, for the whole cohort, wherever its clients are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from consilience.core.tree import Tree
 from consilience.environments.environment import Environment
 
 
-class Orders(NamedTuple):
+class Workload(NamedTuple):
     """The clients that have something to do, ascending; `counts` says why the others have not."""
 
     ids: np.ndarray  # [m]
@@ -24,9 +24,9 @@ class Orders(NamedTuple):
     counts: dict[str, int]
 
     @staticmethod
-    def given(
+    def of(
         environment: Environment, work: Work, ids: np.ndarray, sizes: np.ndarray, *, round: int, seed: int
-    ) -> Orders:
+    ) -> Workload:
         """What the environment makes of a cohort of these ids, with [m] rows."""
         steps = planned_steps(environment, work, ids, sizes, round, seed)
         heard = environment.reachable(round, ids, seed) if work.trains else np.ones(len(ids), dtype=bool)
@@ -34,7 +34,7 @@ class Orders(NamedTuple):
         stands_in = work.trains and environment.silent == "stand_in"
         keep = has_rows & (heard | stands_in)
         counts = {"silent": int((~heard & has_rows).sum()), "empty_client": int((~has_rows).sum())}
-        return Orders(
+        return Workload(
             ids=ids[keep],
             place=np.flatnonzero(keep),
             steps=np.where(heard, steps, 0)[keep],
@@ -43,12 +43,12 @@ class Orders(NamedTuple):
             counts={reason: count for reason, count in counts.items() if count},
         )
 
-    def of(self, mine: np.ndarray) -> Orders:
+    def only(self, mine: np.ndarray) -> Workload:
         """Those flagged, for one of several engines that share the cohort; what is missing is counted elsewhere."""
-        return Orders(self.ids[mine], self.place[mine], self.steps[mine], self.heard[mine], self.sizes[mine], {})
+        return Workload(self.ids[mine], self.place[mine], self.steps[mine], self.heard[mine], self.sizes[mine], {})
 
     def cohort(self, reply: Tree, examples: Tensor, round: int) -> Cohort:
-        """What came back from these orders."""
+        """The clients' replies, as a cohort."""
         return Cohort(
             reply=reply,
             ids=self.ids,
@@ -68,3 +68,11 @@ def planned_steps(
     if not work.trains:
         return per_epoch
     return environment.work(round, ids, seed, epochs=work.epochs, steps_per_epoch=per_epoch)
+
+
+def heard_steps(
+    environment: Environment, work: Work, ids: np.ndarray, sizes: np.ndarray, *, round: int, seed: int
+) -> np.ndarray:
+    """[m] steps of which a reply will be heard: 0 for clients that are out of reach."""
+    steps = planned_steps(environment, work, ids, sizes, round, seed)
+    return np.where(environment.reachable(round, ids, seed), steps, 0)

@@ -1,0 +1,50 @@
+"""Local work that waits to be cut into groups: of the clients of one run, or of several runs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from consilience.core import rng
+from consilience.core.federation import Rows
+from consilience.core.plans import Plan
+from consilience.core.tree import Tree
+from consilience.engines.vectorised.program import Context, Program
+
+
+class LocalWork(NamedTuple):
+    """What m clients are to do; a group is an array of places 0 .. m-1 among them."""
+
+    program: Program
+    store: Rows
+    order: np.ndarray  # [m] places, longest client first
+    keys: Tensor  # [m] the channel's
+    context: Callable[[np.ndarray], Context]  # of a group
+    plan: Callable[[np.ndarray, int | None], Plan]  # of a group, for at most so many steps
+
+    def prepare(self, group: np.ndarray, most: int | None = None) -> tuple[Tree, Context, Plan]:
+        """The carry, context and plan of a group, for at most so many steps."""
+        context = self.context(group)
+        plan = self.plan(group, most)
+        return self.program.begin(self._keys(group), context), context, plan
+
+    def finish(self, group: np.ndarray, carry: Tree, context: Context) -> tuple[Tree, Tree]:
+        """Stacked (replies as sent, memories) of a group after its last step."""
+        return self.program.end(carry, self._keys(group), context)
+
+    def _keys(self, group: np.ndarray) -> Tensor:
+        return self.keys[on_device(group, self.program.device)]
+
+
+def on_device(values: np.ndarray, device: torch.device) -> Tensor:
+    """An array on the device, without waiting for the work that is queued there."""
+    return torch.from_numpy(values).to(device, non_blocking=True)
+
+
+def channel_keys(ids: np.ndarray, device: torch.device, *, round: int, seed: int) -> Tensor:
+    """[m] the keys of these clients' halves of the channel."""
+    return on_device(rng.fold(rng.key(seed, "channel", round), ids), device)

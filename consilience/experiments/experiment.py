@@ -1,0 +1,43 @@
+"""The pieces of a run, wherever its clients are: what a run folder is written from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from consilience.core.algorithm import Algorithm
+from consilience.core.protocols import RunnerEngine
+from consilience.core.task import Task
+from consilience.experiments.config.config import Config
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Experiment:
+    """All the pieces of a run, ready to start; of the clients' data only a description is known here."""
+
+    config: Config
+    task: Task
+    engine: RunnerEngine
+    algorithm: Algorithm
+    clients: int
+    classes: int  # of the targets; 0 for regression
+    inputs: Any  # shape of one row's features, or a dict of such shapes; {} where no row was seen
+    label_names: tuple[str, ...]
+    prints: dict[str, str]  # fingerprints of the data and of their partition
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers are learned."""
+        return sum(leaf.numel() for leaf in self.task.start()["params"].values())
+
+    def facts(self, code: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+        """What a new run folder says about it."""
+        return {
+            "config": settings,
+            "code": code,
+            "prints": self.prints,
+            "algorithm": repr(self.algorithm),
+            "clients": self.clients,
+            "parameters": self.parameters,
+            "status": "created",
+        }
