@@ -153,13 +153,15 @@ class PendingReplies:
         )
 
 
-def labelled(cohort: Cohort, arrived: Jobs, received: Broadcast, round: int, late: int) -> Cohort:
+def labelled(
+    cohort: Cohort, sent_to: np.ndarray, received: Broadcast, staleness: np.ndarray | None, late: int
+) -> Cohort:
     """A cohort that knows how old the models are that its clients started from, if any is old."""
     counts = {**cohort.counts, "late": late} if late else cohort.counts
-    staleness = round - arrived.version[np.searchsorted(arrived.ids, cohort.ids)]
-    if not staleness.any():
+    ages = None if staleness is None else staleness[np.searchsorted(sent_to, cohort.ids)]
+    if ages is None or not ages.any():
         return replace(cohort, counts=counts)
-    return replace(cohort, counts=counts, staleness=staleness, received=received.among(arrived.ids, cohort.ids))
+    return replace(cohort, counts=counts, staleness=ages, received=received.among(sent_to, cohort.ids))
 
 
 LOOK = Work(epochs=1, batch_size=256, shuffle=False, trains=False)

@@ -154,6 +154,16 @@ class MovesWithoutReplies(Protocol):
 
 
 @runtime_checkable
+class IndependentReplies(Protocol):
+    """A server rule whose proof needs each reply let in or refused whatever the others are (differential privacy)."""
+
+    @property
+    def independent_replies(self) -> bool:
+        """Whether it does."""
+        ...
+
+
+@runtime_checkable
 class TrainsModel(Protocol):
     """A server rule that trains the model itself, on what the replies hold, after `update` has filed them."""
 

@@ -32,8 +32,8 @@ class RemoteRows(Protocol):
         ...
 
     @property
-    def finite(self) -> np.ndarray | None:
-        """[m] whether each row is finite, where that is known."""
+    def lengths(self) -> np.ndarray | None:
+        """[m] the length of each row, where that is known: infinite if it overflows, NaN if a value is not finite."""
         ...
 
     def fetch(self, rows: np.ndarray) -> Tensor:
@@ -73,10 +73,15 @@ class RemoteTensor(Tensor):
         return RemoteTensor(self.source, self.rows[index], self.shape[1:], self.dtype, self.device)
 
     @property
+    def lengths(self) -> np.ndarray | None:
+        """[m] the length of each row, where that is known without fetching it."""
+        known = self.source.lengths
+        return None if known is None else known[self.rows]
+
+    @property
     def finite(self) -> np.ndarray | None:
         """[m] whether each row is finite, where that is known without fetching it."""
-        known = self.source.finite
-        return None if known is None else known[self.rows]
+        return None if self.lengths is None else ~np.isnan(self.lengths)
 
     def _rows_at(self, index: Any) -> Tensor:
         """`self[index]`, fetching no other rows where the index is over rows alone."""

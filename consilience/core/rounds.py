@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,15 +17,16 @@ from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.protocols import (
     Engine,
     HasTask,
+    IndependentReplies,
     MovesWithoutReplies,
     PostTrainingPass,
     PreTrainingPass,
     ReceivesSizes,
+    ServerRule,
     TrainsModel,
 )
 from consilience.core.rng import key
-from consilience.core.screening import Limits, if_enough
-from consilience.core.screening import screen as screen
+from consilience.core.screening import Limits, if_enough, screen, unusable
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 
@@ -94,23 +96,24 @@ def run(
         ids, received = done.arrived.ids, done.pending.received(done.arrived)
         seen = _look(algorithm, engine, received, ids, number, seed)
         sent = engine.exchange(algorithm.client, algorithm.channel, seen, ids, round=number, seed=seed)
-        decoded = algorithm.channel.decode(sent, received.among(ids, sent.ids), key(seed, "decode", number))
-        cohort = labelled(replace(decoded, seed=seed), done.arrived, received, number, done.late)
-        cohort = screen(cohort, received.among(ids, cohort.ids), limits)
-        cohort, looked = _look_back(algorithm, engine, cohort, received.among(ids, cohort.ids), seed)
-        cohort = if_enough(cohort, limits)
-        alone = isinstance(server, MovesWithoutReplies) and server.moves_without_replies
-        # a round without a usable reply changes nothing
-        state, notes = server.update(here.server, cohort) if len(cohort) or alone else (here.server, {})
-        if len(cohort) and isinstance(server, TrainsModel):
-            if not isinstance(engine, HasTask):
-                raise Invalid(f"{type(server).__name__} trains a model itself, but {type(engine).__name__} runs none")
-            state = server.train(engine.task, state, cohort)
-        state = tree.here(state)  # what a rule kept of replies that lie in other processes
-        _refuse_unusable(number + 1, notes.get("weights"), server.model(state))
+        ended = conclude(
+            algorithm,
+            here.server,
+            sent,
+            received.among(ids, sent.ids),
+            round=number,
+            seed=seed,
+            limits=limits,
+            engine=engine,
+            staleness=number - done.arrived.version[np.searchsorted(ids, sent.ids)],
+            late=done.late,
+        )
+        if ended.problem is not None:  # before anything is kept: the last snapshot is one that can be continued
+            raise ended.problem
+        cohort, alone = ended.cohort, _moves_alone(server)
         here = Snapshot(
             round=number + 1,
-            server=state,
+            server=ended.state,
             memory=engine.recall(),
             losses=_losses(done.losses, cohort),
             bad_rounds=0 if len(cohort) or (alone and not len(done.chosen)) else here.bad_rounds + 1,
@@ -118,17 +121,74 @@ def run(
         )
         yield Round(
             number=number + 1,
-            model=server.model(state),
+            model=server.model(ended.state),
             cohort=cohort,
             chosen=done.chosen,
-            notes=notes,
+            notes=ended.notes,
             bytes_down=done.down,
-            bytes_up=sent.nbytes() + done.up + looked.up,
+            bytes_up=sent.nbytes() + done.up + ended.up,
             clock=done.pending.clock,
             snapshot=here,
         )
         if here.bad_rounds >= max_bad_rounds:
             raise Diverged(_explain(cohort, number + 1, max_bad_rounds))
+
+
+class Conclusion(NamedTuple):
+    """What came of the replies to a round; with a problem, the state is the one before."""
+
+    state: Tree
+    cohort: Cohort  # the replies that were used
+    sound: np.ndarray  # ids of those that passed every check, also where they were too few to be used
+    notes: Notes
+    up: int  # bytes of the answers to a second question
+    problem: Diverged | Invalid | None = None  # why the server cannot go on from this round
+
+
+def conclude(
+    algorithm: Algorithm,
+    state: Tree,
+    sent: Cohort,
+    received: Broadcast,
+    *,
+    round: int,
+    seed: int,
+    limits: Limits | None = None,
+    engine: Engine | None = None,
+    staleness: np.ndarray | None = None,
+    late: int = 0,
+) -> Conclusion:
+    """All that follows an exchange, whoever made it: decode, screen, ask again, update, refuse what cannot be used.
+
+    received: what the clients of `sent` received, in their order. staleness: [m] how many rounds ago that was.
+    engine: needed where clients are asked about their trained model, and where the server trains.
+    """
+    server = algorithm.server
+    decoded = algorithm.channel.decode(sent, received, key(seed, "decode", round))
+    cohort = labelled(replace(decoded, seed=seed), sent.ids, received, staleness, late)
+    if isinstance(server, IndependentReplies) and server.independent_replies:
+        limits = replace(limits or Limits(), max_ratio=None)  # the median would let one client decide about another
+    cohort = screen(cohort, received.among(sent.ids, cohort.ids), limits)
+    cohort, looked = _look_back(algorithm, engine, cohort, received.among(sent.ids, cohort.ids), seed)
+    sound, cohort = cohort.ids, if_enough(cohort, limits)
+    nothing = Conclusion(state, cohort, sound, {}, looked.up)
+    if not len(cohort) and not _moves_alone(server):
+        return nothing  # a round without a usable reply changes nothing
+    try:
+        after, notes = server.update(state, cohort)
+        if len(cohort) and isinstance(server, TrainsModel):
+            if not isinstance(engine, HasTask):
+                raise Invalid(f"{type(server).__name__} trains a model itself, but {type(engine).__name__} runs none")
+            after = server.train(engine.task, after, cohort)
+        after = tree.here(after)  # what a rule kept of replies that lie in other processes
+        _refuse_unusable(round, notes.get("weights"), server.model(after))
+    except (Diverged, Invalid) as problem:
+        return nothing._replace(problem=problem)
+    return nothing._replace(state=after, notes=notes)
+
+
+def _moves_alone(server: ServerRule) -> bool:
+    return isinstance(server, MovesWithoutReplies) and server.moves_without_replies
 
 
 def _look(
@@ -150,10 +210,10 @@ def _look(
 
 
 def _look_back(
-    algorithm: Algorithm, engine: Engine, cohort: Cohort, received: Broadcast, seed: int
+    algorithm: Algorithm, engine: Engine | None, cohort: Cohort, received: Broadcast, seed: int
 ) -> tuple[Cohort, Asked]:
     """The cohort with what each client's trained model shows on its rows; the client has these models already."""
-    if not isinstance(algorithm.client, PostTrainingPass) or not len(cohort):
+    if engine is None or not isinstance(algorithm.client, PostTrainingPass) or not len(cohort):
         return cohort, Asked()
     shared, personal = {"received": received.shared}, {"model": cohort.reply["model"]}
     if received.personal:  # some of what they were sent was for each alone
@@ -168,16 +228,16 @@ def _look_back(
 
 
 def _refuse_unusable(round: int, weights: Tensor | None, model: Tree) -> None:
-    """Stop, before anything is kept, at weights or at a model that cannot be right."""
+    """Stop, before anything is kept, at weights or at a model that the next round could not use."""
     if weights is not None and not (bool(weights.isfinite().all()) and bool((weights != 0).any())):
         found = ", ".join(f"{weight:g}" for weight in weights.tolist()[:8])
-        raise Diverged(f"round {round}: the aggregation weights are {found} ..., all zero or not finite")
-    flat = {path: leaf for path, leaf in tree.flatten(model).items() if leaf.is_floating_point()}
-    if not tree.is_finite(list(flat.values())):
-        where = next(path for path, leaf in flat.items() if not bool(leaf.isfinite().all()))
+        raise Diverged(f"round {round + 1}: the aggregation weights are {found} ..., all zero or not finite")
+    what = unusable(model)
+    if what:
         raise Diverged(
-            f"round {round}: the new global model holds NaN or infinite values in {where}, "
-            "though every reply was finite: lower the learning rate"
+            f"round {round + 1}: the new global model {what}, though every reply could be used: lower the learning "
+            f"rate. Nothing of this round is kept; "
+            + (f"round {round} is the last good one" if round else "there is no good round before it")
         )
 
 

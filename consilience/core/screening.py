@@ -11,9 +11,13 @@ from torch import Tensor
 
 from consilience.core import tree
 from consilience.core.exchange import Broadcast, Cohort
-from consilience.core.refusal import Refusal
+from consilience.core.lengths import exact_lengths, quick_lengths, together
+from consilience.core.refusal import Refusal, tally
 from consilience.core.settings import Count, Invalid, Positive, Whole, check
 from consilience.core.tree import Tree
+
+MODEL, PARAMS = "model/", "model/params"
+ROOM = 4  # times that the longest usable tree could be longer before its squares overflow: for differences and sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +28,7 @@ class Limits:
     max_norm: Positive | None = (
         None  # of an update (its parameters; its floating buffers alike): longer ones are clipped
     )
+    max_ratio: Positive | None = 1000.0  # of an update's length to the round's median and to the model; None: no bound
     max_examples: Count = 10_000_000  # rows that a client may say it has
     on_excess: Literal["refuse", "cap"] = "refuse"  # what happens to replies that claim more
     max_steps: Count = 10_000_000  # local steps that a client may say it did
@@ -40,20 +45,44 @@ class Limits:
 
 
 def screen(cohort: Cohort, received: Broadcast | None = None, limits: Limits | None = None) -> Cohort:
-    """The replies without NaN or infinite values, and no update longer than allowed: the others never touch the model.
+    """The replies that can be computed with, no update longer than allowed: the others never touch the model.
 
-    `received` is what the cohort's clients were sent: updates are measured from there.
+    Refused are NaN and infinite values (`nonfinite`), finite values whose squares overflow, and updates beyond
+    `limits.max_ratio` (both `too_large`). `received` is what the cohort's clients were sent: updates are measured from
+    there. With `limits.max_norm`, long updates are clipped instead.
     """
     if not len(cohort):
         return cohort
-    finite = tree.all_finite(cohort.reply).cpu().numpy()
-    if not finite.all():
-        found, everyone = _nonfinite(cohort, ~finite), cohort.ids
-        cohort = cohort.only(finite, nonfinite=len(found)).refusing(found)
-        received = received and received.among(everyone, cohort.ids)
-    if len(cohort) and limits is not None and limits.max_norm is not None:
-        return _bounded(cohort, received, limits.max_norm)
+    limits, everyone = limits or Limits(), cohort.ids
+    clips = limits.max_norm is not None
+    # a look at all values, which finds next to nobody: what follows is done for those whom it cannot acquit
+    rough = _rough(cohort.reply)
+    if not all(np.isfinite(length).all() for length in rough.values()):
+        finite = tree.all_finite(cohort.reply).cpu().numpy()
+        if not finite.all():
+            cohort, rough = _without(cohort, rough, _nonfinite(cohort, ~finite))
+    for name in [name for name in rough if not (clips and name.startswith(MODEL))]:
+        cohort, rough = _without(cohort, rough, _overflowing(cohort, name, rough[name]))
+    if clips or limits.max_ratio is not None:
+        start = received and received.among(everyone, cohort.ids)
+        if limits.max_norm is not None:
+            return _bounded(cohort, start, limits.max_norm) if len(cohort) else cohort
+        assert limits.max_ratio is not None
+        cohort, _ = _without(cohort, rough, _out_of_proportion(cohort, start, limits.max_ratio, rough))
     return cohort
+
+
+def unusable(model: Tree) -> str:
+    """What is wrong with a model that clients could not train from; "" if nothing is."""
+    flat = {path: leaf for path, leaf in tree.flatten(model).items() if leaf.is_floating_point() and leaf.numel()}
+    lengths = quick_lengths({path: leaf.unsqueeze(0) for path, leaf in flat.items()})
+    if all(length[0] <= _longest(flat[path].dtype) for path, length in lengths.items()):
+        return ""
+    for path, leaf in flat.items():
+        if not bool(leaf.isfinite().all()):
+            return f"holds NaN or infinite values in {path}"
+    path = max(lengths, key=lambda name: lengths[name][0] / _longest(flat[name].dtype))
+    return f"is too large in {path}: its squares overflow {str(flat[path].dtype).removeprefix('torch.')}"
 
 
 def if_enough(cohort: Cohort, limits: Limits | None) -> Cohort:
@@ -61,6 +90,99 @@ def if_enough(cohort: Cohort, limits: Limits | None) -> Cohort:
     if limits is None or not 0 < len(cohort) < limits.min_valid:
         return cohort
     return cohort.only(np.zeros(len(cohort), dtype=bool), too_few=len(cohort))
+
+
+def _groups(reply: Tree) -> dict[str, Tree]:
+    """Path -> floating leaves, of what has one scale: the model's parameters, its buffers, and every other entry."""
+    found: dict[str, Tree] = {}
+    for path, leaf in tree.flatten(reply).items():
+        if leaf.is_floating_point() and leaf.numel():
+            parts = path.split(tree.SEPARATOR)
+            name = tree.SEPARATOR.join(parts[:2] if parts[0] == "model" and len(parts) > 2 else parts[:1])
+            found.setdefault(name, {})[path] = leaf
+    return found
+
+
+def _rough(reply: Tree) -> dict[str, np.ndarray]:
+    """Group -> [m] lengths; not finite where a value is not, or a square."""
+    groups = _groups(reply)
+    lengths = quick_lengths({path: leaf for leaves in groups.values() for path, leaf in leaves.items()})
+    return {name: together([lengths[path] for path in leaves]) for name, leaves in groups.items()}
+
+
+def _without(
+    cohort: Cohort, rough: dict[str, np.ndarray], refusals: list[Refusal]
+) -> tuple[Cohort, dict[str, np.ndarray]]:
+    """The cohort and its lengths without those refused, who are counted and named."""
+    if not refusals:
+        return cohort, rough
+    kept = ~np.isin(cohort.ids, [refusal.client for refusal in refusals])
+    cohort = cohort.only(kept, **tally(refusals)).refusing(refusals)
+    return cohort, {name: length[kept] for name, length in rough.items()}
+
+
+def _overflowing(cohort: Cohort, name: str, rough: np.ndarray) -> list[Refusal]:
+    """Whose values are finite, but too large for any sum of squares in their own type."""
+    if (rough <= _longest(torch.float32)).all():
+        return []
+    leaves = list(_groups(cohort.reply)[name].values())
+    most = min(_longest(leaf.dtype) for leaf in leaves)
+    lengths = exact_lengths(leaves)
+    return [
+        Refusal(
+            client=int(cohort.ids[row]),
+            reason="too_large",
+            key=name,
+            detail=f"its length is {lengths[row]:.3g}, and the squares of more than {most:.3g} overflow",
+        )
+        for row in np.flatnonzero(lengths > most)
+    ]
+
+
+def _out_of_proportion(
+    cohort: Cohort, received: Broadcast | None, ratio: float, rough: dict[str, np.ndarray]
+) -> list[Refusal]:
+    """Whose model went further than `ratio` times both the model it was sent and the median of this round's updates.
+
+    Buffers may go `ratio` squared as far: a variance is a square.
+    """
+    sent = {} if received is None else {**received.shared, **received.personal}
+    if not len(cohort) or not isinstance(sent.get("model"), dict):
+        return []
+    refusals: dict[int, Refusal] = {}
+    for name, leaves in _groups({"model": cohort.reply.get("model", {})}).items():
+        starts = tree.flatten({"model": sent["model"]})
+        if not name.startswith(MODEL) or not all(path in starts for path in leaves):
+            continue
+        times = ratio if name == PARAMS else ratio**2
+        stacked = {
+            p: starts[p] if starts[p].dim() == leaf.dim() else starts[p].unsqueeze(0) for p, leaf in leaves.items()
+        }
+        model = together(list(quick_lengths(stacked).values()))  # [1], or [m] where each was sent its own
+        # |w - s| <= |w| + |s|; 0.9 for rounding
+        if (rough[name] <= 0.9 * (times - 1) * model).all():
+            continue
+        lengths = exact_lengths(list(leaves.values()), [starts[path] for path in leaves])
+        moved = np.sort(lengths[lengths > 0])
+        median = moved[(len(moved) - 1) // 2] if len(moved) else 0.0
+        for row in np.flatnonzero(lengths > times * np.maximum(median, model)):
+            detail = (
+                f"an update of length {lengths[row]:.3g}, more than {times:g} times the round's median, {median:.3g}, "
+                f"and the model it was sent, {np.broadcast_to(model, lengths.shape)[row]:.3g} (limits.max_ratio)"
+            )
+            client = int(cohort.ids[row])
+            refusals.setdefault(client, Refusal(client=client, reason="too_large", key=name, detail=detail))
+    return list(refusals.values())
+
+
+def _stacked(start: Tensor, leaf: Tensor) -> Tensor:
+    """[1, ...], or [m, ...] where each client was sent its own."""
+    return start if start.dim() == leaf.dim() else start.unsqueeze(0)
+
+
+def _longest(kind: torch.dtype) -> float:
+    """How long a tensor of this type may be for computing with squares; narrow types are squared in float32."""
+    return torch.finfo(torch.float32 if kind.itemsize < 4 else kind).max ** 0.5 / ROOM
 
 
 def _nonfinite(cohort: Cohort, bad: np.ndarray) -> list[Refusal]:

@@ -19,9 +19,9 @@ VALUES = torch.arange(24, dtype=torch.float64).reshape(6, 4)
 class Shelf:
     """A source that counts what is fetched from it, and the place where work on it is done."""
 
-    def __init__(self, values: Tensor, finite: list[bool] | None = None, works: bool = True) -> None:
+    def __init__(self, values: Tensor, lengths: list[float] | None = None, works: bool = True) -> None:
         self.values, self.fetched, self.worked = values, [], 0
-        self.finite = None if finite is None else np.array(finite)
+        self.lengths = None if lengths is None else np.array(lengths)
         self.place = self if works else None
 
     def fetch(self, rows: np.ndarray) -> Tensor:
@@ -126,8 +126,8 @@ def test_work_is_done_where_the_rows_lie() -> None:
     assert idle.fetched  # nobody works there
 
 
-def test_screening_asks_for_flags_and_not_for_values() -> None:
-    far = Shelf(VALUES, finite=[True, True, False, True, True, True])
+def test_screening_asks_for_lengths_and_not_for_values() -> None:
+    far = Shelf(VALUES, lengths=[1.0, 2.0, np.nan, np.inf, 0.0, 3.0])
     near = VALUES.clone()
     near[4, 1] = torch.inf
     counter = RemoteTensor(Shelf(VALUES.long()), np.arange(6), (4,), torch.int64, torch.device("cpu"))

@@ -16,7 +16,8 @@ from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.exchange import Broadcast, Cohort, Pool
 from consilience.core.protocols import Channel, ClientRule, Selection, ServerRule
-from consilience.core.rounds import Diverged, Round, run, screen
+from consilience.core.rounds import Diverged, Round, run
+from consilience.core.screening import screen
 from consilience.environments.environment import Environment
 from consilience.selection import Everyone, SlidingWindow, Uniform
 

@@ -44,8 +44,8 @@ class RemoteReplies:
         """One tensor of the replies [m, ...], from each worker's part of it."""
         if not isinstance(parts[0], RemoteLeaf):
             return in_client_order([unpacked(part, self._device) for part in parts], self.back)
-        finite = np.concatenate([part.finite for part in parts])[self.back]
-        source = _ReplyRows(self, parts[0], finite)
+        lengths = np.concatenate([part.lengths for part in parts])[self.back]
+        source = _ReplyRows(self, parts[0], lengths)
         return RemoteTensor(source, np.arange(len(self.back)), parts[0].shape, parts[0].dtype, self._device)
 
     def fetch(self, left: RemoteLeaf, rows: np.ndarray) -> Tensor:
@@ -93,8 +93,8 @@ def _call(leaf: RemoteTensor, *others: Any, total: int) -> tuple[str, np.ndarray
 class _ReplyRows:
     """One tensor of an exchange's replies."""
 
-    def __init__(self, place: RemoteReplies, left: RemoteLeaf, finite: np.ndarray) -> None:
-        self.place, self.left, self.finite = place, left, finite
+    def __init__(self, place: RemoteReplies, left: RemoteLeaf, lengths: np.ndarray) -> None:
+        self.place, self.left, self.lengths = place, left, lengths
 
     def fetch(self, rows: np.ndarray) -> Tensor:
         """[n, ...] these rows."""
@@ -148,7 +148,7 @@ class _MemoryRows:
     """One tensor of all clients' memories."""
 
     place = None
-    finite = None
+    lengths = None
 
     def __init__(self, memories: RemoteMemories, path: str) -> None:
         self._memories, self._path = memories, path

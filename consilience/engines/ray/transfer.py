@@ -49,7 +49,7 @@ class RemoteLeaf(NamedTuple):
     shard: int  # in which of the worker's objects
     shape: tuple[int, ...]  # of one row
     dtype: torch.dtype
-    finite: np.ndarray  # [m] whether each row is
+    lengths: np.ndarray  # [m] of each row; NaN where a value is not finite
 
 
 class WorkerReplies(NamedTuple):

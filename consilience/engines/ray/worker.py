@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from consilience.core import tree
 from consilience.core.exchange import Broadcast
 from consilience.core.federation import Federation, Rows
+from consilience.core.lengths import quick
 from consilience.core.losses import LOSSES, Loss
 from consilience.core.protocols import Channel, ClientRule
 from consilience.core.task import Task
@@ -175,10 +176,18 @@ class Worker:
         left: dict[str, RemoteLeaf] = {}
         for path, shard in zip(large, owner.tolist()):
             leaf = flat[path]
-            finite = tree.all_finite({path: leaf}).cpu().numpy()
-            left[path] = RemoteLeaf(path, shard, tuple(leaf.shape[1:]), leaf.dtype, finite)
+            left[path] = RemoteLeaf(path, shard, tuple(leaf.shape[1:]), leaf.dtype, _lengths(leaf))
             shards[shard][path] = packed(leaf)
         return _replaced(reply, left), shards
+
+
+def _lengths(leaf: Tensor) -> np.ndarray:
+    """[m] the length of each row: infinite if it overflows, NaN if a value is not finite."""
+    found = quick(leaf).cpu().numpy() if leaf.is_floating_point() else np.zeros(len(leaf))
+    if np.isfinite(found).all():
+        return found
+    finite = tree.all_finite({"leaf": leaf}).cpu().numpy()
+    return np.where(finite, np.where(np.isfinite(found), found, np.inf), np.nan)
 
 
 def in_client_order(parts: list[Tensor], back: np.ndarray) -> Tensor:

@@ -13,10 +13,11 @@ import torch
 
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm
-from consilience.core.exchange import Broadcast, Cohort, Notes
+from consilience.core.exchange import Broadcast, Notes
 from consilience.core.protocols import Selection, ServerRule
 from consilience.core.refusal import Refusal, Refused
-from consilience.core.screening import Limits, if_enough, screen
+from consilience.core.rounds import conclude
+from consilience.core.screening import Limits
 from consilience.core.settings import Count, Invalid, Positive, Whole, check
 from consilience.core.tree import Tree
 from consilience.flower.strategies.records import STATISTICS, Layout, to_record, to_tensors
@@ -132,20 +133,31 @@ class Serving:
             LOG.info("\t> %s", note)
         cohort = admitted.cohort(round=asked.round, seed=self.settings.seed)
         nodes = {place: node for node, place in places.items()}
-        cohort = screen(cohort, self._received(asked, [nodes[i] for i in cohort.ids.tolist()]), self.settings.limits)
-        self.seats.keep({nodes[i]: i for i in cohort.ids.tolist()})
-        cohort = if_enough(cohort, self.settings.limits)
-        refusals += [*refused, *cohort.refusals[len(refused) :]]
+        assert self._state is not None
+        ended = conclude(
+            self.algorithm,
+            self._state,
+            cohort,
+            self._received(asked, [nodes[i] for i in cohort.ids.tolist()]),
+            round=asked.round,
+            seed=self.settings.seed,
+            limits=self.settings.limits,
+        )
+        self.seats.keep({nodes[i]: i for i in ended.sound.tolist()})
+        refusals += [*refused, *ended.cohort.refusals[len(refused) :]]
         refusals = [self.seats.named(refusal, nodes) for refusal in refusals]
         for refusal in refusals:
             LOG.warning("%s round %d: %s", self.name, asked.round + 1, refusal)
-        whole = not refusals and len(cohort) == len(asked.ids)
-        notes = self._update(cohort, whole) if len(cohort) else None
+        if isinstance(ended.problem, Invalid) and not refusals and len(ended.cohort) == len(asked.ids):
+            raise ended.problem  # nobody is missing, so it would never work
+        if ended.problem is not None:
+            LOG.error("%s round %d changes nothing: %s", self.name, asked.round + 1, ended.problem)
+        self._state = ended.state
         return Heard(
-            contents={i: contents[nodes[i]] for i in cohort.ids.tolist()},
+            contents={i: contents[nodes[i]] for i in ended.cohort.ids.tolist()},
             refusals=tuple(refusals),
-            notes=notes or {},
-            moved=notes is not None,
+            notes=ended.notes,
+            moved=len(ended.cohort) > 0 and ended.problem is None,
         )
 
     def record(self) -> Any:
@@ -172,24 +184,6 @@ class Serving:
             reason = "duplicate" if node in contents else "unasked"
             refusals.append(Refusal(client=f"node {node}", reason=reason, detail=f"in round {asked.round + 1}"))
         return contents, refusals
-
-    def _update(self, cohort: Cohort, whole: bool) -> Notes | None:
-        """Move, and say what there is to report; None, and nothing changed, if no sound model came of it."""
-        assert self._state is not None
-        try:
-            state, notes = self.algorithm.server.update(self._state, cohort)
-        except Invalid as problem:
-            if whole:  # nobody is missing, so it would never work
-                raise
-            LOG.error("%s round %d changes nothing: %s", self.name, cohort.round + 1, problem)
-            return None
-        weights = notes.get("weights")
-        sound = weights is None or (bool(weights.isfinite().all()) and bool((weights != 0).any()))
-        if not sound or not tree.is_finite(list(tree.leaves(self.algorithm.server.model(state)))):
-            LOG.error("%s round %d changes nothing: its new model is not finite", self.name, cohort.round + 1)
-            return None
-        self._state = state
-        return notes
 
 
 @contextlib.contextmanager

@@ -48,6 +48,11 @@ class PrivateAveraging:
         return True
 
     @property
+    def independent_replies(self) -> bool:
+        """Whether one client's update is used must not depend on another's: the sum would move by more than `bound`."""
+        return True
+
+    @property
     def moves_without_replies(self) -> bool:
         """A round without replies adds noise, too: else its absence would tell."""
         return True

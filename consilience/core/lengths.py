@@ -1,0 +1,63 @@
+"""Euclidean lengths of the rows of stacked trees: quick ones, and exact ones where the quick ones overflow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from consilience.core.remote import RemoteTensor, each
+
+BLOCK = 2**24  # values that are copied to float64 at a time
+TINY = 1e-300
+
+
+def quick(leaf: Tensor) -> Tensor:
+    """[m] the length of each row in its own type, float32 at least: not finite if a value or a square is not."""
+    wide = torch.float32 if leaf.element_size() < 4 else leaf.dtype
+    return torch.linalg.vector_norm(leaf.detach().reshape(len(leaf), -1), dim=1, dtype=wide).double()
+
+
+def exact(leaf: Tensor, start: Tensor) -> Tensor:
+    """[m] the length of each row minus `start` (one for all, or rows of their own), for any finite values."""
+    own = start.dim() == leaf.dim()
+    rows = max(1, BLOCK // max(1, leaf[0].numel()))
+    found = []
+    for first in range(0, len(leaf), rows):
+        base = start[first : first + rows] if own else start
+        # halves: the difference of two finite numbers can be infinite, that of their halves cannot
+        half = (leaf[first : first + rows].double() / 2 - base.double() / 2).flatten(1)
+        largest = half.abs().amax(1).clamp(min=TINY)
+        found.append(2 * (largest * torch.linalg.vector_norm(half / largest.unsqueeze(1), dim=1)))
+    return torch.cat(found)
+
+
+def quick_lengths(leaves: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """[m] `quick` of every leaf, by path, with one transfer from each device; rows that lie elsewhere stay there."""
+    near = {path: leaf for path, leaf in leaves.items() if not isinstance(leaf, RemoteTensor)}
+    far = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, RemoteTensor)}
+    known = {path: leaf.lengths for path, leaf in far.items() if leaf.lengths is not None}
+    unknown = {path: leaf for path, leaf in far.items() if path not in known}
+    found = {path: quick(leaf) for path, leaf in near.items()}
+    found |= dict(zip(unknown, each(quick, list(unknown.values()))))
+    if not found:
+        return known
+    fetched = torch.stack(list(found.values())).cpu().numpy()
+    return {**known, **dict(zip(found, fetched))}
+
+
+def exact_lengths(leaves: Sequence[Tensor], starts: Sequence[Tensor] | None = None) -> np.ndarray:
+    """[m] the length of each row over all leaves together, from `starts` or from zero: infinite beyond float64."""
+    starts = [torch.zeros((), dtype=torch.float64, device=leaf.device) for leaf in leaves] if starts is None else starts
+    return together([part.cpu().numpy() for part in each(exact, leaves, starts)])
+
+
+def together(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """[m] the length over several leaves from that over each, without overflow on the way."""
+    stacked = np.stack(list(parts))  # [L, m]
+    largest = stacked.max(0)
+    with np.errstate(invalid="ignore", over="ignore"):
+        length = largest * np.sqrt(np.square(stacked / np.maximum(largest, TINY)).sum(0))
+    return np.where(np.isfinite(stacked).all(0), length, np.where(np.isnan(stacked).any(0), np.nan, np.inf))
