@@ -15,8 +15,9 @@ from consilience.data.dataset import Dataset
 from consilience.experiments import runner
 from consilience.experiments.config.config import Config
 from consilience.experiments.live_run import Run
+from consilience.runs.disk import explain, is_folder
 from consilience.runs.failures import explained
-from consilience.runs.folder import RunFolder
+from consilience.runs.folder import RecordError, RunFolder
 from consilience.runs.observation import Observation
 from consilience.runs.text import quality
 
@@ -36,7 +37,11 @@ class Ended(NamedTuple):
 
 
 def status_of(path: Path) -> str:
-    """What a cell's folder says of it; "" where there is none."""
+    """What a cell's folder says of it; "" where there is none. A link to a run elsewhere is refused."""
+    try:
+        is_folder(path)
+    except OSError as problem:
+        raise RecordError(explain("use the run folder", path, problem)) from problem
     return str(RunFolder.open(path).facts().get("status", "")) if (path / "run.json").exists() else ""
 
 

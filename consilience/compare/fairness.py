@@ -9,7 +9,7 @@ from consilience.compare.plan import LOCAL_WORK, Cell, Comparison
 from consilience.compare.results import CellResult
 from consilience.core.algorithm import Algorithm
 from consilience.experiments.config.catalogue import KINDS
-from consilience.runs.changes import changed_keys
+from consilience.runs.identity import changed_keys
 
 _THE_METHOD = ("algorithm", "name", "seed", "runs")
 

@@ -208,7 +208,7 @@ def plain_results(comparison: Comparison, cells: Sequence[CellResult], methods: 
         "methods": [_plain_method(found) for found in methods],
         "cells": [asdict(cell) for cell in cells],
     }
-    return canonical.settle(table, "results", nonfinite_as_null=True)
+    return canonical.to_json_types(table, "results", nonfinite_as_null=True)
 
 
 def _plain_method(found: MethodResult) -> dict[str, Any]:

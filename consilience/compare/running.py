@@ -21,8 +21,8 @@ from consilience.data.dataset import Dataset
 from consilience.experiments.assembly import assemble, read_data, spread
 from consilience.experiments.config.config import Config, from_table
 from consilience.runs import canonical, identity
-from consilience.runs.changes import changed_keys
-from consilience.runs.disk import make_folder, read_file, replace_file
+from consilience.runs.disk import explain, make_folder, read_file, replace_file
+from consilience.runs.identity import changed_keys
 from consilience.runs.interrupts import Interrupts
 from consilience.runs.lock import RunLock
 from consilience.runs.row_log import RecordError
@@ -90,10 +90,12 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def _stored_plan(folder: Path) -> dict[str, Any]:
     path = folder / _PLAN
-    if not path.exists():
-        return {}
     try:
         found = canonical.decode(read_file(path))
+    except FileNotFoundError:
+        return {}
+    except OSError as problem:
+        raise RecordError(explain("read", path, problem)) from problem
     except ValueError as problem:
         raise RecordError(f"{path} is damaged: {problem}") from problem
     if not isinstance(found, dict) or not isinstance(found.get("cells", {}), Mapping):

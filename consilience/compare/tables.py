@@ -33,6 +33,7 @@ TITLES = {
     "loss": "loss",
     "absolute_error": "mean error",
 }
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a spreadsheet takes for the start of one
 SHARES = ("accuracy", "best_accuracy", "clients_mean", "clients_worst_tenth")
 
 
@@ -223,5 +224,12 @@ def _csv(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(head)
-    writer.writerows([["" if value is None else value for value in row] for row in rows])
+    writer.writerows([[_csv_cell(value) for value in row] for row in rows])
     return text.getvalue()
+
+
+def _csv_cell(value: object) -> object:
+    """Numbers as they are; text that a spreadsheet would run as a formula behind an apostrophe, which makes it text."""
+    if isinstance(value, str) and value.startswith(FORMULA):
+        return "'" + value
+    return "" if value is None else value

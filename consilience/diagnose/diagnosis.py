@@ -53,7 +53,7 @@ class Diagnosis:
 
     def table(self) -> dict[str, Any]:
         """Every number, in JSON's own types."""
-        return canonical.settle(_plain(self), "diagnosis", nonfinite_as_null=True)
+        return canonical.to_json_types(_plain(self), "diagnosis", nonfinite_as_null=True)
 
 
 def diagnose(

@@ -26,7 +26,7 @@ def export(folder: Path, task: Task, model: Tree, facts: dict[str, Any]) -> str:
     manifest = {"format": 1, "file": MODEL, "bytes": len(data), "sha256": digest, **facts}
     try:
         replace_file(folder / MODEL, data)
-        replace_file(folder / MANIFEST, canonical.encode(canonical.settle(manifest, "manifest"), pretty=True))
+        replace_file(folder / MANIFEST, canonical.encode(canonical.to_json_types(manifest, "manifest"), pretty=True))
     except OSError as problem:
         raise RecordError(explain("export the model to", folder / MODEL, problem)) from problem
     return digest

@@ -20,7 +20,8 @@ from consilience.experiments.client_log import federation_facts
 from consilience.experiments.config.config import Config, from_table
 from consilience.experiments.live_run import Run, Watch, store_config
 from consilience.runs import checkpoint, identity
-from consilience.runs.folder import RunFolder
+from consilience.runs.disk import check_file, explain
+from consilience.runs.folder import RecordError, RunFolder
 from consilience.runs.names import plain
 from consilience.runs.result import Result
 from consilience.runs.toml_text import loads
@@ -104,6 +105,10 @@ def _create(config: Config, folder: Path | None, facts: dict[str, Any]) -> RunFo
 
 def _partition_differences(folder: RunFolder, simulation: Simulation) -> list[str]:
     """Whether the stored partition is another one; where a crash came before it was stored, it is stored now."""
+    try:
+        check_file(folder.partition)
+    except OSError as problem:
+        raise RecordError(explain("read", folder.partition, problem)) from problem
     if not folder.partition.exists():
         partition.save(simulation.parts, folder.partition)
     stored, now = partition.fingerprint(partition.load(folder.partition)), simulation.prints["partition"]

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from consilience.core.settings import Invalid
+from consilience.runs.disk import make_inner_folder
 from consilience.runs.folder import RunFolder
 from consilience.runs.names import plain
-from consilience.runs.redact import masked
+from consilience.runs.redact import redacted
 
 TRACKERS = {"tensorboard": "tensorboard", "mlflow": "mlflow"}
 """What can be logged to, and the package that it needs."""
@@ -66,7 +67,8 @@ class _TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         place = folder.path / PLACE
-        for old in place.glob("events.out.tfevents.*") if place.is_dir() else ():
+        make_inner_folder(place)
+        for old in place.glob("events.out.tfevents.*"):
             old.unlink()
         self._writer: Any = SummaryWriter(log_dir=str(place))
         self._writer.add_text("settings", "\n".join(f"    {key} = {value}" for key, value in _flat(settings)))
@@ -148,7 +150,7 @@ class _MLflow:
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
-    for key, value in masked(settings).items():
+    for key, value in redacted(settings).items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")
         else:

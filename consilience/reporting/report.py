@@ -11,7 +11,7 @@ from consilience.reporting import page, style
 from consilience.reporting.figure_set import FigureSet, compiled
 from consilience.reporting.groups import grouped
 from consilience.reporting.runs import find
-from consilience.runs.disk import replace_file
+from consilience.runs.disk import make_inner_folder, replace_file
 
 NAME = "report.html"
 
@@ -59,10 +59,10 @@ def figures_of(out: Path) -> Path:
 def _write_pictures(figures: FigureSet, out: Path) -> None:
     """Every picture as a PNG; those that an earlier report left there and this one has not are removed."""
     folder = figures_of(out)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_inner_folder(folder)
     names = {f"{picture.name}.png" for picture in figures.pictures()}
     for old in folder.glob("*.png"):
-        if old.is_file() and old.name not in names:
+        if (old.is_file() or old.is_symlink()) and old.name not in names:
             old.unlink()
     for picture in figures.pictures():
         replace_file(folder / f"{picture.name}.png", style.png(picture))

@@ -15,7 +15,7 @@ from consilience.runs import canonical
 from consilience.runs.disk import read_file
 from consilience.runs.folder import RecordError, RunFolder
 from consilience.runs.names import plain
-from consilience.runs.redact import masked
+from consilience.runs.redact import redacted
 from consilience.runs.row_log import RowLog
 from consilience.runs.toml_text import loads
 
@@ -122,7 +122,7 @@ def read(path: Path) -> RunData:
     folder = RunFolder.open(path)
     facts, history = folder.facts(), folder.rows()
     notes = [history.note] if history.note else []
-    config = {key: value for key, value in masked(loads(folder.config_text())).items() if key not in PLACES}
+    config = {key: value for key, value in redacted(loads(folder.config_text())).items() if key not in PLACES}
     timing, more = _by_round(folder.timing)
     clients, other = _by_round(folder.clients)
     federation, last = _federation(folder)
@@ -130,7 +130,7 @@ def read(path: Path) -> RunData:
         name=folder.name,
         path=path,
         config=config,
-        facts=masked(facts),
+        facts=redacted(facts),
         status=status(path, facts).partition(" as process")[0],
         rows=history.rows,
         timing=timing,

@@ -14,10 +14,8 @@ from rich.table import Table
 
 from consilience.experiments.evaluation import Scores, fairness
 from consilience.experiments.personal import PersonalScores
-from consilience.runs import canonical
-from consilience.runs.disk import read_file
 from consilience.runs.folder import RunFolder, RunSummary
-from consilience.runs.lock import is_alive
+from consilience.runs.lock import is_alive, owner
 from consilience.runs.names import plain
 from consilience.runs.text import duration, rate
 from consilience.runs.toml_text import dumps, loads
@@ -110,11 +108,10 @@ def status(folder: Path, facts: dict[str, Any]) -> str:
     said = str(facts.get("status", "?"))
     if said not in ("created", "running"):
         return said
-    try:
-        owner = canonical.decode(read_file(folder / "lock", most=4096))
-        pid, host = int(owner["pid"]), str(owner["host"])
-    except (OSError, ValueError, KeyError, TypeError):
+    known = owner(folder / "lock")
+    if not known:
         return "stopped"  # whoever held the lock has given it back
+    pid, host = known["pid"], known["host"]
     here = host == socket.gethostname()
     if here and not is_alive(pid):
         return "stopped"

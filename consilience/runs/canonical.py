@@ -18,7 +18,7 @@ _DEEPEST = 32
 _LARGEST = 1 << 4096  # Python itself refuses to read numbers of more than 4300 digits
 
 
-def settle(value: Any, place: str, *, nonfinite_as_null: bool = False, depth: int = 0) -> Any:
+def to_json_types(value: Any, place: str, *, nonfinite_as_null: bool = False, depth: int = 0) -> Any:
     """The value in JSON's own types (tuples, arrays, tensors, paths changed), or `Invalid` with its place."""
     if depth > _DEEPEST:
         raise Invalid(f"{plain(place)} is nested more than {_DEEPEST} deep: flatten it")
@@ -39,14 +39,14 @@ def settle(value: Any, place: str, *, nonfinite_as_null: bool = False, depth: in
         for key in value:
             if not isinstance(key, str):
                 raise Invalid(f"{plain(place)} has the key {plain(repr(key))}: JSON keys are text")
-        return {key: settle(item, f"{place}.{key}", **options) for key, item in value.items()}
+        return {key: to_json_types(item, f"{place}.{key}", **options) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [settle(item, f"{place}[{i}]", **options) for i, item in enumerate(value)]
+        return [to_json_types(item, f"{place}[{i}]", **options) for i, item in enumerate(value)]
     raise Invalid(f"{plain(place)} is {type(value).__name__}: store numbers, text, lists or mappings")
 
 
 def encode(value: Any, *, pretty: bool = False) -> bytes:
-    """Settled values as ASCII JSON with sorted keys: one line, or indented for people."""
+    """Values of JSON's own types as ASCII JSON with sorted keys: one line, or indented for people."""
     spelling: dict[str, Any] = {"indent": 1} if pretty else {"separators": (",", ":")}
     try:
         text = json.dumps(value, sort_keys=True, allow_nan=False, **spelling)

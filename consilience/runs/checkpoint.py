@@ -19,8 +19,9 @@ from consilience.runs import canonical, tree_file
 from consilience.runs.disk import (
     disk,
     explain,
+    is_folder,
     is_temporary,
-    make_folder,
+    make_inner_folder,
     read_file,
     sync_folder,
     temporary,
@@ -75,14 +76,14 @@ def save(
     """
     check_value("round", round, Round)
     check_value("keep", keep, Count)
-    root, settled = Path(root), canonical.settle(facts or {}, "facts")
+    root, stored_facts = Path(root), canonical.to_json_types(facts or {}, "facts")
     _refuse_twins(trees)
     described = {safe_name(name, "tree name"): tree_file.describe(tree, name) for name, tree in trees.items()}
     try:
-        make_folder(root)
+        make_inner_folder(root)
         _clean(root)
         final = _free_name(root, round)
-        _write(final, round, described, settled)
+        _write(final, round, described, stored_facts)
     except OSError as problem:
         raise CheckpointError(explain(f"save the checkpoint of round {round}:", root, problem)) from problem
     _retire(root, final, keep)
@@ -92,6 +93,10 @@ def save(
 def load(path: Path) -> Checkpoint:
     """One generation, its digests verified before parsing, or `CorruptCheckpoint` naming file and reason."""
     path = Path(path)
+    try:
+        is_folder(path)
+    except OSError as problem:
+        raise CorruptCheckpoint(path, plain(problem.strerror)) from problem
     manifest = _manifest(path)
     trees = {}
     for entry in manifest.trees:
@@ -111,11 +116,11 @@ def load(path: Path) -> Checkpoint:
 def load_latest(root: Path) -> Checkpoint | None:
     """The newest whole generation; None where none was saved, `CorruptCheckpoint` if all are damaged."""
     skipped: list[str] = []
-    for path in reversed(generations(root)):
+    for path in reversed(_named(root)):
         try:
             return dataclasses.replace(load(path), skipped=tuple(skipped))
         except CorruptCheckpoint as problem:
-            if not path.exists():  # the run that writes here moved on while we were reading: look again
+            if not os.path.lexists(path):  # the run that writes here moved on while we were reading: look again
                 return load_latest(root)
             skipped.append(str(problem))
     if skipped:
@@ -124,12 +129,16 @@ def load_latest(root: Path) -> Checkpoint | None:
 
 
 def generations(root: Path) -> tuple[Path, ...]:
-    """The generations in `root`, oldest first, whole or not; drafts and foreign files are left out."""
+    """The generations in `root`, oldest first, whole or not; drafts, links and foreign files are left out."""
+    return tuple(path for path in _named(root) if path.is_dir() and not path.is_symlink())
+
+
+def _named(root: Path) -> tuple[Path, ...]:
+    """Whatever is named like a generation, oldest first; nothing where no folder is, and no link is followed to one."""
     try:
-        with os.scandir(root) as entries:
-            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except (FileNotFoundError, NotADirectoryError):
-        return ()
+        names = os.listdir(root) if is_folder(Path(root)) else []
+    except OSError as problem:
+        raise CheckpointError(explain("look for checkpoints in", Path(root), problem)) from problem
     ordered = sorted((order, name) for name in names if (order := _order(name)))
     return tuple(Path(root) / name for _, name in ordered)
 
@@ -208,7 +217,7 @@ def _free_name(root: Path, round: int) -> Path:
 
 def _retire(root: Path, newest: Path, keep: int) -> None:
     """Remove what the new generation replaces; what resists is tried again at the next save."""
-    orders = {path: _order(path.name) or (0, 0) for path in generations(root)}
+    orders = {path: _order(path.name) or (0, 0) for path in _named(root)}
     last_attempt = dict(orders.values())  # round -> its last attempt, oldest round first
     kept = [round for round in last_attempt if round <= orders[newest][0]][-keep:]
     for path, (round, attempt) in reversed(orders.items()):
@@ -232,9 +241,12 @@ def _clean(root: Path) -> None:
             _remove(root / name)
 
 
-def _remove(folder: Path) -> None:
+def _remove(leftover: Path) -> None:
+    """Remove a folder with what is in it; of a link or a file that took its name, only that."""
     try:
-        if folder.is_dir():
-            disk.remove_folder(folder)
+        if leftover.is_dir() and not leftover.is_symlink():
+            disk.remove_folder(leftover)
+        elif os.path.lexists(leftover):
+            disk.unlink(leftover)
     except OSError as problem:
-        log.warning(explain("remove the leftover", folder, problem))
+        log.warning(explain("remove the leftover", leftover, problem))

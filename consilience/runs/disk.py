@@ -1,4 +1,10 @@
-"""Writing that survives a crash; all calls that change the disk go through `disk`, so tests can fail each."""
+"""Writing that survives a crash; all calls that change the disk go through `disk`, so tests can fail each.
+
+A run folder may have been unpacked from somebody's archive or lie where others can write, so nothing inside it is
+trusted to be what its name says: symbolic links are not followed, pipes and devices not waited on, and a file with a
+second name (a hard link) is not written to, since that would change a file elsewhere. Where a system has no O_NOFOLLOW
+(Windows), links are looked for just before a file is opened, which leaves a moment in which one could be put there.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +23,9 @@ from consilience.runs.names import plain
 Bytes = bytes | memoryview
 
 _CLOSED_ON_EXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-_NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | _CLOSED_ON_EXEC
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAITING = getattr(os, "O_NONBLOCK", 0)  # opening a pipe left in place of a file must not hang
+_ONLY_FOLDERS = getattr(os, "O_DIRECTORY", 0)
 _CHUNK = 1 << 24  # bytes handed to one write call
 
 
@@ -49,11 +56,64 @@ def is_temporary(name: str, of: str) -> bool:
     return re.fullmatch(rf"\.(?:{of})\.tmp-\d+", name) is not None
 
 
+def open_file(path: Path, flags: int) -> int:
+    """A descriptor of a regular file, or an `OSError` that says what stands in its place and what to do about it."""
+    writing = bool(flags & (os.O_WRONLY | os.O_RDWR))
+    if not _NO_LINKS:
+        check_file(path)
+    opened = disk.open if writing else os.open
+    try:
+        fd = opened(path, flags | _NO_LINKS | _NO_WAITING | _CLOSED_ON_EXEC, 0o666)
+    except OSError:
+        check_file(path)  # a link, folder or pipe gets its own message
+        raise
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise _wrong_kind(path, status.st_mode)
+        if writing and status.st_nlink > 1:
+            reason = f"it has {status.st_nlink} names (hard links), and writing to it would change the others"
+            raise OSError(errno.EMLINK, f"{reason}: put a copy of the file in its place", str(path))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def check_file(path: Path) -> None:
+    """Raise an `OSError` if anything but a regular file stands at `path`; nothing at all is fine."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        mode = os.lstat(path).st_mode
+        if not stat.S_ISREG(mode):
+            raise _wrong_kind(path, mode)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder is at `path`, an `OSError` if a link or a file is: what is in there is not ours to touch."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISDIR(mode):
+        raise _wrong_kind(path, mode, wanted="folder")
+    return True
+
+
+def _wrong_kind(path: Path, mode: int, wanted: str = "file") -> OSError:
+    kinds = {
+        stat.S_IFLNK: (errno.ELOOP, "a symbolic link, which is not followed"),
+        stat.S_IFDIR: (errno.EISDIR, "a folder"),
+        stat.S_IFREG: (errno.ENOTDIR, "a file"),
+    }
+    number, kind = kinds.get(stat.S_IFMT(mode), (errno.EINVAL, "a pipe, socket or device"))
+    return OSError(number, f"it is {kind}: remove it, or put the {wanted} itself in its place", str(path))
+
+
 def write_file(path: Path, chunks: Iterable[Bytes]) -> tuple[int, str]:
     """Create a file, flushed to the device; its byte length and SHA-256."""
     digest, length = hashlib.sha256(), 0
     with _naming(path):
-        fd = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS, 0o666)
+        fd = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS | _CLOSED_ON_EXEC, 0o666)
         with _closing(fd):
             for chunk in chunks:
                 write_all(fd, chunk)
@@ -66,7 +126,7 @@ def write_file(path: Path, chunks: Iterable[Bytes]) -> tuple[int, str]:
 def append_file(path: Path, data: bytes, *, at: int, sync: bool) -> None:
     """Add `data` behind byte `at`, the present end of the file; all of it, or nothing."""
     with _naming(path):
-        fd = disk.open(path, os.O_WRONLY | os.O_APPEND | _NO_LINKS)
+        fd = open_file(path, os.O_WRONLY | os.O_APPEND)
         with _closing(fd):
             size = os.fstat(fd).st_size
             if size != at:
@@ -84,7 +144,7 @@ def append_file(path: Path, data: bytes, *, at: int, sync: bool) -> None:
 def cut_file(path: Path, length: int) -> None:
     """Drop everything behind byte `length`, durably."""
     with _naming(path):
-        fd = disk.open(path, os.O_WRONLY | _NO_LINKS)
+        fd = open_file(path, os.O_WRONLY)
         with _closing(fd):
             disk.truncate(fd, length)
             disk.fsync(fd)
@@ -117,7 +177,7 @@ def write_all(fd: int, data: Bytes) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """A folder and those above it, durably; one that is there already is left as it is."""
+    """A folder that the user named and those above it, durably; one that is there already is left as it is."""
     if path.is_dir():
         return
     make_folder(path.parent)
@@ -126,12 +186,20 @@ def make_folder(path: Path) -> None:
     sync_folder(path.parent)
 
 
+def make_inner_folder(path: Path) -> None:
+    """A folder of our own inside another; a link in its place is refused, even one to a folder."""
+    make_folder(path.parent)
+    if not is_folder(path):
+        disk.mkdir(path)
+        sync_folder(path.parent)
+
+
 def sync_folder(path: Path) -> None:
     """Make the names in a folder durable, where the system knows how to."""
     if os.name == "nt":
         return
     with _naming(path):
-        fd = disk.open(path, os.O_RDONLY | _CLOSED_ON_EXEC)
+        fd = disk.open(path, os.O_RDONLY | _ONLY_FOLDERS | _CLOSED_ON_EXEC)
         with _closing(fd):
             try:
                 disk.fsync(fd)
@@ -143,15 +211,13 @@ def sync_folder(path: Path) -> None:
 
 def read_file(path: Path, *, most: int | None = None) -> bytes:
     """A regular file of at most `most` bytes, sized before it is read; follows no link, waits on no pipe."""
-    fd = os.open(path, os.O_RDONLY | _NO_LINKS | _NO_WAITING)
+    fd = open_file(path, os.O_RDONLY)
     try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "is not a regular file", str(path))
-        if most is not None and status.st_size > most:
-            raise OSError(errno.EFBIG, f"holds {status.st_size} bytes, at most {most} belong", str(path))
+        size = os.fstat(fd).st_size
+        if most is not None and size > most:
+            raise OSError(errno.EFBIG, f"it holds {size} bytes, at most {most} belong", str(path))
         with open(fd, "rb", closefd=False) as file:
-            return file.read(status.st_size)
+            return file.read(size)
     finally:
         os.close(fd)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
-import importlib.metadata
 import os
 import platform
 import re
@@ -13,18 +12,19 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import torch
 
 from consilience.core.settings import Invalid
-from consilience.runs import canonical, checkpoint
+from consilience.runs import canonical, checkpoint, identity
 from consilience.runs.disk import (
     disk,
     explain,
     is_temporary,
     make_folder,
+    open_file,
     read_file,
     replace_file,
     sync_folder,
@@ -33,10 +33,10 @@ from consilience.runs.disk import (
 )
 from consilience.runs.lock import RunLock, is_alive
 from consilience.runs.names import plain, safe_name
-from consilience.runs.redact import masked, secrets_in
+from consilience.runs.redact import redacted, secrets_in
 from consilience.runs.row_log import History, RecordError, RowLog
 
-__all__ = ["History", "RecordError", "RunFolder", "RunSummary", "masked", "runs"]
+__all__ = ["History", "RecordError", "RunFolder", "RunSummary", "redacted", "runs"]
 
 FORMAT = 1
 _MOST_JSON_BYTES = 1 << 24
@@ -63,7 +63,7 @@ class RunFolder:
         path = Path(root) / safe_name(name, "run name")
         _refuse_occupied(path)
         _check_config(config_text)
-        facts = _described(name) | _settled(facts or {})
+        facts = _described(name) | _prepare_facts(facts or {})
         try:
             make_folder(Path(root))
             _build(path, config_text.encode(), canonical.encode(facts, pretty=True))
@@ -118,8 +118,8 @@ class RunFolder:
         return facts
 
     def record(self, **facts: Any) -> None:
-        """Add facts to `run.json`, or replace those of the same name; secrets are masked, NaN turns null."""
-        together = self.facts() | _settled(facts)
+        """Add facts to `run.json`, or replace those of the same name; secrets are redacted, NaN turns null."""
+        together = self.facts() | _prepare_facts(facts)
         try:
             replace_file(self.path / "run.json", canonical.encode(together, pretty=True))
         except OSError as problem:
@@ -127,12 +127,19 @@ class RunFolder:
 
     def describe_clients(self, facts: Mapping[str, Any]) -> None:
         """Store who the clients are and what they hold, unless that is what is there already."""
-        data = canonical.encode(canonical.settle(facts, "clients")) + b"\n"
+        data = canonical.encode(canonical.to_json_types(facts, "clients")) + b"\n"
         try:
             if not (self.federation.exists() and read_file(self.federation) == data):
                 replace_file(self.federation, data)
         except OSError as problem:
             raise RecordError(explain("describe the clients in", self.federation, problem)) from problem
+
+    def open_log(self, name: str) -> TextIO:
+        """A text file of the folder, to add lines to."""
+        try:
+            return os.fdopen(open_file(self.path / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a", encoding="utf-8")
+        except OSError as problem:
+            raise RecordError(explain("write the log to", self.path / name, problem)) from problem
 
     def append(self, row: Mapping[str, Any], *, sync: bool = True) -> tuple[int, str]:
         """Add a metrics row; byte length and SHA-256 of the file so far belong in the checkpoint's facts."""
@@ -201,25 +208,21 @@ def _summary(path: Path) -> RunSummary:
     )
 
 
-def _settled(facts: Mapping[str, Any]) -> dict[str, Any]:
+def _prepare_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Facts as they are stored; those that describe the folder itself are not for the caller to set."""
     for name in _FIXED:
         if name in facts:
             raise Invalid(f"the fact {name!r} of a run cannot be changed: record it under another name")
-    return masked(canonical.settle(facts, "facts", nonfinite_as_null=True))
+    return redacted(canonical.to_json_types(facts, "facts", nonfinite_as_null=True))
 
 
 def _described(name: str) -> dict[str, Any]:
     """The facts every run starts with."""
-    try:
-        own = importlib.metadata.version("consilience")
-    except importlib.metadata.PackageNotFoundError:
-        own = "unknown (not installed)"
     versions = {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,
-        "consilience": own,
+        "consilience": identity.own_version(),
     }
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {

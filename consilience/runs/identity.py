@@ -13,8 +13,8 @@ import torch
 
 import consilience
 from consilience.runs import canonical
-from consilience.runs.changes import changed_keys
-from consilience.runs.redact import masked
+from consilience.runs.names import plain
+from consilience.runs.redact import redacted
 
 HARMLESS = ("name", "rounds", "runs", "data_dir", "log", "checkpoint.every", "checkpoint.keep", "engine.address")
 """Settings that change no number of a run."""
@@ -22,11 +22,26 @@ HARMLESS = ("name", "rounds", "runs", "data_dir", "log", "checkpoint.every", "ch
 MEASURED = ("lane", "clients_at_once", "compile")
 """Engine settings that the first round may find out: the fields of the engine's `Choice`."""
 
-COMPUTING = (
-    *("core", "selection", "client", "channel", "server", "algorithms"),
-    *("engines", "environments", "data", "models"),
-)
-"""The packages whose code decides the numbers of a run."""
+HARMLESS_CODE = {
+    "reads what runs have written": (
+        *("dashboard", "diagnose", "reporting", "experiments/retest.py"),
+        *(f"compare/{name}.py" for name in ("display", "fairness", "pages", "paired", "results", "tables")),
+    ),
+    "starts runs, or says with which settings; those are compared themselves": (
+        *("__main__.py", "cli.py", "training.py", "experiments/learn.py"),
+        *(f"compare/{name}.py" for name in ("command", "methods", "plan", "running")),
+    ),
+    "starts Flower's processes, and makes their keys and files": (
+        *(f"flower/deploy/{name}.py" for name in ("clock", "commands", "executor", "keys", "local_deployment")),
+        *(f"flower/deploy/{name}.py" for name in ("processes", "template", "up", "verify")),
+    ),
+    "serves Flower's own strategies, which leave no run folder": ("flower/strategies",),
+    "stores rows, trees and settings, and finds out by digests if they are not what was stored": ("runs",),
+    "copies rows to other programs": ("experiments/trackers.py",),
+}
+"""Our code that decides no number of a run, by the reason; all the rest belongs to the fingerprint, new files too."""
+
+_ABSENT = object()
 
 
 def code() -> dict[str, str]:
@@ -50,15 +65,22 @@ def own_version() -> str:
 def source_digest() -> str:
     """SHA-256 of the source files that decide the numbers of a run."""
     top, digest = Path(consilience.__path__[0]), hashlib.sha256()
-    for package in COMPUTING:
-        for file in sorted((top / package).rglob("*.py")):
-            digest.update(file.relative_to(top).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    for name in computing_files():
+        digest.update(name.encode() + b"\0" + (top / name).read_bytes() + b"\0")
     return digest.hexdigest()
+
+
+def computing_files() -> list[str]:
+    """The source files that decide the numbers of a run, as paths below the package."""
+    top = Path(consilience.__path__[0])
+    harmless = {path for paths in HARMLESS_CODE.values() for path in paths}
+    names = sorted(file.relative_to(top).as_posix() for file in top.rglob("*.py"))
+    return [name for name in names if not any(name == path or name.startswith(f"{path}/") for path in harmless)]
 
 
 def settings(table: Mapping[str, Any]) -> dict[str, Any]:
     """The config, as plain tables, as it is stored among the facts of a run."""
-    return masked(canonical.settle(table, "config"))
+    return redacted(canonical.to_json_types(table, "config"))
 
 
 def differences(
@@ -72,6 +94,22 @@ def differences(
     if not computed:
         harmless = (*harmless, *(f"engine.{key}" for key in MEASURED))
     return [prefix + change for change in changed_keys(_without(stored, harmless), _without(now, harmless))]
+
+
+def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """'train.lr: 0.1 -> 0.2' for every setting that differs; secrets are redacted."""
+    changes = []
+    for key in dict.fromkeys([*before, *now]):
+        old, new = before.get(key, _ABSENT), now.get(key, _ABSENT)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            changes += changed_keys(old, new, f"{prefix}{key}.")
+        elif type(old) is not type(new) or old != new:
+            changes.append(f"{prefix}{plain(key)}: {_shown(key, old)} -> {_shown(key, new)}")
+    return changes
+
+
+def _shown(key: str, value: Any) -> str:
+    return "(absent)" if value is _ABSENT else plain(repr(redacted({key: value})[key]), most=80)
 
 
 def _same_bits(stored: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,4 +1,9 @@
-"""One process at a time on one run folder, by a lock the system releases however the process ends."""
+"""One process at a time on one run folder, by a lock the system releases however the process ends.
+
+`filelock` takes the lock, on a descriptor that we open ourselves: before version 4 its own `FileLock` empties whatever
+stands at the lock's path, also a hard link to a file elsewhere. Ours are the note of who holds the lock, which its
+messages lack, and letting go in forked children, which a lock on a descriptor leaves to whoever opened it.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +17,10 @@ from types import TracebackType
 from typing import Any
 
 from consilience.runs import canonical
-from consilience.runs.disk import explain, read_file, write_all
+from consilience.runs.disk import explain, open_file, read_file, write_all
 from consilience.runs.names import plain
 
-_TAKEN = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK}
 _UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
-_FAR_BYTE = 1 << 30  # Windows hides locked bytes from other readers: lock one behind the owner's note
 
 
 class RunLocked(RuntimeError):
@@ -30,21 +33,21 @@ class RunLock:
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
         self._fd: int | None = None
-        self._claim: Path | None = None
+        self._claim: Any = None  # a filelock.SoftFileLock, where the disk knows no locks
 
     def acquire(self) -> RunLock:
         """Take the lock now or refuse; never waits."""
         if self._fd is not None:
             raise RunLocked(f"{self.path.parent} is locked by this very object already")
         try:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+            fd = open_file(self.path, os.O_RDWR | os.O_CREAT)
         except OSError as problem:
             raise RunLocked(explain("open the lock file", self.path, problem)) from problem
         try:
-            self._claim = self._take(fd)
+            self._take(fd)
             os.ftruncate(fd, 0)
             with contextlib.suppress(OSError):  # the note only serves the message: a full disk is no obstacle
-                write_all(fd, canonical.encode(_identity()))
+                write_all(fd, canonical.encode({"pid": os.getpid(), "host": socket.gethostname()}))
         except BaseException:
             os.close(fd)
             raise
@@ -56,9 +59,9 @@ class RunLock:
         """Give the lock back; the file stays, since removing it would race with the next owner."""
         if self._fd is None:
             return
-        if self._claim is not None:
-            self._claim.unlink(missing_ok=True)
         os.ftruncate(self._fd, 0)
+        if self._claim is not None:
+            self._claim.release()
         self._forget()
 
     def __enter__(self) -> RunLock:
@@ -69,17 +72,23 @@ class RunLock:
     ) -> None:
         self.release()
 
-    def _take(self, fd: int) -> Path | None:
-        """Lock the open file; where the disk knows no locks, the claim file that stands in for one."""
+    def _take(self, fd: int) -> None:
+        """Lock the open file; where the disk knows no locks, a claim file that only one process can make."""
+        import filelock
+
         try:
-            _lock(fd)
+            if not filelock.lock_descriptor(fd, blocking=False):
+                raise RunLocked(_refusal(self.path))
         except OSError as problem:
-            if problem.errno in _UNSUPPORTED:
-                return _claim(self.path)
-            taken = problem.errno in _TAKEN
-            text = _refusal(self.path, self.path) if taken else explain("lock", self.path, problem)
-            raise RunLocked(text) from problem
-        return None
+            if problem.errno not in _UNSUPPORTED:
+                raise RunLocked(explain("lock", self.path, problem)) from problem
+            place = self.path.with_name(self.path.name + ".claim")
+            claim = filelock.SoftFileLock(place, thread_local=False)
+            try:
+                claim.acquire(timeout=0.5, poll_interval=0.1)  # time to take over what a dead process left
+            except (filelock.Timeout, RuntimeError) as refused:
+                raise RunLocked(_refusal(self.path, claim=place)) from refused
+            self._claim = claim
 
     def _forget(self) -> None:
         if self._fd is not None:
@@ -91,6 +100,16 @@ class RunLock:
 _held: set[RunLock] = set()  # keeps a lock that nobody refers to held until the process ends
 
 
+def _leave_to_parent() -> None:
+    """A forked child shares the lock: unless it lets go, it would keep it when its parent is killed."""
+    for lock in list(_held):
+        lock._forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)
+
+
 def is_alive(pid: int) -> bool:
     """Whether a process of this number runs on this machine (a guess of True where it cannot be known)."""
     if sys.platform == "win32" or pid <= 0:
@@ -99,84 +118,25 @@ def is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:
+    except (OSError, OverflowError):
         return True
     return True
 
 
-if sys.platform == "win32":
-    import msvcrt
-
-    def _lock(fd: int) -> None:
-        os.lseek(fd, _FAR_BYTE, os.SEEK_SET)
-        try:
-            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
-        finally:
-            os.lseek(fd, 0, os.SEEK_SET)
-
-else:
-    import fcntl
-
-    def _lock(fd: int) -> None:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def _leave_to_parent() -> None:
-        """A forked child shares the lock: unless it lets go, it would keep it when its parent is killed."""
-        for lock in list(_held):
-            lock._forget()
-
-    os.register_at_fork(after_in_child=_leave_to_parent)
-
-
-def _claim(path: Path) -> Path:
-    """A file that only one process can create; one left by a dead process of this machine is taken over."""
-    claim = path.with_name(path.name + ".claim")
-    while True:
-        try:
-            fd = os.open(claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        except FileExistsError:
-            owner = _owner(claim)
-            stale = owner.get("host") == socket.gethostname() and not is_alive(int(owner.get("pid", 0)))
-            if not stale or not _set_aside(claim, owner):
-                raise RunLocked(_refusal(path, claim)) from None
-            continue
-        with contextlib.closing(os.fdopen(fd, "wb")) as file:
-            file.write(canonical.encode(_identity()))
-        return claim
-
-
-def _set_aside(claim: Path, owner: dict[str, Any]) -> bool:
-    """Move a stale claim away; False, with the claim back in place, if a new owner was quicker."""
-    aside = claim.with_name(f".{claim.name}.stale-{os.getpid()}")
-    try:
-        os.rename(claim, aside)
-    except FileNotFoundError:
-        return True
-    same = _owner(aside) == owner
-    if not same:
-        with contextlib.suppress(FileExistsError):
-            os.link(aside, claim)
-    aside.unlink()
-    return same
-
-
-def _identity() -> dict[str, Any]:
-    return {"pid": os.getpid(), "host": socket.gethostname()}
-
-
-def _owner(file: Path) -> dict[str, Any]:
-    """What the owner wrote, as far as it can be read and is what an owner writes."""
+def owner(path: Path) -> dict[str, Any]:
+    """Process (`pid`) and machine (`host`) that hold a lock file, as far as that can be read: nothing on Windows,
+    which hides locked bytes from others."""
     with contextlib.suppress(OSError, ValueError):
-        note = canonical.decode(read_file(file, most=4096))
+        note = canonical.decode(read_file(path, most=4096))
         if isinstance(note, dict) and type(note.get("pid")) is int and isinstance(note.get("host"), str):
             return note
     return {}
 
 
-def _refusal(path: Path, note: Path) -> str:
-    owner = _owner(note)
-    who = f"process {owner['pid']} on {plain(owner['host'])}" if owner else "another process"
-    remedy = f"; if it is certain that nothing runs there, delete {note}" if note != path else ""
+def _refusal(path: Path, claim: Path | None = None) -> str:
+    known = owner(path)
+    who = f"process {known['pid']} on {plain(known['host'])}" if known else "another process"
+    remedy = f"; if it is certain that nothing runs there, delete {claim}" if claim else ""
     return (
         f"run folder {plain(path.parent, most=400)} is in use by {who}: "
         f"wait for it to end, stop it, or start a run under another name{remedy}"

@@ -1,4 +1,4 @@
-"""Secrets do not belong in run folders: find them by the names of their keys, and mask them."""
+"""Secrets do not belong in run folders: find them by the names of their keys, and redact them."""
 
 from __future__ import annotations
 
@@ -6,43 +6,46 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-MASK = "***"
+REDACTED = "***"
 
-_SECRETS = ("token", "password", "passwd", "passphrase", "pwd", "secret", "credential", "apikey", "bearer")
+_SECRETS = (
+    *("token", "password", "passwd", "passphrase", "pwd", "secret", "credential", "apikey"),
+    *("bearer", "authorization"),
+)
 _KEY_OWNERS = {"api", "access", "private", "secret", "auth", "account", "signing", "encryption", "ssh"}
 _PLAIN_KEYS = {
     *("text", "label", "image", "target", "feature", "column", "client", "group", "sort", "split"),
     *("partition", "cache", "primary", "foreign", "public"),
 }
-_LOGIN_IN_ADDRESS = re.compile(r"(?<=://)[^/\s@]+(?=@)")
+_LOGIN = re.compile(r"(?<=://)[^/\s@]+(?=@)|(?i:(?<=\bbearer )\s*\S+)")  # in an address, or in a request's header
 
 
-def masked(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy with the values of secret-looking keys (`hub.token`, `apiKey`) and logins in addresses gone."""
-    return {key: _mask(value, key, key, []) for key, value in mapping.items()}
+def redacted(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy with the values of secret-looking keys (`hub.token`, `apiKey`) and logins in other values gone."""
+    return {key: _redact(value, key, key, []) for key, value in mapping.items()}
 
 
 def secrets_in(mapping: Mapping[str, Any]) -> list[str]:
-    """The dotted keys whose values `masked` would hide."""
+    """The dotted keys whose values `redacted` would hide."""
     found: list[str] = []
     for key, value in mapping.items():
-        _mask(value, key, key, found)
+        _redact(value, key, key, found)
     return list(dict.fromkeys(found))
 
 
-def _mask(value: Any, key: str, place: str, found: list[str]) -> Any:
-    if value is None or isinstance(value, bool) or value in ("", MASK):
+def _redact(value: Any, key: str, place: str, found: list[str]) -> Any:
+    if value is None or isinstance(value, bool) or value in ("", REDACTED):
         return value
     if _is_secret(str(key), value):
         found.append(place)
-        return MASK
+        return REDACTED
     if isinstance(value, Mapping):
-        return {name: _mask(item, name, f"{place}.{name}", found) for name, item in value.items()}
+        return {name: _redact(item, name, f"{place}.{name}", found) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_mask(item, key, place, found) for item in value]
-    if isinstance(value, str) and _LOGIN_IN_ADDRESS.search(value):
+        return [_redact(item, key, place, found) for item in value]
+    if isinstance(value, str) and (hidden := _LOGIN.sub(REDACTED, value)) != value:
         found.append(place)
-        return _LOGIN_IN_ADDRESS.sub(MASK, value)
+        return hidden
     return value
 
 

@@ -36,7 +36,7 @@ class RowLog:
 
     def append(self, row: Mapping[str, Any], *, sync: bool = True) -> tuple[int, str]:
         """Add one row, durably unless `sync` is off; the file's byte length and SHA-256 so far."""
-        line = canonical.encode(canonical.settle(row, "row", nonfinite_as_null=True)) + b"\n"
+        line = canonical.encode(canonical.to_json_types(row, "row", nonfinite_as_null=True)) + b"\n"
         self._catch_up()
         try:
             append_file(self.path, line, at=self._length, sync=sync)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from consilience.compare import tables
+from consilience.compare import pages, tables
 from consilience.compare.fairness import recorded_differences
 from consilience.compare.paired import paired
 from consilience.compare.plan import Comparison, plan
@@ -106,3 +107,23 @@ def test_what_run_folders_show_to_differ_is_said(two: Comparison) -> None:
         "fedprox: partition not the same (seeds 1)",
         "the cells were computed by different versions of the code: see `code` in results.json",
     ]
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
+def test_a_label_is_never_a_formula_in_a_spreadsheet(tmp_path: Path, start: str) -> None:
+    label = start + 'HYPERLINK("http://example.org","x")'
+    file = tmp_path / "compare.toml"
+    lines = [f"label = {json.dumps(label)}", 'algorithm = "fedavg"', "[[compare.methods]]", 'algorithm = "fedprox"']
+    file.write_text("[compare]\nseeds = [0]\n[[compare.methods]]\n" + "\n".join(lines), encoding="utf-8")
+    written = {path.name: path for path in pages.write(plan(file, folder=tmp_path)).files}
+    for name in ("methods.csv", "cells.csv"):
+        with written[name].open(newline="", encoding="utf-8") as stream:
+            labels = [line["method"] for line in csv.DictReader(stream)]
+        assert labels == ["'" + label, "fedprox"]
+    assert json.loads(written["results.json"].read_text())["methods"][0]["label"] == label  # JSON is no spreadsheet
+
+
+def test_numbers_stay_numbers_in_csv() -> None:
+    cell = CellResult(method="-1", seed=3, status="=1+1", qualities={"loss": -0.5})
+    (line,) = csv.DictReader(io.StringIO(tables.cells_csv([cell])))
+    assert (line["method"], line["status"], line["seed"], line["loss"]) == ("'-1", "'=1+1", "3", "-0.5")

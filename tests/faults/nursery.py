@@ -80,8 +80,7 @@ def _serve() -> None:
     for module in (
         "sklearn.datasets",
         "torch._dynamo",
-        "consilience.experiments.runner",
-        "consilience.reporting.terminal",
+        *("consilience.experiments.runner", "consilience.reporting.terminal"),
     ):
         importlib.import_module(module)  # whatever a child would import on its way
     with contextlib.suppress(ImportError):

@@ -19,7 +19,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lockable: bool
 ) -> None:
     if not lockable:
-        monkeypatch.setattr("consilience.runs.lock._lock", error_without_locks)
+        monkeypatch.setattr("filelock.lock_descriptor", error_without_locks)
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -45,7 +45,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(
             RunLock(tmp_path / "lock").acquire()
 
 
-def error_without_locks(fd: int) -> None:
+def error_without_locks(fd: int, *, blocking: bool) -> bool:
     raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
 
@@ -83,8 +83,9 @@ def test_a_damaged_note_in_the_lock_file_changes_only_the_message(tmp_path: Path
 
 
 def test_a_claim_of_another_machine_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("consilience.runs.lock._lock", error_without_locks)
-    (tmp_path / "lock.claim").write_text('{"host": "elsewhere", "pid": 1}')
+    monkeypatch.setattr("filelock.lock_descriptor", error_without_locks)
+    (tmp_path / "lock").write_text('{"host": "elsewhere", "pid": 1}')
+    (tmp_path / "lock.claim").write_text("1\nelsewhere\n")
     with pytest.raises(RunLocked, match=r"process 1 on elsewhere.*delete .*lock\.claim"):
         RunLock(tmp_path / "lock").acquire()
 
@@ -92,3 +93,28 @@ def test_a_claim_of_another_machine_is_respected(tmp_path: Path, monkeypatch: py
 def test_a_lock_file_that_cannot_be_made_is_a_clear_refusal(tmp_path: Path) -> None:
     with pytest.raises(RunLocked, match=r"lock file .*No such file"):
         RunLock(tmp_path / "absent" / "lock").acquire()
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "hard link", "folder", "pipe"])
+def test_whatever_stands_in_place_of_the_lock_is_left_alone(tmp_path: Path, kind: str) -> None:
+    victim, lock = tmp_path / "victim", tmp_path / "run" / "lock"
+    lock.parent.mkdir()
+    victim.write_text("precious")
+    if kind == "folder":
+        lock.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(lock)
+    elif kind == "hard link":
+        os.link(victim, lock)
+    else:
+        lock.symlink_to(victim if kind == "link" else tmp_path / "absent")
+    with pytest.raises(RunLocked, match=r"lock: it .*in its place"):
+        RunLock(lock).acquire()
+    assert victim.read_text() == "precious" and sorted(os.listdir(tmp_path)) == ["run", "victim"]
+
+
+def test_the_lock_is_taken_through_a_link_that_the_user_named(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "latest").symlink_to("run")
+    with RunLock(tmp_path / "latest" / "lock"), pytest.raises(RunLocked, match=f"process {os.getpid()}"):
+        RunLock(tmp_path / "run" / "lock").acquire()

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from consilience.core.settings import Invalid
 from consilience.runs import canonical, checkpoint
-from consilience.runs.changes import changed_keys
-from consilience.runs.folder import RecordError, RunFolder, masked, runs
+from consilience.runs.folder import RecordError, RunFolder, redacted, runs
+from consilience.runs.identity import changed_keys
 from consilience.runs.lock import RunLocked
-from consilience.runs.redact import MASK, secrets_in
+from consilience.runs.redact import REDACTED, secrets_in
 
 CONFIG = 'rounds = 3\n\n[algorithm]\nname = "simprox"\n'
 
@@ -153,9 +153,9 @@ def test_rows_are_canonical_bytes_and_their_digest_is_told(tmp_path: Path) -> No
     )
 )
 def test_rows_survive_json_and_do_not_depend_on_the_order_of_keys(row: dict[str, Any]) -> None:
-    line = canonical.encode(canonical.settle(row, "row"))
+    line = canonical.encode(canonical.to_json_types(row, "row"))
     assert canonical.decode(line) == row and b"\n" not in line and line.isascii()
-    assert line == canonical.encode(canonical.settle(dict(reversed(row.items())), "row"))
+    assert line == canonical.encode(canonical.to_json_types(dict(reversed(row.items())), "row"))
 
 
 def test_resuming_cuts_the_rows_written_after_the_checkpoint(tmp_path: Path) -> None:
@@ -286,6 +286,11 @@ SECRETS: dict[str, Any] = {
     "secret_value": "s3cr3t",
     "address": "https://me:s3cr3t@example.org/x",
     "mirrors": ["https://s3cr3t@example.org"],
+    "bearer": "s3cr3t",
+    "hub_bearer": "s3cr3t",
+    "Authorization": "Basic s3cr3t",
+    "headers": ["accept: */*", "x-auth: Bearer s3cr3t"],
+    "header": "bearer  s3cr3t",
 }
 HARMLESS: dict[str, Any] = {
     "max_tokens": 128,
@@ -302,15 +307,17 @@ HARMLESS: dict[str, Any] = {
     "password": "",
     "use_token": True,
     "url": "https://example.org/a@b",
+    "note": "the bearer's name",
+    "role": "bearer",
     "seed": 3,
 }
 
 
 @pytest.mark.parametrize("key", SECRETS)
-def test_secrets_are_masked_at_any_depth(tmp_path: Path, key: str) -> None:
+def test_secrets_are_redacted_at_any_depth(tmp_path: Path, key: str) -> None:
     nested = {"a": {"list": [{key: SECRETS[key]}]}}
-    assert "s3cr3t" not in json.dumps(masked(nested)) and "1234567" not in json.dumps(masked(nested))
-    assert MASK in json.dumps(masked(nested)) and secrets_in(nested) == [f"a.list.{key}"]
+    assert "s3cr3t" not in json.dumps(redacted(nested)) and "1234567" not in json.dumps(redacted(nested))
+    assert REDACTED in json.dumps(redacted(nested)) and secrets_in(nested) == [f"a.list.{key}"]
     folder = RunFolder.create(tmp_path, "run", CONFIG, {key: SECRETS[key]} | nested)
     folder.record(later=nested, **{key: SECRETS[key]})
     for file in folder.path.rglob("*"):  # grep the artefacts
@@ -320,12 +327,12 @@ def test_secrets_are_masked_at_any_depth(tmp_path: Path, key: str) -> None:
 @pytest.mark.parametrize("key", HARMLESS)
 def test_settings_that_only_sound_secret_stay(key: str) -> None:
     mapping = {"deep": {key: HARMLESS[key]}, key: HARMLESS[key]}
-    assert masked(mapping) == mapping and secrets_in(mapping) == []
+    assert redacted(mapping) == mapping and secrets_in(mapping) == []
 
 
-def test_masking_leaves_its_input_alone() -> None:
+def test_redacting_leaves_its_input_alone() -> None:
     mapping = {"a": {"token": "x"}}
-    masked(mapping)
+    redacted(mapping)
     assert mapping == {"a": {"token": "x"}}
 
 

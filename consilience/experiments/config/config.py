@@ -118,7 +118,7 @@ class Config:
 
     def digest(self) -> str:
         """SHA-256 of the table: equal for equal settings."""
-        return hashlib.sha256(canonical.encode(canonical.settle(self.table(), "config"))).hexdigest()
+        return hashlib.sha256(canonical.encode(canonical.to_json_types(self.table(), "config"))).hexdigest()
 
     def changed(self, **engine: Any) -> Config:
         """With some engine settings replaced by what was measured or found."""

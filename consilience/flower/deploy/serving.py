@@ -187,7 +187,8 @@ def _line(observation: Observation, rounds: int) -> str:
 def _logged(folder: RunFolder) -> Iterator[None]:
     """What the engine says, into the run folder and onto Flower's own log."""
     form = logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
-    handlers: list[logging.Handler] = [logging.FileHandler(folder.path / LOG), logging.StreamHandler()]
+    stream = folder.open_log(LOG)
+    handlers = [logging.StreamHandler(stream), logging.StreamHandler()]
     level, passes = log.level, log.propagate
     log.setLevel(logging.INFO)
     log.propagate = False
@@ -200,4 +201,5 @@ def _logged(folder: RunFolder) -> Iterator[None]:
         for handler in handlers:
             log.removeHandler(handler)
             handler.close()
+        stream.close()
         log.level, log.propagate = level, passes

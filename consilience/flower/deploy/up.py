@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from consilience.flower.deploy.processes import Process, ProcessFailed, alive
 from consilience.flower.deploy.serving import LOG, refuse_another_run
 from consilience.flower.deploy.settings import CONFIG, DeployedConfig, load
 from consilience.flower.secure.eligibility import refuse_shared_nodes
+from consilience.runs.disk import open_file
 from consilience.runs.failures import BAD_SETTINGS, DIVERGED, INTERRUPTED, TOO_FEW_CLIENTS, UNEXPECTED
 from consilience.runs.folder import RunFolder
 from consilience.runs.row_log import RecordError
@@ -123,7 +125,7 @@ def shares(clients: int, nodes: int) -> list[list[int]]:
 
 
 def _pass_on(log: Path, place: int, say: Say) -> int:
-    with contextlib.suppress(OSError), open(log, "rb") as file:
+    with contextlib.suppress(OSError), os.fdopen(open_file(log, os.O_RDONLY), "rb") as file:
         file.seek(place)
         for line in file:
             if not line.endswith(b"\n"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,11 +13,10 @@ from consilience.core.refusal import Refusal, Refused
 from consilience.core.screening import Limits
 from consilience.engines.workload import Workload
 from consilience.flower.engine import wire
+from consilience.flower.engine.limited_log import LimitedLog
 from consilience.flower.engine.mail import Post
 from consilience.wire.admission import Admitted, Arrival, admit
 from consilience.wire.template import Template
-
-log = logging.getLogger("consilience.flower")
 
 
 def _nobody() -> Admitted:
@@ -71,8 +69,11 @@ def read(
                 refusals.append(refused.by(one.client if mine else f"of node {node}"))
     admitted, _ = admit(arrivals, template=template, round=round, asked=set(steps), run=run, limits=limits)
     admitted = replace(admitted, refusals=(*admitted.refusals, *refusals))
-    for line in (*admitted.refusals, *admitted.notes):
-        log.warning("round %d: %s", round + 1, line)
+    with LimitedLog(f"round {round + 1}") as warnings:
+        for refusal in admitted.refusals:
+            warnings.add(f"client {refusal.client}", refusal)
+        for note in admitted.notes:
+            warnings.add("changed replies", note)
     used = {client: memory[client] for client in admitted.ids.tolist()}
     return Inbox(
         admitted=admitted,

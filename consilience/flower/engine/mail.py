@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections.abc import Mapping
@@ -12,8 +11,7 @@ from typing import Any
 from consilience.core.refusal import plain
 from consilience.core.settings import NonNegative, Positive, Whole, check
 from consilience.flower.engine.fetching import Fetching
-
-log = logging.getLogger("consilience.flower")
+from consilience.flower.engine.limited_log import LimitedLog
 
 GRACE = 30.0  # seconds that a message lives beyond its deadline: then the SuperLink drops it
 POLLS = (0.2, 1.0)  # seconds between two looks: at first, and at last
@@ -66,31 +64,32 @@ class Mail:
         end = time.monotonic() + deadline
         sent = {message: node for node, message in zip(nodes, self._grid.push_messages(messages)) if message}
         pause = POLLS[0]
-        while True:
-            for reply in self._fetching.look([*sent, *self._overdue], end):
-                self._sort(reply, sent, post, kind, group)
-            left = end - time.monotonic()
-            if not sent or left <= 0:
-                break
-            time.sleep(min(pause, max(left, 0.01)))
-            pause = min(pause * 1.2, POLLS[1])
+        with LimitedLog(group) as warnings:
+            while True:
+                for reply in self._fetching.look([*sent, *self._overdue], end):
+                    self._sort(reply, sent, post, kind, warnings)
+                left = end - time.monotonic()
+                if not sent or left <= 0:
+                    break
+                time.sleep(min(pause, max(left, 0.01)))
+                pause = min(pause * 1.2, POLLS[1])
         forget = time.monotonic() + GRACE
         self._overdue |= {message: (node, group, forget) for message, node in sent.items()}
         self._overdue = {m: late for m, late in self._overdue.items() if late[2] > time.monotonic()}
         return post
 
-    def _sort(self, reply: Any, sent: dict[str, int], post: Post, kind: str, group: str) -> None:
+    def _sort(self, reply: Any, sent: dict[str, int], post: Post, kind: str, warnings: LimitedLog) -> None:
         message = reply.metadata.reply_to_message_id
         node = sent.pop(message, None)
         if node is None:
             late = self._overdue.pop(message, None)
             if late is not None and not reply.has_error():
                 post.stale.append(late[:2])
-                log.warning("node %d answered %s after its deadline: refused", late[0], late[1])
+                warnings.add(f"node {late[0]}", f"node {late[0]} answered {late[1]} after its deadline: refused")
         elif reply.has_error():
             post.failures[node] = _reason(reply.error.reason)
             if kind != "query":  # an introduction that failed is refused, and logged, by the roster
-                log.warning("node %d could not answer %s: %s", node, group, post.failures[node])
+                warnings.add(f"node {node}", f"node {node} could not answer: {post.failures[node]}")
         else:
             post.replies[node] = reply.content
 

@@ -8,7 +8,6 @@ that a run that is resumed under another Flower run finds the memory of the roun
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from consilience.core.refusal import Refused, plain
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.flower.engine import wire
+from consilience.runs.disk import read_file, replace_file
 from consilience.wire import arrays
 from consilience.wire.template import Template
 
@@ -86,9 +86,9 @@ class Keeper:
                 flat = {path: arrays.from_bytes(one.data, one.shape, one.dtype) for path, one in parts.items()}
                 yield tree.unflatten(flat)
         path = self._path(client, digest)
-        if path is not None and path.is_file() and path.stat().st_size < LARGEST:
+        if path is not None:
             with contextlib.suppress(OSError, safetensors.SafetensorError):
-                yield tree.unflatten(safetensors.torch.load(path.read_bytes()))
+                yield tree.unflatten(safetensors.torch.load(read_file(path, most=LARGEST)))
 
     def _write(self, client: int, digest: str, memory: Tree) -> None:
         """One file per memory, whole or absent; the oldest go."""
@@ -96,13 +96,8 @@ class Keeper:
         if path is None:
             return
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = path.with_suffix(f".{os.getpid()}.draft")
         flat = {name: leaf.detach().cpu().contiguous().clone() for name, leaf in tree.flatten(memory).items()}
-        with open(draft, "wb") as file:
-            file.write(safetensors.torch.save(flat))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
+        replace_file(path, safetensors.torch.save(flat))
         files = sorted(path.parent.glob("*.safetensors"), key=lambda file: file.stat().st_mtime_ns)
         for old in files[: -self.kept]:
             old.unlink(missing_ok=True)

@@ -14,7 +14,8 @@ from consilience.core.rounds import TooFewClients
 from consilience.core.screening import Limits
 from consilience.flower.engine import wire
 from consilience.flower.engine.agreement import differences
-from consilience.flower.engine.mail import Mail, Waiting
+from consilience.flower.engine.limited_log import LimitedLog
+from consilience.flower.engine.mail import Mail, Post, Waiting
 from consilience.wire.admission import identities
 
 log = logging.getLogger("consilience.flower")
@@ -35,6 +36,7 @@ class Roster:
         self.node_of: dict[int, int] = {}  # client -> node that is online
         self._met: set[int] = set()  # nodes that have introduced themselves
         self._refused: dict[int, str] = {}
+        self._logged: Counter[str] = Counter()  # warnings about each sender; many are asked, and refused, every round
         self._unanswered: Counter[int] = Counter()  # node -> how often it did not say who it is
 
     def __len__(self) -> int:
@@ -94,35 +96,41 @@ class Roster:
         post = self._mail.ask(letters, "query", "introduction", patience)
         answered = {*post.replies, *post.failures}
         self._unanswered = Counter({node: self._unanswered[node] + 1 for node in nodes if node not in answered})
+        with LimitedLog("introductions", self._logged) as warnings:
+            self._learn(post, warnings)
+
+    def _learn(self, post: Post, warnings: LimitedLog) -> None:
+        """Take down who the nodes say they are, as far as it can be believed."""
         claims: list[tuple[int, Any]] = []
         sizes: dict[int, tuple[int, int]] = {}
         for node, content in post.replies.items():
             try:
                 found = self._read(content)
             except Refused as problem:
-                self._refuse(node, str(problem))
+                self._refuse(node, str(problem), warnings)
                 continue
             taken = [client for client in found if self.node_of.get(client, node) != node]
             if taken:  # the node that was there first stays; once it is gone, this one is asked again
-                log.warning("node %d says it is client %s, which is online already: refused", node, taken)
-                self._refused[node] = f"client {taken} is online already"
+                why = f"client {plain(taken, most=80)} is online already"
+                warnings.add(f"node {node}", f"node {node} refused: {why}")
+                self._refused[node] = why
                 continue
             claims += [(node, client) for client in found]
             sizes |= found
         for node, why in post.failures.items():
-            self._refuse(node, why)
+            self._refuse(node, why, warnings)
         known, refusals = identities(claims, len(self))
         for refusal in refusals:
-            log.warning("%s", refusal)
+            warnings.add(f"client {refusal.client}", refusal)
         for client, node in known.items():
             self.node_of[client] = node
             self.train[client], self.test[client] = sizes[client]
             self._met.add(node)
 
-    def _refuse(self, node: int, why: str) -> None:
+    def _refuse(self, node: int, why: str, warnings: LimitedLog) -> None:
         self._refused[node] = why
         self._met.add(node)  # it will not change its mind: not asked again while it stays online
-        log.warning("node %d refused: %s", node, why)
+        warnings.add(f"node {node}", f"node {node} refused: {why}")
 
     def _read(self, content: Any) -> dict[int, tuple[int, int]]:
         """Client -> (training rows, test rows), as a node says; checked as far as numbers can be."""

@@ -17,6 +17,7 @@ from consilience.core.settings import Invalid
 from consilience.engines.workload import Workload
 from consilience.flower.engine import wire
 from consilience.flower.engine.inbox import memory_of
+from consilience.flower.engine.limited_log import LimitedLog
 from consilience.flower.engine.mail import Mail
 from consilience.flower.secure.post import Request, Summed, Told
 from consilience.flower.secure.sum import refusals_of, secure_sum
@@ -61,8 +62,9 @@ class SecureRound:
         """Those whose replies are in the sum, or nobody; what is missing is counted."""
         client_of = {node: client for client, node in self.nodes.items()}
         refusals = (*refusals_of(found, client_of), *stale)
-        for line in refusals:
-            log.warning("round %d: %s", self.round + 1, line)
+        with LimitedLog(f"round {self.round + 1}") as warnings:
+            for refusal in refusals:
+                warnings.add(f"client {refusal.client}", refusal)
         told = {client_of[node]: told for node, told in found.told.items()}
         kept = np.isin(self.workload.ids, sorted(told) if found.mean is not None else [])
         refused = {refusal.client for refusal in refusals}

@@ -289,6 +289,47 @@ def test_a_reply_is_used_once_even_if_it_comes_twice() -> None:
     assert only.cohort.counts["duplicate"] == CLIENTS
 
 
+def test_invented_clients_do_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    grid = grid_of("fedavg")
+    flooding = node_of(grid, 3)
+
+    def flood(node: int, reply: Any) -> Any:
+        if node == flooding and "answer" in reply.content:
+            (said,) = wire.get_json(reply.content, "answer")
+            invented = [{**said, "client": 1000 + number} for number in range(5000)]
+            wire.put_json(reply.content, "answer", [said, *invented])
+        if node == flooding and "introduction" in reply.content:
+            said = wire.get_json(reply.content, "introduction")
+            said["clients"] += range(1000, 6000)
+            said["train"] += [1] * 5000
+            said["test"] += [1] * 5000
+            wire.put_json(reply.content, "introduction", said)
+        return reply
+
+    grid.tamper = flood
+    with caplog.at_level("INFO", logger="consilience.flower"):
+        first, second = run(build("fedavg"), engine_on(grid, "fedavg"), rounds=2, seed=5)
+    assert second.cohort.ids.tolist() == [0, 1, 2, 3, 4] and tiny.same(second.model, in_process("fedavg", 2)[1].model)
+    assert first.cohort.counts["identity"] == second.cohort.counts["identity"] == 5000
+    lines = [record.getMessage() for record in caplog.records]
+    for subject in ("introductions", "round 1", "round 2"):
+        about = [line for line in lines if line.startswith(f"{subject}: ")]
+        assert len(about) == 4 and "4997 more warnings" in about[-1] and f"{flooding}: 4,997" in about[-1]
+    assert len(lines) < 20
+
+
+def test_a_node_that_is_refused_again_and_again_is_logged_a_few_times(caplog: pytest.LogCaptureFixture) -> None:
+    grid = grid_of("fedavg")
+    engine = engine_on(grid, "fedavg")
+    grid.apps[12], grid.contexts[12] = grid.apps[node_of(grid, 3)], grid.contexts[node_of(grid, 3)]
+    grid.online.add(12)
+    for _ in range(10):
+        engine.available(0, 5)
+    assert [record.getMessage() for record in caplog.records].count(
+        "introductions: node 12 refused: client [3] is online already"
+    ) == 3
+
+
 # --- who is who ------------------------------------------------------------------------------------------------------
 
 
