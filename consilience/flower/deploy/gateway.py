@@ -117,33 +117,38 @@ class Gateway:
                 more = part.get("more_body", False)
 
 
+def listener(app: Gateway, host: str, port: int, **tls: str) -> Any:
+    """The HTTP server in front of it: HTTP/1.1 by a strict parser, no websockets, nothing said about itself."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http="h11",
+        ws="none",
+        lifespan="off",
+        proxy_headers=False,
+        server_header=False,
+        access_log=False,
+        log_level="warning",
+        limit_concurrency=CONNECTIONS,
+        **tls,  # type: ignore[arg-type]
+    )
+    return uvicorn.Server(config)
+
+
 async def serve(host: str, port: int, superlink: str, authority: str, certificate: str, key: str) -> None:
     """Listen until a signal comes."""
     import ssl
 
     import httpx
-    import uvicorn
 
     trust = ssl.create_default_context(cafile=authority)
-    async with httpx.AsyncClient(
-        verify=trust, timeout=ANSWER, trust_env=False, follow_redirects=False, limits=httpx.Limits(max_connections=None)
-    ) as client:
-        config = uvicorn.Config(
-            Gateway(client, superlink),
-            host=host,
-            port=port,
-            ssl_certfile=certificate,
-            ssl_keyfile=key,
-            http="h11",  # the strict parser, HTTP/1.1 only
-            ws="none",
-            lifespan="off",
-            proxy_headers=False,
-            server_header=False,
-            access_log=False,
-            log_level="warning",
-            limit_concurrency=CONNECTIONS,
-        )
-        await uvicorn.Server(config).serve()
+    many = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(verify=trust, timeout=ANSWER, trust_env=False, limits=many) as client:
+        gateway = Gateway(client, superlink)
+        await listener(gateway, host, port, ssl_certfile=certificate, ssl_keyfile=key).serve()
 
 
 def main() -> None:

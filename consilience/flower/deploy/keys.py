@@ -59,6 +59,7 @@ def make(folder: Path, *, hosts: tuple[str, ...] = ("127.0.0.1", "localhost"), n
 
 def load(folder: Path) -> Keys:
     """The server's side of a folder that `make` wrote; a private key that others may read is refused."""
+    folder = Path(folder).resolve()
     made = Keys(folder / "ca.crt", folder / "server.pem", folder / "server.key", ())
     for path in made[:3]:
         if not path.is_file():
