@@ -1,4 +1,4 @@
-"""The commands `consilience deploy init | up | keys | check` and `consilience verify`."""
+"""The commands `consilience deploy init | up | keys | digest | link | node | check` and `consilience verify`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,18 @@ if TYPE_CHECKING:
 
 deploy = typer.Typer(name="deploy", help="Run a federation between machines, over Flower.", no_args_is_help=True)
 Debug = Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")]
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[FOLDER] [KEY=VALUE]...",
+        help="The app's folder, or none for this one; settings such as rounds=10.",
+        show_default=False,
+    ),
+]
+Allow = Annotated[
+    list[str] | None, typer.Option(metavar="DIGEST", help="Another app that may run: what `deploy digest` prints.")
+]
+Unit = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a systemd unit of this command, and end.")]
 
 
 @deploy.command()
@@ -41,19 +53,12 @@ def init(
 
 @deploy.command()
 def up(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[FOLDER] [KEY=VALUE]...",
-            help="The app's folder, or none for this one; settings such as rounds=10.",
-            show_default=False,
-        ),
-    ] = None,
+    arguments: Arguments = None,
     local: Annotated[
         int | None, typer.Option(min=1, help="SuperNodes on this machine; one per client if left out.")
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no node keys.")] = False,
-    host: Annotated[str, typer.Option(help="The SuperLink's address.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="The address that SuperNodes reach.")] = "127.0.0.1",
     debug: Debug = False,
 ) -> None:
     """Start SuperLink and SuperNodes here, with TLS and node keys made on the spot, run the app and follow it.
@@ -62,16 +67,9 @@ def up(
     """
 
     def work() -> int:
-        from consilience.core.settings import Invalid
         from consilience.flower.deploy import up as deployment
 
-        folders = [text for text in arguments or () if "=" not in text]
-        if len(folders) > 1:
-            raise Invalid(
-                f"{folders[1]!r} is neither the app's folder ({folders[0]!r} is) nor a setting: write key=value"
-            )
-        overrides = tuple(text for text in arguments or () if "=" in text)
-        folder = Path(folders[0] if folders else ".")
+        folder, overrides = _app(arguments)
         code, place = deployment.up(folder, nodes=local, secure=not insecure, host=host, overrides=overrides, say=_say)
         print(place)
         if code == 0:
@@ -97,9 +95,91 @@ def keys(
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             print(making.node_key(folder / "node"))
             return 0
-        made = making.make(folder, hosts=tuple(host or ("127.0.0.1", "localhost")))
+        made = making.make(folder, hosts=tuple(dict.fromkeys((*(host or ()), "127.0.0.1", "localhost"))))
         print("\n".join(str(path) for path in (made.authority, made.certificate, made.certificate_key)))
         return 0
+
+    guarded(work, debug)
+
+
+@deploy.command()
+def digest(arguments: Arguments = None, debug: Debug = False) -> None:
+    """Print the SHA-256 of an app with its settings, by which the other side can see that it has the same."""
+
+    def work() -> int:
+        from consilience.flower.deploy import pins
+
+        folder, overrides = _app(arguments)
+        print(pins.digest(folder, overrides))
+        return 0
+
+    guarded(work, debug)
+
+
+@deploy.command()
+def link(
+    arguments: Arguments = None,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="The address that nodes reach.")] = "0.0.0.0:8000",
+    keys: Annotated[Path, typer.Option(help="The folder that `deploy keys` wrote.")] = Path("keys"),
+    state: Annotated[Path, typer.Option(help="A folder for state, logs and Flower's home.")] = Path("link"),
+    control: Annotated[int, typer.Option(min=1, max=65535, help="The SuperLink's own port, on 127.0.0.1.")] = 8001,
+    allow: Allow = None,
+    write_unit: Unit = None,
+    debug: Debug = False,
+) -> None:
+    """The server's side: a SuperLink on loopback, and for other machines a TLS listener with the routes of nodes only.
+
+    It runs the given app, with the given settings, and no other.
+    """
+
+    def work() -> int:
+        from consilience.flower.deploy import service
+
+        folder, overrides = _app(arguments)
+        if write_unit is not None:
+            words = [str(folder.resolve()), *overrides, "--listen", listen, "--keys", str(keys.resolve())]
+            words += ["--state", str(state.resolve()), "--control", str(control)]
+            return _write_unit(write_unit, "link", words, allow)
+        pinned = service.Pinned(app=folder, settings=overrides, more=tuple(allow or ()))
+        service.link(pinned, listen=listen, folder=keys, place=state, control=control, say=_say)
+
+    guarded(work, debug)
+
+
+@deploy.command()
+def node(
+    superlink: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The SuperLink's address.")],
+    arguments: Arguments = None,
+    root_certificates: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="ca.crt.")] = Path("ca.crt"),
+    key: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="This node's private key.")] = Path(
+        "keys/node"
+    ),
+    node_config: Annotated[str, typer.Option(help='What federation.py is told: clients="0" and more.')] = "",
+    state: Annotated[Path, typer.Option(help="A folder for logs and Flower's home.")] = Path("node"),
+    allow: Allow = None,
+    write_unit: Unit = None,
+    debug: Debug = False,
+) -> None:
+    """A client's side: a SuperNode that runs the given app, with the given settings, and no other."""
+
+    def work() -> int:
+        from consilience.flower.deploy import keys, service
+
+        folder, overrides = _app(arguments)
+        if write_unit is not None:
+            words = [superlink, str(folder.resolve()), *overrides, "--state", str(state.resolve())]
+            words += ["--root-certificates", str(root_certificates.resolve()), "--key", str(key.resolve())]
+            return _write_unit(write_unit, "node", [*words, "--node-config", node_config], allow)
+        pinned = service.Pinned(app=folder, settings=overrides, more=tuple(allow or ()))
+        service.node(
+            pinned,
+            superlink=superlink,
+            authority=root_certificates.resolve(),
+            key=keys.private(key.resolve()),
+            told=node_config,
+            place=state,
+            say=_say,
+        )
 
     guarded(work, debug)
 
@@ -111,16 +191,17 @@ def check_superlink(
     insecure: Annotated[bool, typer.Option("--insecure", help="The SuperLink has no TLS.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Before a SuperNode is started here: is the SuperLink there, is it the right one, and do the clocks agree?"""
+    """Is the SuperLink there, is it the right one, is it closed to strangers, and do the clocks agree?"""
 
     def work() -> int:
         from consilience.core.settings import Invalid
-        from consilience.flower.deploy import clock
+        from consilience.flower.deploy import clock, probe
 
         if (root_certificates is None) != insecure:
             raise Invalid("give --root-certificates ca.crt, or, for a SuperLink without TLS, --insecure")
         ahead = clock.difference(superlink, root_certificates)
         print(f"the SuperLink at {superlink} answers{'' if insecure else ', with a certificate of this CA'}")
+        print(probe.explain(superlink, probe.answers(superlink, root_certificates)))
         if clock.refused(ahead):
             raise Invalid(clock.explain(ahead))
         print(clock.explain(ahead))
@@ -179,6 +260,25 @@ def _table(outcomes: Sequence[Outcome], wrong: list[str]) -> Table:
         seconds = f"{one.seconds:.1f}" if one.model else ""
         table.add_row(one.algorithm, one.engine, one.model[:16], one.metrics[:16], seconds, verdict)
     return table
+
+
+def _app(arguments: Sequence[str] | None) -> tuple[Path, tuple[str, ...]]:
+    """The app's folder and the settings among a command's words."""
+    from consilience.core.settings import Invalid
+
+    folders = [text for text in arguments or () if "=" not in text]
+    if len(folders) > 1:
+        raise Invalid(f"{folders[1]!r} is neither the app's folder ({folders[0]!r} is) nor a setting: write key=value")
+    return Path(folders[0] if folders else "."), tuple(text for text in arguments or () if "=" in text)
+
+
+def _write_unit(file: Path, name: str, words: Sequence[str], allow: Sequence[str] | None) -> int:
+    from consilience.flower.deploy import service
+
+    more = [word for digest in allow or () for word in ("--allow", digest)]
+    file.write_text(service.unit(name, [name, *words, *more]), encoding="utf-8")
+    print(file)
+    return 0
 
 
 def _listed(text: str) -> list[str]:

@@ -1,18 +1,24 @@
-"""Warm clients: Flower's SuperExec, which starts a process for every message, as copies of one that has imported torch.
+"""Flower's SuperExec, which starts a process for every task, with two differences: it runs allowed apps, and is warm.
 
-Flower's own executors start a fresh interpreter each time (its warm pools are for Kubernetes, and not for ClientApps).
-This is `flower-superexec` with the same arguments, for a SuperNode that was started with `--isolation process`; tasks,
-tokens, heartbeats and transport are Flower's. Linux only.
+Only apps on a list of digests are run (`pins`), and only tasks of one kind: ServerApps, or messages to ClientApps.
+Where a fork of a process that has loaded torch is safe (Linux), messages are answered by forks; Flower's own executors
+start a fresh interpreter each time. Tasks, tokens, heartbeats and transport are Flower's.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
+import json
 import os
 import signal
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
+
+from consilience.flower.deploy import pins
 
 PRELOADED = (
     *("torch", "sklearn.datasets", "consilience.flower.deploy.hosting", "consilience.experiments.config.catalogue"),
@@ -20,59 +26,87 @@ PRELOADED = (
 )
 
 
-def is_possible() -> bool:
-    """Whether a fork of a process that has loaded torch is safe here, and this Flower has what is replaced."""
-    if sys.platform != "linux":
-        return False
-    try:
-        from flwr.supercore.superexec import run_superexec
-        from flwr.supernode.runtime import run_clientapp
-    except ImportError:
-        return False
-    return hasattr(run_superexec, "get_executor") and hasattr(run_clientapp, "run_clientapp")
+def is_warm() -> bool:
+    """Whether a fork of a process that has loaded torch is safe here."""
+    return sys.platform == "linux"
 
 
-class ForkingExecutor:
-    """Flower's subprocess executor, but ClientApps run in forks of this process."""
+class PinnedExecutor:
+    """Flower's subprocess executor, for one kind of task and the apps of a list."""
 
-    def __init__(self) -> None:
+    def __init__(self, role: str, allowed: Path, *, warm: bool) -> None:
+        from flwr.supercore.constant import TaskType
         from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
 
-        self._fresh = SubprocessExecutor()
+        self._flower = SubprocessExecutor()
+        self._role, self._allowed, self._warm = role, allowed, warm
+        self._kind = TaskType.SERVER_APP if role == pins.SERVER else TaskType.CLIENT_APP
+        self._children: list[subprocess.Popen[bytes]] = []
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._fresh, name)
+        return getattr(self._flower, name)
+
+    def get_eligible_capacity(self, supported: set[Any], **connection: Any) -> tuple[set[Any], set[str]]:
+        """Of all tasks, those of one kind are asked for."""
+        return supported & {self._kind}, set()
 
     def launch(self, spec: Any) -> Any:
-        """Start what the spec describes."""
-        from flwr.supercore.constant import TaskType
+        """Start what the spec describes, if it is a task of the right kind; its process looks at the list."""
         from flwr.supercore.superexec.executor.types import LaunchResult
 
-        if spec.task_type != TaskType.CLIENT_APP:
-            return self._fresh.launch(spec)
-        parent = os.getpid()
-        if os.fork() == 0:
-            _answer(spec, parent)
+        if spec.task_type != self._kind:
+            return LaunchResult.failed(f"{spec.task_type} is not run here, only {self._kind}")
+        task = {
+            "runtime_api_address": spec.runtime_api_address,
+            "token": spec.token,
+            "insecure": spec.insecure,
+            "certificates": spec.root_certificates_path,
+            "parent_pid": os.getpid(),
+        }
+        if self._warm:
+            if os.fork() == 0:
+                _in_fork(self._role, self._allowed, task)
+            return LaunchResult.accepted()
+        self._children = [child for child in self._children if child.poll() is None]
+        command = [sys.executable, "-m", __spec__.name, self._role, "--allowed", str(self._allowed), "--task"]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE)
+        assert child.stdin is not None
+        child.stdin.write(json.dumps(task).encode())  # not as an argument: the token is nobody else's business
+        child.stdin.close()
+        self._children.append(child)
         return LaunchResult.accepted()
 
 
-def _answer(spec: Any, parent: int) -> NoReturn:
+def run_task(role: str, allowed: Path, task: dict[str, Any]) -> None:
+    """One ServerApp, or one message to a ClientApp, as Flower runs it, if its app is on the list."""
+    from flwr.supercore.tls import validate_and_resolve_root_certificates
+
+    certificates = validate_and_resolve_root_certificates(task["certificates"], task["insecure"])
+    task = {**task, "certificates": certificates, "runtime_dependency_install": False}
+    if role == pins.CLIENT:
+        client = importlib.import_module("flwr.supernode.runtime.run_clientapp")
+        pins.enforce(client, role, pins.read(allowed))
+        client.run_clientapp(**task)
+        return
+    from queue import Queue
+
+    from flwr.supercore.logger import mirror_output_to_queue, restore_output
+
+    server = importlib.import_module("flwr.superlink.runtime.run_serverapp")
+    pins.enforce(server, role, pins.read(allowed))
+    queue: Queue[str | None] = Queue()
+    mirror_output_to_queue(queue)
+    server.run_serverapp(log_queue=queue, **task)
+    restore_output()
+
+
+def _in_fork(role: str, allowed: Path, task: dict[str, Any]) -> NoReturn:
     """The child: one message, then the end, whatever happens."""
     code = 1
     try:
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        from flwr.supercore.tls import validate_and_resolve_root_certificates
-        from flwr.supernode.runtime.run_clientapp import run_clientapp
-
-        run_clientapp(
-            runtime_api_address=spec.runtime_api_address,
-            token=spec.token,
-            insecure=spec.insecure,
-            certificates=validate_and_resolve_root_certificates(spec.root_certificates_path, spec.insecure),
-            parent_pid=parent,
-            runtime_dependency_install=spec.runtime_dependency_install,
-        )
+        run_task(role, allowed, task)
         code = 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 0
@@ -81,15 +115,30 @@ def _answer(spec: Any, parent: int) -> NoReturn:
 
 
 def main() -> None:
-    """`flower-superexec`, warm."""
-    for module in PRELOADED:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(module)
+    """`python -m consilience.flower.deploy.executor server|client --allowed FILE`, and what flower-superexec takes."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("role", choices=(pins.SERVER, pins.CLIENT))
+    parser.add_argument("--allowed", type=Path, required=True)
+    parser.add_argument("--task", action="store_true")  # on standard input
+    given, rest = parser.parse_known_args()
+    if given.task:
+        run_task(given.role, given.allowed, json.load(sys.stdin))
+        return
+    warm = given.role == pins.CLIENT and is_warm()
+    if warm:
+        for module in PRELOADED:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(module)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that have ended are not kept
     from flwr.supercore.cli.flower_superexec import flower_superexec
     from flwr.supercore.superexec import run_superexec
 
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children that have ended are not kept
-    run_superexec.get_executor = lambda *_, **__: ForkingExecutor()
+    if not hasattr(run_superexec, "get_executor"):  # what is replaced: never Flower's own, which runs any app
+        raise SystemExit("this version of Flower is not known: its SuperExec cannot be kept to allowed apps")
+    run_superexec.get_executor = lambda *_, **__: PinnedExecutor(  # type: ignore[assignment]
+        given.role, given.allowed, warm=warm
+    )
+    sys.argv = ["flower-superexec", *rest]
     flower_superexec()
 
 

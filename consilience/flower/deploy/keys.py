@@ -9,6 +9,8 @@ import secrets
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from consilience.core.settings import Invalid
+
 DAYS = 365
 
 
@@ -53,6 +55,23 @@ def make(folder: Path, *, hosts: tuple[str, ...] = ("127.0.0.1", "localhost"), n
         certificate_key=_write(folder / "server.key", _pem(server_key), secret=True),
         nodes=tuple(node_key(folder / f"node-{number}") for number in range(nodes)),
     )
+
+
+def load(folder: Path) -> Keys:
+    """The server's side of a folder that `make` wrote; a private key that others may read is refused."""
+    folder = Path(folder).resolve()
+    made = Keys(folder / "ca.crt", folder / "server.pem", folder / "server.key", ())
+    for path in made[:3]:
+        if not path.is_file():
+            raise Invalid(f"{path} is missing: `consilience deploy keys {folder} --host NAME` makes it")
+    return made._replace(certificate_key=private(made.certificate_key))
+
+
+def private(path: Path) -> Path:
+    """A file that nobody but its owner may read; `Invalid` if others can."""
+    if os.name == "posix" and path.stat().st_mode & 0o077:
+        raise Invalid(f"{path} can be read by others on this machine: chmod 600 {path}")
+    return path
 
 
 def node_key(path: Path) -> Path:

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, NoReturn
+from types import TracebackType
+from typing import Any
 
 from consilience.core.settings import Invalid
-from consilience.flower.deploy import executor, keys
+from consilience.flower.deploy import keys, pins, programs
 from consilience.flower.deploy.processes import (
     Process,
     ProcessFailed,
     end,
     environment,
     free_port,
+    interrupt,
     stop,
     wait_until_listening,
 )
-from consilience.flower.deploy.serving import is_loopback
+from consilience.flower.deploy.programs import LOOPBACK, is_loopback
+from consilience.flower.deploy.serving import CONNECTION
 
 LINK = "local"  # what Flower's own config calls the connection
 
@@ -30,10 +31,9 @@ LINK = "local"  # what Flower's own config calls the connection
 class LocalDeployment:
     """`with LocalDeployment(app, shares=[[0], [1]]) as stage: stage.run()`; all it started is stopped at the end.
 
-    shares: the clients of each SuperNode. place: where homes, keys and logs go. secure: TLS and node keys.
-    warm_clients: messages are answered by forks of a process that has imported torch. node_config: more for every node.
-    lasting: the SuperLink keeps its state in a file and the ServerApp is no child of its, so that a run survives
-    `restart_link`.
+    shares: the clients of each SuperNode. place: where homes, keys and logs go. secure: TLS, node keys, and a gateway
+    on `host`, which is all that SuperNodes reach of the SuperLink; otherwise everything is on 127.0.0.1. node_config:
+    more for every node. lasting: the SuperLink keeps its state in a file, so that a run survives `restart_link`.
     """
 
     def __init__(
@@ -43,32 +43,33 @@ class LocalDeployment:
         shares: Sequence[Sequence[int]],
         place: Path,
         secure: bool = True,
-        host: str = "127.0.0.1",
-        insecure_allowed: bool = False,
-        warm_clients: bool = True,
+        host: str = LOOPBACK,
         node_config: Mapping[str, Any] | None = None,
         lasting: bool = False,
     ) -> None:
-        if not secure and not is_loopback(host) and not insecure_allowed:
+        if not secure and not is_loopback(host):
             raise Invalid(
-                f"host = {host} is another machine's network, and TLS is off: say --insecure if that is meant"
+                f"host = {host} can be reached from other machines, and without TLS and node keys anybody could join: "
+                "leave --insecure away, or stay on 127.0.0.1"
             )
         self.app, self.place = Path(app).resolve(), Path(place).resolve()
         self._shares, self._secure, self._host = [list(share) for share in shares], secure, host
-        self.port = 0
+        self.port = 0  # where SuperNodes find the SuperLink
+        self.control_port = 0  # of the SuperLink itself, on loopback
         self.link: Process | None = None
         self.nodes: list[Process] = []
         self.keys: keys.Keys | None = None
-        self._runs: list[Process] = []
         self.servers: set[int] = set()  # process ids of ServerApps that were seen
+        self._runs: list[Process] = []
+        self._beside: list[Process] = []  # of the SuperLink: what starts ServerApps, and the gateway
         self._helpers: list[Process] = []  # what starts the nodes' client processes
         self._before: Any = None  # what SIGTERM did
-        self._node_config = dict(node_config or {})
-        self._warm, self._lasting = warm_clients and executor.is_possible(), lasting
+        self._node_config, self._lasting = dict(node_config or {}), lasting
+        self._digests: list[str] = []  # apps, with their settings, that were submitted here
 
     def __enter__(self) -> LocalDeployment:
         if threading.current_thread() is threading.main_thread():  # SIGTERM must stop what was started, too
-            self._before = signal.signal(signal.SIGTERM, _interrupt)
+            self._before = signal.signal(signal.SIGTERM, interrupt)
         try:
             self.start()
         except BaseException:
@@ -93,20 +94,31 @@ class LocalDeployment:
         for folder in ("home", "logs", "keys", "memory"):
             (self.place / folder).mkdir(parents=True, exist_ok=True, mode=0o700)
         if self._secure and self.keys is None:
-            hosts = tuple(dict.fromkeys((self._host, "127.0.0.1", "localhost")))
+            hosts = tuple(dict.fromkeys((self._host, LOOPBACK, "localhost")))
             self.keys = keys.make(self.place / "keys", hosts=hosts, nodes=len(self._shares))
         self.start_link()
         for number in range(len(self._shares)):
             self.start_node(number)
 
     def start_link(self) -> None:
-        """The SuperLink, on a free port, with its keys registered."""
-        self.port = free_port()
+        """The SuperLink, on a free port of loopback, what belongs beside it, and the nodes' keys registered."""
+        self.control_port = self.port = free_port()
         if self._lasting:
             for file in self.place.glob("state.db*"):  # of another rehearsal: its runs are not this one's
                 file.unlink()
-        self._launch_link()
-        self._write_connection()
+        self._launch_link("superlink")
+        authority = self.keys.authority if self.keys else None
+        begin = programs.executor(
+            pins.SERVER, self.control_port, secret=self._secret, allowed=self._allowed, authority=authority
+        )
+        self._beside = [self._process("serverapps", begin, connection="tls" if self.keys else "loopback")]
+        if self.keys is not None:
+            self.port = free_port(self._host)
+            guard = programs.gateway(self._host, self.port, superlink=self.control_port, keys=self.keys)
+            self._beside.append(self._process("gateway", guard))
+            wait_until_listening(self._beside[-1], self._host, self.port)
+        text = programs.connection(LINK, self.control_port, authority)
+        (self.place / "home" / "config.toml").write_text(text, encoding="utf-8")
         registering = [self.register(Path(f"{node}.pub")) for node in (self.keys.nodes if self.keys else ())]
         for process in registering:
             if process.wait(60) != 0:
@@ -119,28 +131,21 @@ class LocalDeployment:
                 "a SuperLink that keeps its state in memory cannot go on: LocalDeployment(lasting=True) lets it"
             )
         stop([self.link])
-        self._launch_link()
+        self._launch_link("superlink-again")
 
-    def _launch_link(self) -> None:
-        command = ["flower-superlink", "--host", self._host, "--port", str(self.port)]
-        command.append("--disable-runtime-dependency-installation")
-        if self.keys is None:
-            command.append("--insecure")
-        else:
-            command += ["--ssl-ca-certfile", str(self.keys.authority), "--ssl-certfile", str(self.keys.certificate)]
-            command += ["--ssl-keyfile", str(self.keys.certificate_key), "--enable-supernode-auth"]
-        again = self.link is not None
-        if self._lasting:
-            secret = keys.secret(self.place / "keys" / "superexec")
-            command += ["--database", str(self.place / "state.db"), "--isolation", "process"]
-            command += ["--superexec-auth-secret-file", str(secret)]
-        self.link = self._process("superlink-again" if again else "superlink", command)
-        wait_until_listening(self.link, self._host, self.port)
-        if self._lasting and not again:  # what starts ServerApps, and is no child of the SuperLink's
-            begin = ["flower-superexec", "--runtime-api-address", f"{self._host}:{self.port}"]
-            begin += ["--superexec-auth-secret-file", str(secret)]
-            begin += ["--insecure"] if self.keys is None else ["--root-certificates", str(self.keys.authority)]
-            self._helpers.append(self._process("serverapps", begin))
+    def _launch_link(self, name: str) -> None:
+        database = self.place / "state.db" if self._lasting else None
+        command = programs.superlink(self.control_port, keys=self.keys, secret=self._secret, database=database)
+        self.link = self._process(name, command)
+        wait_until_listening(self.link, LOOPBACK, self.control_port)
+
+    @property
+    def _secret(self) -> Path:
+        return keys.secret(self.place / "keys" / "superexec")
+
+    @property
+    def _allowed(self) -> Path:
+        return self.place / "allowed"
 
     def register(self, public_key: Path) -> Process:
         """Let the SuperLink know a node's public key."""
@@ -148,33 +153,28 @@ class LocalDeployment:
 
     def start_node(self, number: int, *, key: Path | None = None, authority: Path | None = None) -> Process:
         """One SuperNode, with its own home: what it would have on a machine of its own."""
-        told = {"clients": ",".join(map(str, self._shares[number])), "memory": str(self.place / "memory" / str(number))}
-        text = " ".join(f"{name}={json.dumps(value)}" for name, value in {**told, **self._node_config}.items())
-        command = ["flower-supernode", "--superlink", f"{self._host}:{self.port}", "--node-config", text]
-        port = str(free_port())
-        command += ["--host", "127.0.0.1", "--port", port, *(["--isolation", "process"] if self._warm else [])]
-        if self.keys is None:
-            command.append("--insecure")
-        else:
-            command += ["--root-certificates", str(authority or self.keys.authority)]
-            command += ["--auth-supernode-private-key", str(key or self.keys.nodes[number])]
+        held = {"clients": ",".join(map(str, self._shares[number])), "memory": str(self.place / "memory" / str(number))}
+        told = " ".join(f"{name}={json.dumps(value)}" for name, value in {**held, **self._node_config}.items())
+        port = free_port()
+        command = programs.supernode(
+            f"{self._host}:{self.port}",
+            port,
+            secret=self._secret,
+            authority=(authority or self.keys.authority) if self.keys else None,
+            key=(key or self.keys.nodes[number]) if self.keys else None,
+            told=told,
+        )
         node = self._process(f"supernode-{number}{'-' + key.name if key else ''}", command, home=f"home-{number}")
         self.nodes.append(node)
-        if self._warm:  # it waits for its node, and ends with it
-            begin = [
-                sys.executable,
-                "-m",
-                "consilience.flower.deploy.executor",
-                "--insecure",
-                "--parent-pid",
-                str(node.pid),
-            ]
-            begin += ["--runtime-api-address", f"127.0.0.1:{port}"]
-            self._helpers.append(self._process(f"clients-{number}", begin, home=f"home-{number}"))
+        begin = programs.executor(pins.CLIENT, port, secret=self._secret, allowed=self._allowed, authority=None)
+        begin += ["--parent-pid", str(node.pid)]  # it waits for its node, and ends with it
+        self._helpers.append(self._process(f"clients-{number}", begin, home=f"home-{number}"))
         return node
 
     def run(self, **run_config: Any) -> Process:
-        """Submit the app; the process ends when the run does."""
+        """Submit the app, which server and nodes then allow with these settings; the process ends when the run does."""
+        self._digests.append(pins.digest(self.app, str(run_config.get("settings", "")).split()))
+        pins.write(self._allowed, self._digests)
         text = " ".join(f"{name}={json.dumps(value)}" for name, value in run_config.items())
         command = ["flwr", "run", str(self.app), LINK, "--stream", *(["--run-config", text] if text else [])]
         process = self._process(f"run-{len(self._runs) + 1}", command)
@@ -189,25 +189,13 @@ class LocalDeployment:
     def stop(self) -> None:
         """End everything, nodes before the link; safe to call twice."""
         stop([*self._runs, *self._helpers, *self.nodes])
-        stop([self.link] if self.link else [])
+        stop([*self._beside, *([self.link] if self.link else [])])
         for server in self.servers:  # Flower gives it a session of its own, and a link that was killed leaves it behind
             end(server)
         self.servers = set()
-        self._runs, self._helpers, self.nodes, self.link = [], [], [], None
+        self._runs, self._helpers, self._beside, self.nodes, self.link = [], [], [], [], None
 
-    def _process(self, name: str, command: Sequence[str], home: str = "home") -> Process:
+    def _process(self, name: str, command: Sequence[str], home: str = "home", connection: str = "") -> Process:
         (self.place / home).mkdir(parents=True, exist_ok=True, mode=0o700)
-        return Process(name, command, self.place / "logs" / f"{name}.log", environment(self.place / home))
-
-    def _write_connection(self) -> None:
-        """How `flwr` finds the SuperLink."""
-        trust = (
-            "insecure = true" if self.keys is None else f"root-certificates = {json.dumps(str(self.keys.authority))}"
-        )
-        address = json.dumps(f"{self._host}:{self.port}")
-        text = f'[superlink]\ndefault = "{LINK}"\n\n[superlink.{LINK}]\naddress = {address}\n{trust}\n'
-        (self.place / "home" / "config.toml").write_text(text, encoding="utf-8")
-
-
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
+        around = {**environment(self.place / home), CONNECTION: connection}
+        return Process(name, command, self.place / "logs" / f"{name}.log", around)

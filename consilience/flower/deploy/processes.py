@@ -12,11 +12,15 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 OFFLINE = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_INTERNAL_GRPC_CONTROL_API": "0",  # Flower's older listeners, which would be open to all addresses
+    "FLWR_INTERNAL_GRPC_FLEET_API": "0",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds until a message's process is started; Flower's own is 1
 }
 
@@ -78,6 +82,11 @@ class Process:
             )
 
 
+def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """A signal handler that ends this process by way of its `finally` blocks."""
+    raise SystemExit(128 + number)
+
+
 def stop(processes: Sequence[Process], seconds: float = 5.0) -> None:
     """Ask processes and their children to end; those that have not after so many seconds are made to."""
     for process in processes:
@@ -123,10 +132,10 @@ def environment(home: Path) -> dict[str, str]:
     return {**os.environ, **OFFLINE, "FLWR_HOME": str(home), "PATH": path, "PYTHONUNBUFFERED": "1"}
 
 
-def free_port() -> int:
-    """A port of the loopback address that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port of an address of this machine that nobody uses now."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import logging
 import os
 from collections.abc import Iterator
@@ -32,6 +31,9 @@ from consilience.runs.text import quality
 log = logging.getLogger("consilience.flower")
 
 LOG = "deploy.log"
+CONNECTION = "CONSILIENCE_CONNECTION"
+"""The environment variable by which the launcher says how models travel: `tls`, or `loopback` (not at all)."""
+ENCRYPTED = ("tls", "loopback")
 PATIENCE = tuple(f"deploy.{key}:" for key in ("min_available", "deadline", "wait", "retries", "pause"))
 
 
@@ -52,7 +54,8 @@ def server_app(folder: Path | str) -> Any:
 
 def serve(grid: Any, folder: Path, run_config: Any, case: str = "") -> Path:
     """Run one experiment, or continue it where its last checkpoint is; its run folder."""
-    refuse_plain_text(grid, allowed=bool(run_config.get("insecure", False)))
+    connection = os.environ.get(CONNECTION, "")
+    refuse_plain_text(connection, allowed=run_config.get("insecure", False) is True)
     config = load(folder, case, settings_of(run_config))
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -65,7 +68,7 @@ def serve(grid: Any, folder: Path, run_config: Any, case: str = "") -> Path:
             if run.done:
                 log.info("continuing after round %d", run.done)
             engine.meet()
-            run.complete(watch=lambda live: _watched(live, grid))
+            run.complete(watch=lambda live: _watched(live, connection))
         except (TooFewClients, Diverged, Invalid) as problem:
             status = "diverged" if isinstance(problem, Diverged) else "too few clients"
             run.folder.record(status="refused" if isinstance(problem, Invalid) else status, reason=str(problem))
@@ -102,24 +105,14 @@ def refuse_another_run(folder: RunFolder, config: Config, *, computed: bool = Tr
         )
 
 
-def refuse_plain_text(grid: Any, *, allowed: bool) -> None:
-    """No run over an unencrypted connection to another machine, unless that was asked for."""
-    address = str(getattr(grid, "_addr", "127.0.0.1"))
-    if getattr(grid, "_insecure", False) and not is_loopback(address) and not allowed:
+def refuse_plain_text(connection: str, *, allowed: bool) -> None:
+    """No run over a connection that the launcher has not called safe, unless plain text was asked for."""
+    if connection not in ENCRYPTED and not allowed:
         raise Invalid(
-            f"the connection to the SuperLink at {address} is not encrypted: start it with certificates, or, if this "
-            'network is to be trusted with every model, run with --run-config "insecure=true"'
+            f"nothing says that models are encrypted on their way ({CONNECTION} = {connection!r}): start the server's "
+            "side with `consilience deploy link`, which sees to it, or, if this network is to be trusted with every "
+            'model, run with --run-config "insecure=true"'
         )
-
-
-def is_loopback(address: str) -> bool:
-    """Whether an address (with or without a port) never leaves this machine."""
-    host = address.rpartition(":")[0] if address.count(":") == 1 or address.startswith("[") else address
-    host = host.strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _engine(grid: Any, config: DeployedConfig, source: Source, case: str) -> FlowerEngine:
@@ -165,13 +158,12 @@ def _experiment(config: DeployedConfig, source: Source, engine: FlowerEngine) ->
     )
 
 
-def _watched(run: Run, grid: Any) -> Iterator[Observation]:
+def _watched(run: Run, connection: str) -> Iterator[Observation]:
     """Every round as a line in the log."""
-    exposed = getattr(grid, "_insecure", False) and not is_loopback(str(getattr(grid, "_addr", "127.0.0.1")))
     for observation in run.observations():
         log.info("%s", _line(observation, run.config.rounds))
-        if exposed:
-            log.warning("TLS IS OFF: models travel in plain text")
+        if connection not in ENCRYPTED:
+            log.warning("NOTHING SAYS THAT TLS IS ON: models may travel in plain text")
         yield observation
 
 

@@ -65,9 +65,8 @@ def up(
         place=Path(app) / "local",
         secure=secure,
         host=host,
-        insecure_allowed=not secure,
     )
-    run_config: dict[str, Any] = {"runs": str(folder.parent), "settings": " ".join(overrides), "insecure": not secure}
+    run_config: dict[str, Any] = {"runs": str(folder.parent), "settings": " ".join(overrides)}
     for attempt in range(RESTARTS + 1):
         try:
             safety = "TLS and node keys" if secure else "no TLS"

@@ -21,7 +21,8 @@ from consilience.flower.deploy import template
 from consilience.flower.deploy.hosting import hosts_of, settings_of
 from consilience.flower.deploy.local_deployment import LocalDeployment
 from consilience.flower.deploy.processes import alive, end
-from consilience.flower.deploy.serving import is_loopback, refuse_plain_text
+from consilience.flower.deploy.programs import is_loopback
+from consilience.flower.deploy.serving import CONNECTION, refuse_plain_text
 from consilience.flower.deploy.settings import from_given, load
 from consilience.flower.deploy.sources import OwnFederation, source_of
 from consilience.flower.deploy.up import shares
@@ -213,16 +214,34 @@ def test_not_loopback(address: str) -> None:
     assert not is_loopback(address)
 
 
-class PlainGrid:
-    _addr, _insecure = "10.0.0.5:8000", True
+@pytest.mark.parametrize("connection", ["", "plain", "TLS", "tls ", "unknown"])
+def test_plain_text_to_another_machine_is_refused_unless_asked_for(connection: str, tmp_path: Path) -> None:
+    """Whatever the launcher has not called safe is not."""
+    with pytest.raises(Invalid, match="nothing says that models are encrypted"):
+        refuse_plain_text(connection, allowed=False)
+    refuse_plain_text(connection, allowed=True)
+    for safe in ("tls", "loopback"):
+        refuse_plain_text(safe, allowed=False)
 
 
-def test_plain_text_to_another_machine_is_refused_unless_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(Invalid, match="is not encrypted"):
-        refuse_plain_text(PlainGrid(), allowed=False)
-    refuse_plain_text(PlainGrid(), allowed=True)
-    with pytest.raises(Invalid, match="TLS is off"):
+def test_without_tls_nothing_but_loopback_is_served(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="without TLS and node keys anybody could join"):
         LocalDeployment(tmp_path, shares=[[0]], place=tmp_path, secure=False, host="10.0.0.5")
+
+
+def test_a_server_that_nobody_vouches_for_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ServerApp that plain Flower starts has no such variable; a grid's own attributes do not count."""
+    from types import SimpleNamespace
+
+    from consilience.flower.deploy.serving import serve
+
+    template.init(tmp_path / "app", clients=2)
+    grid = SimpleNamespace(_insecure=False, _addr="127.0.0.1:8000")
+    monkeypatch.delenv(CONNECTION, raising=False)
+    for given in ({}, {"insecure": False}, {"insecure": "no"}, {"insecure": 1}):
+        with pytest.raises(Invalid, match="nothing says that models are encrypted"):
+            serve(grid, tmp_path / "app", {"runs": str(tmp_path / "runs"), **given})
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_dead_process_is_known_as_such_and_a_live_one_is_ended_by_its_id() -> None:

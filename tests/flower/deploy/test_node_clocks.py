@@ -32,6 +32,9 @@ def server(ahead: float, *, dated: bool = True) -> Iterator[str]:
                 self.send_header("Date", email.utils.formatdate(time.time() + ahead, usegmt=True))
             self.end_headers()
 
+        def do_POST(self) -> None:
+            self.do_GET()
+
         def log_message(self, *words: object) -> None:
             pass
 

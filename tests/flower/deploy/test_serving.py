@@ -27,7 +27,7 @@ from flower_loopback import Loopback
 
 from consilience.core.rounds import TooFewClients
 from consilience.flower.deploy.hosting import client_app
-from consilience.flower.deploy.serving import serve
+from consilience.flower.deploy.serving import CONNECTION, serve
 
 CLIENTS = 3
 FEDERATION = """
@@ -50,6 +50,12 @@ TEST_ROWS = """
 def test():
     return data(99, {})[:2]
 """
+
+
+@pytest.fixture(autouse=True)
+def in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a launcher says of a deployment that never leaves its machine."""
+    monkeypatch.setenv(CONNECTION, "loopback")
 
 
 @pytest.fixture

@@ -1,0 +1,53 @@
+"""What a stranger finds at a SuperLink's address: whether its control and runtime routes answer without an account."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+from pathlib import Path
+
+from consilience.core.settings import Invalid
+from consilience.flower.deploy.programs import address
+
+ROUTES = {"control": "/v1/control/list-runs", "runtime": "/v1/runtime/acquire-task"}  # an empty request changes nothing
+CLOSED = (404,)  # what the gateway says to everything but nodes' routes
+ASKS_WHO = (401, 403)
+HARM = {
+    "control": "anybody who can reach it may list and register nodes and start runs, whose code every node then runs",
+    "runtime": "anybody who can reach it may take the place of the server's app",
+}
+
+
+def answers(place: str, authority: Path | None, *, seconds: float = 10.0) -> dict[str, int]:
+    """The codes that the routes answer to a request without key, token or account."""
+    host, port = address(place, "the SuperLink")
+    found = {}
+    for name, route in ROUTES.items():
+        connection: http.client.HTTPConnection
+        if authority is None:
+            connection = http.client.HTTPConnection(host, port, timeout=seconds)
+        else:
+            context = ssl.create_default_context(cafile=str(authority))
+            connection = http.client.HTTPSConnection(host, port, timeout=seconds, context=context)
+        try:
+            connection.request("POST", route, body=b"", headers={"content-type": "application/protobuf"})
+            found[name] = connection.getresponse().status
+        except (OSError, http.client.HTTPException) as problem:
+            raise Invalid(f"the SuperLink at {place} cannot be asked for {route}: {problem}") from problem
+        finally:
+            connection.close()
+    return found
+
+
+def explain(place: str, found: dict[str, int]) -> str:
+    """What was found, in words; `Invalid` where a route is open to strangers."""
+    for name, code in found.items():
+        if code not in CLOSED + ASKS_WHO:
+            raise Invalid(
+                f"{place} is open: its {name} routes answer a stranger (code {code}); {HARM[name]}. Start the server's "
+                "side with `consilience deploy link`, which keeps them on loopback, or close the port"
+            )
+    asked = [name for name, code in found.items() if code in ASKS_WHO]
+    if asked:
+        return f"its {' and '.join(asked)} routes can be reached, and ask who it is"
+    return "only the routes of nodes can be reached"

@@ -1,0 +1,80 @@
+"""The command lines of a deployment's processes: none of them can be told to listen where strangers are.
+
+SuperLink and SuperNodes listen on loopback; the gateway alone takes an address. What starts apps is always ours, so
+Flower's processes are told not to (`--isolation process`).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from consilience.core.settings import Invalid
+from consilience.flower.deploy.keys import Keys
+
+LOOPBACK = "127.0.0.1"
+
+
+def superlink(port: int, *, keys: Keys | None, secret: Path, database: Path | None = None) -> list[str]:
+    """Flower's SuperLink on loopback; with keys, TLS, and nodes with registered keys only."""
+    command = ["flower-superlink", "--host", LOOPBACK, "--port", str(port), "--isolation", "process"]
+    command += ["--superexec-auth-secret-file", str(secret), "--disable-runtime-dependency-installation"]
+    command += ["--database", str(database)] if database else []
+    if keys is None:
+        return [*command, "--insecure"]
+    command += ["--ssl-ca-certfile", str(keys.authority), "--ssl-certfile", str(keys.certificate)]
+    return [*command, "--ssl-keyfile", str(keys.certificate_key), "--enable-supernode-auth"]
+
+
+def gateway(host: str, port: int, *, superlink: int, keys: Keys) -> list[str]:
+    """What other machines reach of the SuperLink on that port of loopback."""
+    command = [sys.executable, "-m", "consilience.flower.deploy.gateway", "--host", host, "--port", str(port)]
+    command += ["--superlink", f"https://{LOOPBACK}:{superlink}", "--authority", str(keys.authority)]
+    return [*command, "--certificate", str(keys.certificate), "--key", str(keys.certificate_key)]
+
+
+def executor(
+    role: str, port: int, *, secret: Path, allowed: Path, authority: Path | None, more: Sequence[str] = ()
+) -> list[str]:
+    """What starts the allowed apps, for the SuperLink or SuperNode on that port of loopback."""
+    command = [sys.executable, "-m", "consilience.flower.deploy.executor", role, "--allowed", str(allowed), *more]
+    command += ["--runtime-api-address", f"{LOOPBACK}:{port}", "--superexec-auth-secret-file", str(secret)]
+    return [*command, *(["--root-certificates", str(authority)] if authority else ["--insecure"])]
+
+
+def supernode(
+    superlink: str, port: int, *, secret: Path, authority: Path | None, key: Path | None, told: str
+) -> list[str]:
+    """A SuperNode whose own port is on loopback; with an authority, TLS and a key."""
+    command = ["flower-supernode", "--superlink", superlink, "--host", LOOPBACK, "--port", str(port)]
+    command += ["--isolation", "process", "--superexec-auth-secret-file", str(secret), "--node-config", told]
+    if authority is None or key is None:
+        return [*command, "--insecure"]
+    return [*command, "--root-certificates", str(authority), "--auth-supernode-private-key", str(key)]
+
+
+def connection(name: str, port: int, authority: Path | None) -> str:
+    """Flower's config.toml, by which its command `flwr` finds the SuperLink on that port of loopback."""
+    trust = f"root-certificates = {json.dumps(str(authority))}" if authority else "insecure = true"
+    return f'[superlink]\ndefault = "{name}"\n\n[superlink.{name}]\naddress = "{LOOPBACK}:{port}"\n{trust}\n'
+
+
+def address(text: str, what: str) -> tuple[str, int]:
+    """Host and port of `host:port`."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise Invalid(f"{what} = {text!r} is no address: write host:port, such as fl.example.org:8000")
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address (with or without a port) never leaves this machine."""
+    host = address.rpartition(":")[0] if address.count(":") == 1 or address.startswith("[") else address
+    host = host.strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
