@@ -52,7 +52,7 @@ NAVIGATION = {
             "resume",
             "faults",
         ),
-        *("performance", "gpu", "ray", "deploy", "flower"),
+        *("performance", "gpu", "ray", "deploy", "security", "flower"),
     ],
     "See it": ["compare", "diagnose", "report", "dashboard", "reproductions", "comparison"],
     "Methods": [

@@ -130,6 +130,8 @@ def main() -> None:
             with contextlib.suppress(ImportError):
                 importlib.import_module(module)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that have ended are not kept
+    if given.role == pins.SERVER:  # runs are rare, and each look is written into the SuperLink's database
+        os.environ["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "1"
     from flwr.supercore.cli.flower_superexec import flower_superexec
     from flwr.supercore.superexec import run_superexec
 

@@ -32,7 +32,7 @@ clientapp = "client_app:app"
 runs = "runs"     # where the server writes the run folder
 settings = ""     # overrides of config.toml, such as "rounds=20 algorithm.lr=0.05"; both sides see them
 cases = ""
-insecure = false  # true: models may travel in plain text to other machines
+insecure = false  # true: run also where nothing says that models are encrypted on their way
 """
 
 SERVER = '''\
@@ -112,7 +112,7 @@ def test() -> tuple | None:
     return None
 '''
 
-IGNORE = "rehearsal/\nruns/\nkeys/\n__pycache__/\n"
+IGNORE = "local/\nruns/\nkeys/\n__pycache__/\n"
 
 
 def project(name: str, publisher: str = "consilience", more: str = "") -> str:

@@ -151,9 +151,8 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         nodes = [made.node(number) for number in (0, 1)]
         for number, node in enumerate(nodes):
             log = place / f"node-{number}" / "logs" / "supernode.log"
-            until(
-                lambda log=log: log.exists() and "SuperNode ID" in log.read_text(), 90, unless=lambda n=node: ended(n)
-            )
+            there = lambda log=log: log.exists() and "SuperNode ID" in log.read_text()  # noqa: E731
+            until(there, 90, unless=lambda node=node: ended(node))
         yield made
     finally:
         made.close()
@@ -252,7 +251,7 @@ def test_the_agreed_run_completes_with_the_same_bits(deployment: Deployment) -> 
     code, said = deployment.flwr("link/home", "run", deployment.app, "--run-config", f'runs="{runs}"')
     assert code == 0, said
     folder = runs / "real"
-    until(lambda: facts_of(folder).get("status") == "finished", 200)
+    until(lambda: facts_of(folder).get("status") == "finished", 400)
     assert [row["cohort"] for row in rows(folder)] == [[0, 1]] * 3
     assert digest_of(folder) == digest_here(deployment.app)
 
