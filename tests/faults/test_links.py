@@ -1,4 +1,4 @@
-"""Whatever stands in a run folder in place of its files, nothing outside it changes and no command hangs (FAULTS 52)."""
+"""Whatever stands in place of a run folder's files, nothing outside it changes and no command hangs (FAULTS 52)."""
 
 from __future__ import annotations
 
