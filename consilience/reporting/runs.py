@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -143,7 +144,7 @@ def read(path: Path) -> RunData:
 
 def folders(path: Path, depth: int = 0) -> Iterable[Path]:
     """The run folders in a folder; the folder itself, if it is one."""
-    if (path / "run.json").exists():
+    if os.path.lexists(path / "run.json"):  # a link that leads nowhere is told, not passed over
         yield path
     elif depth < _DEEPEST:
         for inner in sorted(path.iterdir()):

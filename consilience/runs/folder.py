@@ -185,7 +185,7 @@ def runs(root: Path) -> list[RunSummary]:
     """The runs in `root`, by name; a damaged one is listed with the reason, never raised."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         folders = (path for path in Path(root).iterdir() if not path.name.startswith("."))
-        return [_summary(path) for path in sorted(folders) if (path / "run.json").exists()]
+        return [_summary(path) for path in sorted(folders) if os.path.lexists(path / "run.json")]
     return []
 
 

@@ -29,7 +29,7 @@ HARMLESS_CODE = {
     ),
     "starts runs, or says with which settings; those are compared themselves": (
         *("__main__.py", "cli.py", "training.py", "experiments/learn.py"),
-        *(f"compare/{name}.py" for name in ("command", "methods", "plan", "running")),
+        *(f"compare/{name}.py" for name in ("command", "running")),
     ),
     "starts Flower's processes, and makes their keys and files": (
         *(f"flower/deploy/{name}.py" for name in ("clock", "commands", "executor", "keys", "local_deployment")),

@@ -1,4 +1,4 @@
-"""One tensor as bytes: the plain .npy format, read by a strict parser that compares before it allocates.
+"""One tensor as bytes: an .npy file, written by NumPy and read by a strict parser that compares before it allocates.
 
 Nothing else is parsed: no containers (.npz), no objects, no structured, text or complex types, no foreign byte order.
 bfloat16, which NumPy lacks, travels as its 16 bits (`<u2`) under its own name, so nothing is rounded on the way.
@@ -7,6 +7,7 @@ bfloat16, which NumPy lacks, travels as its 16 bits (`<u2`) under its own name, 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import re
@@ -58,13 +59,10 @@ def to_bytes(value: Tensor) -> Packed:
     """A tensor as an .npy file, row by row; whatever `from_bytes` reads back is equal to the last bit."""
     if value.dtype not in _DESCRIPTIONS:
         raise ValueError(f"{value.dtype} cannot be sent: only {', '.join(_NAMES)}")
-    shape = tuple(value.shape)
-    text = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
-    header = f"{{'descr': '{_DESCRIPTIONS[value.dtype]}', 'fortran_order': False, 'shape': ({text}), }}".encode("ascii")
-    before = len(_MAGIC) + 2 + _LENGTH[1]
-    header += b" " * (-(before + len(header) + 1) % 64) + b"\n"  # NumPy aligns what follows to 64 bytes
-    front = _MAGIC + b"\x01\x00" + len(header).to_bytes(_LENGTH[1], "little")
-    return Packed(b"".join((front, header, *_content(value))), dtype_name(value.dtype), shape)
+    shape, header = tuple(value.shape), io.BytesIO()
+    about = {"descr": _DESCRIPTIONS[value.dtype], "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, about)
+    return Packed(b"".join((header.getvalue(), *_content(value))), dtype_name(value.dtype), shape)
 
 
 def from_bytes(data: Any, shape: Sequence[int], dtype: torch.dtype | str) -> Tensor:

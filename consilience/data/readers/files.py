@@ -99,13 +99,19 @@ def open_binary(path: Path) -> BinaryIO:
     return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 
-def read_bytes(path: Path) -> bytes:
-    """All bytes of a plain or .gz file; a broken archive is refused by name."""
+def read_bytes(path: Path, *, most: int | None = None) -> bytes:
+    """All bytes of a plain or .gz file, `most` at most when unpacked; a broken archive is refused by name."""
+    parts, length = [], 0
     try:
         with open_binary(path) as file:
-            return file.read()
+            while (part := file.read(1 << 20)) and (most is None or length <= most):
+                parts.append(part)
+                length += len(part)
     except (gzip.BadGzipFile, EOFError, zlib.error) as problem:
         raise Invalid(f"{path} is a damaged or cut-off .gz file ({problem}): fetch it again") from problem
+    if most is not None and length > most:
+        raise Invalid(f"{path} holds more than {most:,} bytes: it is not the file it should be")
+    return b"".join(parts)
 
 
 def read_text(path: Path, encoding: str = "utf-8-sig") -> str:

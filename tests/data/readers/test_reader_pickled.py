@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import pickle
 import struct
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consilience.core.settings import Invalid
+from consilience.data.readers import pickled
 from consilience.data.readers.pickled import read_pickled
 
 PIXELS = np.arange(24, dtype=np.uint8).reshape(2, 12)
@@ -128,6 +131,60 @@ def test_containers_that_double_at_each_step_take_no_time(tmp_path):
     path.write_bytes(b"])q\x00a" + pairs + b".")
     assert len(read_pickled(path)) == 61
     assert time.perf_counter() - start < 1
+
+
+TEN_MB = b"X" + struct.pack("<I", 10**7) + b"a" * 10**7 + b"q\x00"
+ENCODE = b"c_codecs\nencode\n(h\x00Vlatin1\ntR"
+BOMBS = {
+    "a place in memory far away": b"]r\xff\xff\xff\x7f.",
+    "the same in digits": b"]p99999999999\n.",
+    "a place before the first": b"]p-1\n.",
+    "bytes that are not there": b"\x8e" + struct.pack("<Q", 1 << 40) + b"abc.",
+    "a bytearray that is not there": b"\x96" + struct.pack("<Q", 1 << 40) + b"abc.",
+    "text that is not there": b"X" + struct.pack("<I", 0xFFFFFFFF) + b"abc.",
+    "one text encoded a thousand times": b"](" + TEN_MB + ENCODE * 1000 + b"e.",
+    "a number of a million bits": b"\x8b" + struct.pack("<i", 125_000) + b"\x7f" * 125_000 + b".",
+    "a number of many digits": b"L" + b"9" * 100_000 + b"L\n.",
+    "lists in lists": b"]" * 200_000 + b"a" * 199_999 + b".",
+    "tuples in tuples": b")" + b"\x85" * 200_000 + b".",
+    "an array of many rows of nothing": python2_batch().replace(b"K\x02K\x0c\x86", b"J\xff\xff\xff\x7fK\x0c\x86"),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_bomb_is_refused_before_it_takes_memory(tmp_path, bomb):
+    path = tmp_path / "batch"
+    path.write_bytes(BOMBS[bomb])
+    tracemalloc.start()
+    try:
+        with pytest.raises(Invalid, match="batch"):
+            read_pickled(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 26
+    finally:
+        tracemalloc.stop()
+
+
+def test_too_many_instructions_or_bytes_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "batch"
+    path.write_bytes(pickle.dumps(list(range(300))))
+    assert len(read_pickled(path)) == 300
+    monkeypatch.setattr(pickled, "MOST_INSTRUCTIONS", 200)
+    with pytest.raises(Invalid, match="more than 200 instructions"):
+        read_pickled(path)
+    packed = tmp_path / "packed.gz"
+    packed.write_bytes(gzip.compress(b"a" * 10**6))
+    monkeypatch.setattr(pickled, "MOST_BYTES", 10**5)
+    with pytest.raises(Invalid, match="more than 100,000 bytes"):
+        read_pickled(packed)
+
+
+@pytest.mark.parametrize("name", ["c_codecs\nencode", "cnumpy\ndtype", "cnumpy.core.multiarray\n_reconstruct"])
+def test_a_file_cannot_change_what_its_names_stand_for(tmp_path, name):
+    path = tmp_path / "batch"
+    for state in (b"}Vrole\nVarray\ns", b"(N}Vrole\nVarray\nst"):  # attributes, and slots
+        path.write_bytes(name.encode() + b"\n" + state + b"b.")
+        with pytest.raises(Invalid, match="state of a name"):
+            read_pickled(path)
 
 
 def test_every_truncation_is_refused(tmp_path):
