@@ -50,6 +50,15 @@ class Template:
         """What the values of a reply take."""
         return sum(leaf.nbytes for leaf in self.leaves.values())
 
+    def most(self, castable: Collection[str] = (), *, slack: int = 0) -> int:
+        """Bytes that a reply may have been sent as: the widest types that are cast, a header for each, and `slack`."""
+        widest = max((arrays.dtype_of(name).itemsize for name in castable), default=0)
+        values = sum(
+            math.prod(leaf.shape) * max(leaf.dtype.itemsize, widest if leaf.dtype.is_floating_point else 0)
+            for leaf in self.leaves.values()
+        )
+        return values + arrays.USUAL_HEADER * len(self.leaves) + slack
+
     def check(self, reply: Any, castable: Collection[str] = ()) -> Tree:
         """The reply in the template's order; `Refused` where it differs, or holds NaN or infinite values.
 

@@ -30,6 +30,7 @@ from consilience.flower.engine import wire
 from consilience.flower.engine.agreement import agreement
 from consilience.flower.engine.inbox import Inbox, read
 from consilience.flower.engine.mail import Mail, Post, Waiting
+from consilience.flower.engine.pulling import Bound
 from consilience.flower.engine.roster import Roster
 from consilience.flower.engine.rules import PRE_TRAINING, TRAIN, name_of, rules_of
 from consilience.flower.engine.templates import reply_template
@@ -258,7 +259,10 @@ class FlowerEngine:
             mine = workload.only(np.array(places))
             letters[node] = self._letter(name, broadcast, mine, round, seed)
         kind = "train" if name == TRAIN else "evaluate"
-        post = self._mail.ask(letters, kind, f"round {round + 1}", self._waiting.deadline)
+        template = self._templates[name]
+        nbytes, leaves = template.most(self._limits.castable, slack=self._limits.slack), len(template.leaves)
+        bounds = {node: Bound.of(nbytes, leaves, len(places)) for node, places in by_node.items()}
+        post = self._mail.ask(letters, kind, f"round {round + 1}", self._waiting.deadline, bounds)
         self._count_stale(post.stale)
         return post
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from consilience.flower.engine.pulling import Bound, Pull, puller
 
 SLOW = 1.0  # seconds after which a reply is left to a thread of its own, and the others go on
 LAST = 5.0  # seconds beyond the deadline for fetching what the clients had sent before it
@@ -20,13 +22,19 @@ class Fetching:
     """Whole replies from a Flower Grid; whatever a client does, `look` comes back in time."""
 
     def __init__(self, grid: Any) -> None:
-        self._grid = grid
+        self._pull = puller(grid)
+        self._bounds: dict[str, Bound] = {}
         self._found: queue.SimpleQueue[list[Any] | BaseException] = queue.SimpleQueue()
         self._slow: dict[str, threading.Thread] = {}  # message -> who is still fetching its reply
+
+    def expect(self, bounds: Mapping[str, Bound]) -> None:
+        """What the replies to these messages may hold."""
+        self._bounds |= bounds
 
     def look(self, messages: Sequence[str], until: float) -> list[Any]:
         """Replies to these messages that are whole by now, at the latest `LAST` seconds after `until` (monotonic)."""
         self._slow = {message: thread for message, thread in self._slow.items() if thread.is_alive()}
+        self._bounds = {m: bound for m, bound in self._bounds.items() if m in messages or m in self._slow}
         left = [message for message in messages if message not in self._slow]
         replies = self._collected()
         while left and (walk := self._walk(left, until + LAST)) is not None:
@@ -36,7 +44,7 @@ class Fetching:
 
     def _walk(self, messages: list[str], end: float) -> list[str] | None:
         """Fetch one after another; those after one that is slow, to be fetched by the next walk, or None at the end."""
-        walk = _Walk(self._grid, messages, self._found)
+        walk = _Walk(self._pull, {message: self._bounds[message] for message in messages}, self._found)
         walk.thread.start()
         while walk.thread.is_alive():
             now = time.monotonic()
@@ -62,8 +70,10 @@ class Fetching:
 class _Walk:
     """One thread's way through some messages; left alone, it ends after the one it is at."""
 
-    def __init__(self, grid: Any, messages: list[str], found: queue.SimpleQueue[list[Any] | BaseException]) -> None:
-        self._grid, self._messages, self._found = grid, messages, found
+    def __init__(
+        self, pull: Pull, messages: dict[str, Bound], found: queue.SimpleQueue[list[Any] | BaseException]
+    ) -> None:
+        self._pull, self._messages, self._found = pull, messages, found
         self._lock = threading.Lock()
         self._at, self._left = 0, False
         self.since = time.monotonic()  # when it began with the message it is at
@@ -77,8 +87,8 @@ class _Walk:
 
     def _go(self) -> None:
         try:
-            for message in self._messages:
-                self._found.put(list(self._grid.pull_messages([message])))
+            for message, bound in self._messages.items():
+                self._found.put(self._pull(message, bound))
                 with self._lock:
                     if self._left:
                         return

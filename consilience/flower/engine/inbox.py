@@ -67,6 +67,8 @@ def read(
                 refused = problem if isinstance(problem, Refused) else Refused("format", detail=str(problem))
                 mine = type(one.client) is int and node_of.get(one.client) == node
                 refusals.append(refused.by(one.client if mine else f"of node {node}"))
+    for node, unread in sorted(post.refused.items()):
+        refusals += [unread.by(client) for client in steps if node_of.get(client) == node]
     admitted, _ = admit(arrivals, template=template, round=round, asked=set(steps), run=run, limits=limits)
     admitted = replace(admitted, refusals=(*admitted.refusals, *refusals))
     with LimitedLog(f"round {round + 1}") as warnings:

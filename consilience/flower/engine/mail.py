@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from consilience.core.refusal import plain
+from consilience.core.refusal import Refused, plain
 from consilience.core.settings import NonNegative, Positive, Whole, check
 from consilience.flower.engine.fetching import Fetching
 from consilience.flower.engine.limited_log import LimitedLog
+from consilience.flower.engine.pulling import Bound, Unread
 
 GRACE = 30.0  # seconds that a message lives beyond its deadline: then the SuperLink drops it
 POLLS = (0.2, 1.0)  # seconds between two looks: at first, and at last
@@ -40,6 +41,7 @@ class Post:
 
     replies: dict[int, Any] = field(default_factory=dict)  # contents
     failures: dict[int, str] = field(default_factory=dict)  # why a node could not answer
+    refused: dict[int, Refused] = field(default_factory=dict)  # replies that were never put together
     stale: list[tuple[int, str]] = field(default_factory=list)  # (node, group) of replies to earlier messages
 
 
@@ -54,7 +56,9 @@ class Mail:
         """The nodes that are online."""
         return sorted(self._grid.get_node_ids())
 
-    def ask(self, letters: Mapping[int, Any], kind: str, group: str, deadline: float) -> Post:
+    def ask(
+        self, letters: Mapping[int, Any], kind: str, group: str, deadline: float, bounds: Mapping[int, Bound]
+    ) -> Post:
         """Send each node its content and wait for whole replies, at most `deadline` seconds."""
         from flwr.app import Message
 
@@ -63,6 +67,7 @@ class Mail:
         messages = [Message(letters[n], n, kind, ttl=deadline + GRACE, group_id=group) for n in nodes]
         end = time.monotonic() + deadline
         sent = {message: node for node, message in zip(nodes, self._grid.push_messages(messages)) if message}
+        self._fetching.expect({message: bounds[node] for message, node in sent.items()})
         pause = POLLS[0]
         with LimitedLog(group) as warnings:
             while True:
@@ -81,9 +86,12 @@ class Mail:
     def _sort(self, reply: Any, sent: dict[str, int], post: Post, kind: str, warnings: LimitedLog) -> None:
         message = reply.metadata.reply_to_message_id
         node = sent.pop(message, None)
+        if isinstance(reply, Unread) and node is not None:
+            post.refused[node] = reply.problem
+            return
         if node is None:
             late = self._overdue.pop(message, None)
-            if late is not None and not reply.has_error():
+            if late is not None and (isinstance(reply, Unread) or not reply.has_error()):
                 post.stale.append(late[:2])
                 warnings.add(f"node {late[0]}", f"node {late[0]} answered {late[1]} after its deadline: refused")
         elif reply.has_error():

@@ -16,10 +16,12 @@ from consilience.flower.engine import wire
 from consilience.flower.engine.agreement import differences
 from consilience.flower.engine.limited_log import LimitedLog
 from consilience.flower.engine.mail import Mail, Post, Waiting
+from consilience.flower.engine.pulling import TEXT, Bound
 from consilience.wire.admission import identities
 
 log = logging.getLogger("consilience.flower")
 
+INTRODUCTION = Bound(arrays=0, text=wire.LONGEST + TEXT)  # what a node may say of its clients
 AGAIN = 30.0  # seconds that a node which never says who it is can hold up each round in the end
 
 
@@ -93,7 +95,8 @@ class Roster:
         most = min(self._waiting.deadline, self._waiting.wait)
         # whoever is new has all of the time; if all were silent before, half of what they had then
         patience = max(min(AGAIN, most), most * 0.5 ** min(self._unanswered[node] for node in nodes))
-        post = self._mail.ask(letters, "query", "introduction", patience)
+        post = self._mail.ask(letters, "query", "introduction", patience, dict.fromkeys(nodes, INTRODUCTION))
+        post.failures.update((node, str(problem)) for node, problem in post.refused.items())
         answered = {*post.replies, *post.failures}
         self._unanswered = Counter({node: self._unanswered[node] + 1 for node in nodes if node not in answered})
         with LimitedLog("introductions", self._logged) as warnings:

@@ -13,6 +13,7 @@ import torch
 from consilience.core.refusal import Refused
 from consilience.flower.engine import wire
 from consilience.flower.engine.mail import Mail
+from consilience.flower.engine.pulling import TEXT, TEXT_EACH, Bound
 from consilience.flower.secure.terms import MODULUS
 from consilience.wire import arrays
 
@@ -68,7 +69,11 @@ class SecurePost:
                 content.config_records[RECORD_KEY_CONFIGS] = wishes
             wire.put_json(content, wire.ABOUT, {"case": self._asked.case, "turn": self._asked.turn})
             letters[node] = content
-        post = self._mail.ask(letters, "train", f"{self._asked.group}, {stage}", self._deadline)
+        vector = self._asked.length * torch.int64.itemsize + arrays.USUAL_HEADER  # it comes in a record, not as arrays
+        bound = Bound(arrays=TEXT, text=TEXT + vector + len(letters) * TEXT_EACH)
+        group = f"{self._asked.group}, {stage}"
+        post = self._mail.ask(letters, "train", group, self._deadline, dict.fromkeys(letters, bound))
+        self._found.refusals += post.refused.items()
         self._found.failures |= post.failures
         self._found.stale += post.stale
         replies = []

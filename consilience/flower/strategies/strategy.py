@@ -6,7 +6,7 @@ import functools
 import inspect
 import time
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from consilience.core.rng import host
 from consilience.core.screening import Limits
 from consilience.core.settings import Invalid, nearest, refuse_unknown
 from consilience.core.tree import rows
+from consilience.flower.engine.pulling import Bound, BoundedGrid
 from consilience.flower.strategies.catalogue import STRATEGIES, Entry, needs_of, refuse_unworkable
 from consilience.flower.strategies.records import flwr, to_record
 from consilience.flower.strategies.replies import Expected, cleaned, examples_of, in_common, numbers_of
@@ -26,6 +27,7 @@ from consilience.selection.fixed_for_rounds import FixedForRounds
 from consilience.selection.uniform import Uniform
 
 ALGORITHM = "algorithm"  # the ConfigRecord that tells clients the algorithm's name and settings
+METRICS = 2**22  # bytes of a reply's metrics and configs
 OURS = tuple(field.name for field in fields(Settings))
 
 
@@ -71,11 +73,17 @@ def _adapted() -> type:
             self.notes: dict[str, Any] = {}  # what the server rule reports of its last round
             self._serving = Serving(self.algorithm, self.settings, name=self._name, identity=self._entry.identity)
             self._asked: Asked | None = None
+            self._grid: BoundedGrid | None = None
 
         def summary(self) -> None:
             """Log the settings."""
             LOG.info("\t├──> %s: %r", self._name, self.algorithm.server)
             super().summary()
+
+        def start(self, grid: Any, *args: Any, **options: Any) -> Any:
+            """Flower's rounds, in which no reply is put together that is larger than it can be."""
+            self._grid = BoundedGrid(grid, self._bound)
+            return super().start(self._grid, *args, **options)
 
         def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Iterable[Any]:
             """Choose nodes, and write to each."""
@@ -99,6 +107,7 @@ def _adapted() -> type:
 
         def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> tuple[Any, Any]:
             """The next model, and the metrics of the replies that were let in."""
+            unread = self._refuse_unread(server_round)
             sound, _ = self._check_and_log_replies(list(replies), is_train=True, validate=False)
             if not sound:
                 return None, None
@@ -110,9 +119,9 @@ def _adapted() -> type:
             self.refusals += [(server_round, refusal) for refusal in heard.refusals]
             contents = [content for _, content in sorted(heard.contents.items())]
             metrics = self._averaged(contents, self.train_metrics_aggr_fn) if contents else None
-            if heard.refusals:
+            if heard.refusals or unread:
                 metrics = flwr("app").MetricRecord() if metrics is None else metrics
-                metrics["refused-replies"] = len(heard.refusals)
+                metrics["refused-replies"] = len(heard.refusals) + unread
             return (self._serving.record() if heard.moved else None), metrics
 
         def configure_evaluate(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Iterable[Any]:
@@ -135,6 +144,7 @@ def _adapted() -> type:
 
         def aggregate_evaluate(self, server_round: int, replies: Iterable[Any]) -> Any:
             """The metrics of the replies that can be believed."""
+            self._refuse_unread(server_round)
             sound, _ = self._check_and_log_replies(list(replies), is_train=False, validate=False)
             contents: list[tuple[Any, Any]] = []
             for message in sound:
@@ -149,6 +159,25 @@ def _adapted() -> type:
                 contents.append((self._order(node, said), message.content))
             found = [content for _, content in sorted(contents, key=lambda pair: pair[0])]
             return self._averaged(found, self.evaluate_metrics_aggr_fn) if found else None
+
+        def _bound(self) -> Bound:
+            """What a reply may hold: the whole model, what else is needed, and metrics."""
+            limits, layout = self.settings.limits or Limits(), self._serving.layout
+            if layout is None:
+                return Bound(0, METRICS)
+            template = replace(self._expected(), personal=frozenset()).template(self._serving.model())
+            found = Bound.of(template.most(limits.castable, slack=limits.slack), len(template.leaves))
+            return found._replace(text=found.text + METRICS)
+
+        def _refuse_unread(self, server_round: int) -> int:
+            """Name those whose replies were refused before anybody could read them, and say how many they are."""
+            unread = [] if self._grid is None else self._grid.refused.copy()
+            for node, problem in unread:
+                LOG.warning("%s round %d: %s", self._name, server_round, problem.by(f"node {node}"))
+            self.refusals += [(server_round, problem.by(f"node {node}")) for node, problem in unread]
+            if self._grid is not None:
+                self._grid.refused.clear()
+            return len(unread)
 
         def _averaged(self, contents: list[Any], function: Any) -> Any:
             """Metrics by Flower's average, or by the user's own function."""

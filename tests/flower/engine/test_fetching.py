@@ -15,6 +15,7 @@ from consilience.core.rounds import run
 from consilience.core.task import Task
 from consilience.flower.engine import fetching
 from consilience.flower.engine.fetching import Fetching
+from consilience.flower.engine.pulling import Bound
 
 ALONE = tuple([client] for client in range(CLIENTS))
 
@@ -37,6 +38,12 @@ class Dripping:
         return list(names)
 
 
+def fetching_from(grid: Dripping, *names: str) -> Fetching:
+    made = Fetching(grid)
+    made.expect(dict.fromkeys(names, Bound(0, 0)))
+    return made
+
+
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "SLOW", 0.1)
@@ -51,12 +58,12 @@ def grid() -> Iterator[Dripping]:
 
 
 def test_all_are_fetched_when_nobody_drips(grid: Dripping) -> None:
-    assert Fetching(grid).look(["a", "b", "c"], time.monotonic() + 5) == ["a", "b", "c"]
+    assert fetching_from(grid, *"abc").look(["a", "b", "c"], time.monotonic() + 5) == ["a", "b", "c"]
     assert Fetching(grid).look([], time.monotonic() + 5) == []
 
 
 def test_one_that_drips_holds_up_nobody_and_is_there_once_it_is_whole(grid: Dripping) -> None:
-    fetched, began = Fetching(grid), time.monotonic()
+    fetched, began = fetching_from(grid, *"abcd"), time.monotonic()
     grid.held = {"a", "c"}
     assert fetched.look(["a", "b", "c", "d"], began + 20) == ["b", "d"]
     assert time.monotonic() - began < 2
@@ -70,19 +77,19 @@ def test_one_that_drips_holds_up_nobody_and_is_there_once_it_is_whole(grid: Drip
 
 def test_the_end_comes_whatever_drips(grid: Dripping) -> None:
     grid.held = {f"held-{k}" for k in range(40)}  # 40 x SLOW would be 4 seconds
-    fetched, began = Fetching(grid), time.monotonic()
+    fetched, began = fetching_from(grid, *grid.held, "whole"), time.monotonic()
     assert fetched.look([*sorted(grid.held), "whole"], began + 0.2) == []
     assert 0.5 <= time.monotonic() - began < 1.5
 
 
 def test_what_was_there_at_the_deadline_is_still_fetched(grid: Dripping) -> None:
-    assert Fetching(grid).look(["a", "b"], time.monotonic() - 0.01) == ["a", "b"]
+    assert fetching_from(grid, "a", "b").look(["a", "b"], time.monotonic() - 0.01) == ["a", "b"]
 
 
 def test_a_failure_reaches_the_server(grid: Dripping) -> None:
     grid.failing = True
     with pytest.raises(ConnectionError, match="the SuperLink is gone"):
-        Fetching(grid).look(["a"], time.monotonic() + 5)
+        fetching_from(grid, "a").look(["a"], time.monotonic() + 5)
 
 
 # --- through the engine ----------------------------------------------------------------------------------------------
