@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,7 +89,11 @@ class DeployedConfig(Config):
         return self.checkpoint.every * self.checkpoint.keep + 2
 
     def build_algorithm(self) -> Algorithm:
-        """The algorithm that the settings name."""
+        """The algorithm that the settings name: built once, since it holds settings only."""
+        return self._built
+
+    @functools.cached_property
+    def _built(self) -> Algorithm:
         return KINDS["algorithm"].build(self.algorithm.name, self.algorithm.options)
 
     def build_terms(self) -> SecureTerms | None:
