@@ -12,16 +12,16 @@ from torch import Tensor
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.arrivals import Asked, gather, labelled, pace_of
-from consilience.core.exchange import Broadcast, Cohort, Notes
-from consilience.core.protocols import (
-    Engine,
-    HasTask,
+from consilience.core.capabilities import (
     MovesWithoutReplies,
     PostTrainingPass,
     PreTrainingPass,
     ReceivesSizes,
     TrainsModel,
+    capability,
 )
+from consilience.core.exchange import Broadcast, Cohort, Notes
+from consilience.core.protocols import Engine, HasTask
 from consilience.core.rng import key
 from consilience.core.screening import Limits, if_enough
 from consilience.core.screening import screen as screen
@@ -99,13 +99,14 @@ def run(
         cohort = screen(cohort, received.among(ids, cohort.ids), limits)
         cohort, looked = _look_back(algorithm, engine, cohort, received.among(ids, cohort.ids), seed)
         cohort = if_enough(cohort, limits)
-        alone = isinstance(server, MovesWithoutReplies) and server.moves_without_replies
+        moving, training = capability(server, MovesWithoutReplies), capability(server, TrainsModel)
+        alone = moving is not None and moving.moves_without_replies
         # a round without a usable reply changes nothing
         state, notes = server.update(here.server, cohort) if len(cohort) or alone else (here.server, {})
-        if len(cohort) and isinstance(server, TrainsModel):
+        if len(cohort) and training is not None:
             if not isinstance(engine, HasTask):
                 raise Invalid(f"{type(server).__name__} trains a model itself, but {type(engine).__name__} runs none")
-            state = server.train(engine.task, state, cohort)
+            state = training.train(engine.task, state, cohort)
         state = tree.here(state)  # what a rule kept of replies that lie in other processes
         _refuse_unusable(number + 1, notes.get("weights"), server.model(state))
         here = Snapshot(
@@ -135,9 +136,10 @@ def _look(
     algorithm: Algorithm, engine: Engine, received: Broadcast, ids: np.ndarray, round: int, seed: int
 ) -> Broadcast:
     """The broadcast with what each client sees in its own data, where its rule looks first."""
-    if not isinstance(algorithm.client, PreTrainingPass) or not len(ids):
+    looking = capability(algorithm.client, PreTrainingPass)
+    if looking is None or not len(ids):
         return received
-    found = engine.exchange(algorithm.client.pre_training, Plain(), received, ids, round=round, seed=seed)
+    found = engine.exchange(looking.pre_training, Plain(), received, ids, round=round, seed=seed)
     if not len(found):
         return received
 
@@ -153,14 +155,15 @@ def _look_back(
     algorithm: Algorithm, engine: Engine, cohort: Cohort, received: Broadcast, seed: int
 ) -> tuple[Cohort, Asked]:
     """The cohort with what each client's trained model shows on its rows; the client has these models already."""
-    if not isinstance(algorithm.client, PostTrainingPass) or not len(cohort):
+    looking = capability(algorithm.client, PostTrainingPass)
+    if looking is None or not len(cohort):
         return cohort, Asked()
     shared, personal = {"received": received.shared}, {"model": cohort.reply["model"]}
     if received.personal:  # some of what they were sent was for each alone
         common = tree.map_leaves(lambda leaf: leaf.expand(len(cohort), *leaf.shape), received.shared)
         shared, personal = {}, {**personal, "received": {**common, **received.personal}}
     own = Broadcast(shared=shared, personal=personal)
-    answer = engine.exchange(algorithm.client.post_training, Plain(), own, cohort.ids, round=cohort.round, seed=seed)
+    answer = engine.exchange(looking.post_training, Plain(), own, cohort.ids, round=cohort.round, seed=seed)
     seen = screen(answer)
     if len(seen) < len(cohort):  # who does not answer this question, too, is left out
         cohort = cohort.only(np.isin(cohort.ids, seen.ids), **seen.counts).refusing(seen.refusals)
@@ -186,8 +189,9 @@ def _first(algorithm: Algorithm, engine: Engine, start: Tree | None) -> Snapshot
     clients = len(engine.sizes)
     nothing = np.full(clients, np.nan)
     server = algorithm.server.init(start, clients)
-    if isinstance(algorithm.server, ReceivesSizes):
-        server = algorithm.server.receive_sizes(server, engine.sizes)
+    sized = capability(algorithm.server, ReceivesSizes)
+    if sized is not None:
+        server = sized.receive_sizes(server, engine.sizes)
     return Snapshot(round=0, server=server, memory={}, losses=nothing)
 
 
