@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from consilience.core.algorithm import Algorithm
+from consilience.core.capabilities import PoolsData, capability
 from consilience.core.federation import Federation
 from consilience.core.losses import Loss
 from consilience.core.rounds import run
@@ -17,7 +18,7 @@ from consilience.core.task import Task
 from consilience.core.tree import to
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
-from consilience.experiments.assembly import try_model
+from consilience.experiments.assembly import try_client, try_model
 from consilience.experiments.config.catalogue import engine_options
 from consilience.experiments.config.parts import read_options
 from consilience.experiments.personal import personal_test
@@ -25,7 +26,6 @@ from consilience.experiments.record import Observer
 from consilience.reporting.progress import shown
 from consilience.runs.observation import Observation
 from consilience.runs.result import Result
-from consilience.selection.pooled import Pooled
 
 
 def train(
@@ -66,10 +66,11 @@ def train(
     evaluate_every = check_value("evaluate_every", evaluate_every, Whole)
     if not isinstance(federation, Federation):
         federation = Federation.from_clients(federation)
-    if isinstance(algorithm.selection, Pooled):
+    if capability(algorithm.selection, PoolsData) is not None:
         federation = federation.pooled()
     task = _task(model, federation, loss)
     try_model(task, federation, f"the model {type(task.module).__name__}", "the federation's data")
+    try_client(algorithm, task)
     options = read_options("train", engine, engine_options(), "train")
     vectorised = Vectorised(task, federation, environment=environment, rounds_ahead=rounds, **options)
     observer = Observer(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 from consilience.algorithms._common import Solving, averaged
 from consilience.client.local_training import LocalTraining
 from consilience.client.prox_centering import Centring, ReflectedProximal
 from consilience.client.terms.term import Term
 from consilience.core.algorithm import Algorithm
+from consilience.core.capabilities import HasFeedback, capability
 from consilience.core.protocols import Channel, Selection
 from consilience.core.settings import Invalid, Positive, check_value
 from consilience.server.rules.splitting import Splitting
@@ -40,7 +41,8 @@ def splitting(
             f"1/step: lr must be < {2 * (1 + momentum) * step:g}, and is best well below step"
         )
     algorithm = averaged(**local)
-    if keeps_z and _feeds_back(algorithm.channel):
+    held_back = capability(algorithm.channel, HasFeedback)
+    if keeps_z and held_back is not None and held_back.feedback:
         raise Invalid(
             "keeps_z = True is incompatible with a channel with feedback: z at the server lacks what the channel "
             "holds back, so that the client makes up for it, and then the channel sends it as well. "
@@ -52,9 +54,3 @@ def splitting(
     client = replace(client, terms=terms, memory=() if keeps_z else (Centring(relaxation=relaxation),))
     server = Splitting(weights=weights, keeps_z=keeps_z, relaxation=relaxation)
     return replace(algorithm, client=client, server=server)
-
-
-def _feeds_back(channel: Any) -> bool:
-    """Whether a channel, or one inside it, sends later what it holds back now."""
-    inside = getattr(channel, "channels", ())
-    return bool(getattr(channel, "feedback", False)) or any(_feeds_back(part) for part in inside)

@@ -13,6 +13,7 @@ from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Invalid, NonNegative
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.averaging.weighting.dual import DualWeights
+from consilience.server.protocols import read_by
 from consilience.server.rules.dual_averaging import LayerwiseDual
 
 
@@ -40,7 +41,7 @@ def fedsiam_da(
     _refuse_idle(per_layer, dual, common)
     weighting, memory = common.setdefault("weighting", dual), common.get("memory", ())
     if "previous" not in [part.name for part in memory]:
-        wanted = "moved" in getattr(weighting, "reads", ())
+        wanted = "moved" in read_by(weighting)
         common["memory"] = (*memory, PreviousModel(report=wanted))
     algorithm = averaged(**common)
     client, server = algorithm.client, algorithm.server

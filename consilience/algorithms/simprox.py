@@ -10,6 +10,7 @@ from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Count, Positive, Probability
 from consilience.selection.sliding_window import SlidingWindow
 from consilience.server.averaging.weighting.simprox import CompareOn, Previous, Similarity, SimProxWeights
+from consilience.server.protocols import read_by
 
 
 def simprox(
@@ -48,7 +49,7 @@ def simprox(
     )
     common.setdefault("selection", SlidingWindow(fraction=0.3))
     weighting = common.setdefault("weighting", weights)
-    if "moved" in getattr(weighting, "reads", ()):
+    if "moved" in read_by(weighting):
         others = [part for part in common.get("memory", ()) if not isinstance(part, PreviousModel)]
         common["memory"] = (*others, PreviousModel(report=True))
     return averaged(**common)

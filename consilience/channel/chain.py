@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from consilience.core import rng, tree
+from consilience.core.capabilities import HasFeedback, HasForm, SumsOnly, Wraps, capability
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.protocols import Channel
 from consilience.core.settings import Invalid, check
@@ -16,19 +17,33 @@ from consilience.core.tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chain:
+class Chain(Wraps):
     """A reply passes through the channels in their order, and back through their other halves in reverse."""
 
     channels: tuple[Channel, ...]
+    holds = "channels"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(self)
         self._refuse()
 
     @property
     def sums_only(self) -> bool:
         """Whether one of them delivers only a sum."""
-        return any(getattr(channel, "sums_only", False) for channel in self.channels)
+        return any(_sums_only(channel) for channel in self.channels)
+
+    @property
+    def form(self) -> str:
+        """What leaves the last of them: codes stay codes, places stay places, an update does not become a model."""
+        forms = {_form(channel) for channel in self.channels}
+        return next((form for form in ("codes", "sparse", "dense") if form in forms), "")
+
+    @property
+    def feedback(self) -> bool:
+        """Whether one of them sends later what it holds back."""
+        offers = (capability(channel, HasFeedback) for channel in self.channels)
+        return any(found is not None and found.feedback for found in offers)
 
     def init(self, start: Tree) -> Tree:
         """What each of them remembers."""
@@ -72,21 +87,31 @@ class Chain:
         """Refuse an order in which one channel could not read what another one sends."""
         if not self.channels:
             raise Invalid("Chain.channels is empty: name at least one channel, or use channel = 'plain'")
-        for place, channel in enumerate(self.channels[1:], 1):
-            for earlier in self.channels[:place]:
+        every = list(_each(self))
+        for place, channel in enumerate(every[1:], 1):
+            for earlier in every[:place]:
                 reason = _conflict(earlier, channel)
                 if reason:
                     raise Invalid(f"{type(channel).__name__} cannot come behind {type(earlier).__name__}: {reason}")
 
 
-def _conflict(first: Any, second: Any) -> str:
+def _each(channel: Channel) -> Iterator[Channel]:
+    """The channels of a chain, and of chains inside it, in their order."""
+    if not isinstance(channel, Chain):
+        yield channel
+        return
+    for inner in channel.channels:
+        yield from _each(inner)
+
+
+def _conflict(first: Channel, second: Channel) -> str:
     """Why the second channel cannot work on what the first one sends ("" if it can)."""
     if _form(first) == "codes":
         return "what it sends are codes, not numbers; let it be the last"
-    if getattr(first, "sums_only", False):
+    if _sums_only(first):
         return "the air adds up what is sent last; let it be the last"
     if _form(first) == "sparse":
-        if getattr(second, "sums_only", False):
+        if _sums_only(second):
             return "clients send different places, which the air cannot add up"
         if _form(second) == "sparse":
             return "an update can be made sparse only once"
@@ -99,6 +124,12 @@ def _name(place: int) -> str:
     return f"channel_{place}"
 
 
-def _form(channel: Any) -> str:
+def _form(channel: Channel) -> str:
     """What a channel sends: "" a model, "dense" an update, "sparse" values and places, "codes" whole numbers."""
-    return getattr(channel, "form", "")
+    found = capability(channel, HasForm)
+    return "" if found is None else found.form
+
+
+def _sums_only(channel: Channel) -> bool:
+    found = capability(channel, SumsOnly)
+    return found is not None and found.sums_only

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from consilience.client.local_training import LocalTraining
+from consilience.client.wrapped import Wrapped
+from consilience.core.capabilities import PersonalRule, PostTrainingPass, PreTrainingPass, Reasons, capability
 from consilience.core.plans import Batch, Work
 from consilience.core.protocols import ClientRule
 from consilience.core.task import Task
@@ -43,15 +46,14 @@ class CompareModels:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChoosingTraining:
+class ChoosingTraining(Wrapped):
     """Training of the model with the least loss on all of the client's rows; it remembers and says which that was."""
 
-    training: LocalTraining = field(default_factory=LocalTraining)
-
-    @property
-    def work(self) -> Work:
-        """As in training."""
-        return self.training.work
+    training: ClientRule = field(default_factory=LocalTraining)
+    refuses: ClassVar[Reasons] = {
+        PreTrainingPass: "has a pass before training, and so has ChoosingTraining: there can be only one, leave it out",
+        PostTrainingPass: "has a pass after training, which would not find the model that was taken: leave it out",
+    }
 
     @property
     def pre_training(self) -> ClientRule:
@@ -87,8 +89,9 @@ class ChoosingTraining:
         return True
 
     def personal(self, task: Task, message: Tree, memory: Tree) -> Tree:
-        """The model that the client chose last."""
-        return self.training.personal(task, _taken(message, memory["cluster"]), memory)
+        """The model that the client chose last, and what training makes of it."""
+        chosen, own = _taken(message, memory["cluster"]), capability(self.training, PersonalRule)
+        return chosen["model"] if own is None else own.personal(task, chosen, memory)
 
 
 def _count(message: Tree) -> int:

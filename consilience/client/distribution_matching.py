@@ -39,14 +39,18 @@ class DistributionMatching:
     def __post_init__(self) -> None:
         check(self)
 
+    def check_against(self, task: Task) -> None:
+        """Refuse a loss without class numbers."""
+        if task.loss_name != "cross_entropy":
+            raise Invalid(f"distribution matching needs class numbers: loss = {task.loss_name!r} has none")
+
     def init(self, start: Tree) -> Tree:
         """Nothing is remembered."""
         return {}
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
         """Rows of zeros, which the first step fills."""
-        if task.loss_name != "cross_entropy":
-            raise Invalid(f"distribution matching needs class numbers: loss = {task.loss_name!r} has none")
+        self.check_against(task)
         params = message["model"]["params"]
         head = params[classifier(params).weight]
         rows = torch.zeros((len(head), self.per_class, *self._row_shape(params)), dtype=head.dtype, device=head.device)

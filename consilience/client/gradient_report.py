@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.func import grad
 
 from consilience.client.local_training import LocalTraining
+from consilience.client.wrapped import Wrapped
 from consilience.core.losses import average
 from consilience.core.plans import Batch, Work
 from consilience.core.protocols import ClientRule
@@ -41,19 +42,10 @@ class GradientReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WithGradientSum:
+class WithGradientSum(Wrapped):
     """Training whose reply also holds the sums of the minibatch losses met, and of their gradients at that moment."""
 
     training: ClientRule = field(default_factory=LocalTraining)
-
-    @property
-    def work(self) -> Work:
-        """As in training."""
-        return self.training.work
-
-    def init(self, start: Tree) -> Tree:
-        """As in training."""
-        return self.training.init(start)
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
         """As in training, both sums at zero."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.func import grad
 
 from consilience.client.local_training import LocalTraining
+from consilience.client.wrapped import Wrapped
+from consilience.core.capabilities import PostTrainingPass, Reasons
 from consilience.core.plans import Batch, Work
 from consilience.core.protocols import ClientRule
 from consilience.core.settings import NonNegative, check
@@ -61,40 +64,23 @@ class Inexactness:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportsGamma:
+class ReportsGamma(Wrapped):
     """Training whose reply also holds `gamma`, measured afterwards by two gradients over all of the client's rows."""
 
     training: ClientRule = field(default_factory=LocalTraining)
     mu: NonNegative = 0.1
+    refuses: ClassVar[Reasons] = {
+        PostTrainingPass: "has a pass after training, and so has ReportsGamma: there can be only one, leave one out",
+    }
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(self)
-
-    @property
-    def work(self) -> Work:
-        """As in training."""
-        return self.training.work
 
     @property
     def post_training(self) -> ClientRule:
         """What is measured."""
         return Inexactness(mu=self.mu)
-
-    def init(self, start: Tree) -> Tree:
-        """As in training."""
-        return self.training.init(start)
-
-    def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
-        """As in training."""
-        return self.training.begin(task, message, memory)
-
-    def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
-        """As in training."""
-        return self.training.step(task, carry, batch, message, memory)
-
-    def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """As in training; the look comes after."""
-        return self.training.end(task, carry, message, memory)
 
 
 def _slope(task: Task, model: Tree, batch: Batch) -> Tree:

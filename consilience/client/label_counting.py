@@ -7,26 +7,19 @@ from dataclasses import dataclass, field
 import torch
 
 from consilience.client.local_training import LocalTraining
+from consilience.client.wrapped import Wrapped
 from consilience.core.latent import classifier
-from consilience.core.plans import Batch, Work
+from consilience.core.plans import Batch
+from consilience.core.protocols import ClientRule
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelCounting:
+class LabelCounting(Wrapped):
     """Local training whose reply holds `labels`: the share of every class among the rows it met (0 without steps)."""
 
-    training: LocalTraining = field(default_factory=LocalTraining)
-
-    @property
-    def work(self) -> Work:
-        """Passes and batch size."""
-        return self.training.work
-
-    def init(self, start: Tree) -> Tree:
-        """What training remembers."""
-        return self.training.init(start)
+    training: ClientRule = field(default_factory=LocalTraining)
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
         """No label met yet."""
@@ -47,12 +40,3 @@ class LabelCounting:
         """Training's reply, and the labels' shares."""
         reply, kept = self.training.end(task, carry["training"], message, memory)
         return {**reply, "labels": carry["labels"] / carry["labels"].sum().clamp(min=1)}, kept
-
-    @property
-    def is_personal(self) -> bool:
-        """Whether training leaves clients with models of their own."""
-        return self.training.is_personal
-
-    def personal(self, task: Task, message: Tree, memory: Tree) -> Tree:
-        """Training's."""
-        return self.training.personal(task, message, memory)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from consilience.client.local_training import LocalTraining
-from consilience.core.plans import Batch, Work
+from consilience.client.wrapped import Wrapped
+from consilience.core.capabilities import KeepsLayers, PersonalRule, PostTrainingPass, PreTrainingPass, Reasons
+from consilience.core.plans import Batch
+from consilience.core.protocols import ClientRule
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 
@@ -13,15 +17,18 @@ OWN = "own_model"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalOnly:
+class LocalOnly(Wrapped):
     """Training that starts from the client's own last model, whatever the server sends."""
 
-    training: LocalTraining = field(default_factory=LocalTraining)
-
-    @property
-    def work(self) -> Work:
-        """As in training."""
-        return self.training.work
+    training: ClientRule = field(default_factory=LocalTraining)
+    replaces: ClassVar[Reasons] = {
+        PersonalRule: "the client uses the model that it goes on training",
+        KeepsLayers: "no layer is ever sent, so that none is kept apart from the others",
+    }
+    refuses: ClassVar[Reasons] = {
+        PreTrainingPass: "has a pass before training, which would look with the server's model: there is none here",
+        PostTrainingPass: "has a pass after training, for which the server would need the model: leave it out",
+    }
 
     def init(self, start: Tree) -> Tree:
         """The initial model, and what training remembers."""

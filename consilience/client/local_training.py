@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from consilience.client.memory.memory import Done, Memory, OwnModel
+from consilience.client.memory.memory import ChecksSolver, Done, Memory, OwnModel
 from consilience.client.personal_layers import PersonalLayers, joined, split
 from consilience.client.solvers import SGD, Solver
-from consilience.client.terms.term import Context, Term
+from consilience.client.terms.term import Context, NeedsMemory, Term, WholeModel
 from consilience.core import tree
+from consilience.core.capabilities import ChecksTask
 from consilience.core.gradients import gradient
 from consilience.core.losses import average
 from consilience.core.plans import Batch, Work
@@ -39,14 +40,14 @@ class LocalTraining:
         check(self)
         _refuse_missing_memory(self.terms, self.memory)
         for part in self.memory:
-            if hasattr(part, "check_solver"):
+            if isinstance(part, ChecksSolver):
                 part.check_solver(self.solver)
         names = [part.name for part in self.memory]
         if len(set(names)) < len(names) or "personal_layers" in names:
             raise Invalid(
                 f"memory holds {', '.join(names)}: no two parts may have one name, nor the name 'personal_layers'"
             )
-        whole = [type(term).__name__ for term in self.terms if getattr(term, "whole_model", False)]
+        whole = [type(term).__name__ for term in self.terms if isinstance(term, WholeModel) and term.whole_model]
         if self.personal_layers is not None and whole:
             raise Invalid(
                 f"personal_layers = {self.personal_layers!r} is incompatible with the term {whole[0]}: it follows how "
@@ -56,6 +57,14 @@ class LocalTraining:
             raise Invalid(
                 f"personal_epochs = {self.personal_epochs} needs personal_layers: say which leaves are trained first"
             )
+
+    def check_against(self, task: Task) -> None:
+        """Refuse a model or loss that a term, or the choice of personal layers, cannot work with."""
+        for term in self.terms:
+            if isinstance(term, ChecksTask):
+                term.check_against(task)
+        if self.personal_layers is not None:
+            self.personal_layers.check_against(task, task.start())
 
     def init(self, start: Tree) -> Tree:
         """What the memories start from, by their names."""
@@ -124,11 +133,19 @@ class LocalTraining:
         own = [memory[part.name] for part in self.memory if isinstance(part, OwnModel) and part.name in memory]
         return own[0] if own else self._received(message, memory)["model"]
 
+    def kept_leaves(self, model: Tree) -> frozenset[str]:
+        """The leaves that stay at home."""
+        return frozenset() if self.personal_layers is None else self.personal_layers.personal_names(model)
+
+    def completed(self, model: Tree, memory: Tree) -> Tree:
+        """The model with the client's own leaves in place."""
+        return model if self.personal_layers is None else joined(model, memory.get("personal_layers", {}))
+
     def _received(self, message: Tree, memory: Tree) -> Tree:
         """The message as the client reads it: its own leaves stand in the model."""
         if self.personal_layers is None:
             return message
-        return {**message, "model": joined(message["model"], memory.get("personal_layers", {}))}
+        return {**message, "model": self.completed(message["model"], memory)}
 
     def _solver_state(self, model: Tree) -> Tree:
         if not self.personal_epochs:
@@ -156,7 +173,7 @@ def _refuse_missing_memory(terms: tuple[Term, ...], memory: tuple[Memory, ...]) 
     """A term that reads what nobody remembers is refused with the fix."""
     kept = [part.name for part in memory]
     for term in terms:
-        for name in getattr(term, "needs", ()):
+        for name in term.needs if isinstance(term, NeedsMemory) else ():
             if name not in kept:
                 raise Invalid(
                     f"the term {type(term).__name__} reads the client's memory {name!r}, but the client keeps "

@@ -8,36 +8,25 @@ from torch import Tensor
 
 from consilience.client.local_training import LocalTraining
 from consilience.client.solvers import SGD
-from consilience.core.plans import Batch, Work
+from consilience.client.wrapped import Wrapped
+from consilience.core.plans import Batch
 from consilience.core.settings import Invalid, check
 from consilience.core.task import Task
 from consilience.core.tree import Tree, map_leaves
 
 
 @dataclass(frozen=True, kw_only=True)
-class PacedTraining:
+class PacedTraining(Wrapped):
     """w <- w - pace lr g at every step, where `pace` is personal to the client and comes with the model."""
 
     training: LocalTraining = field(default_factory=LocalTraining)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(self)
         solver = self.training.solver
         if not isinstance(solver, SGD) or solver.momentum:
             raise Invalid(f"PacedTraining scales the steps of plain SGD, not of {solver!r}: change the optimiser")
-
-    @property
-    def work(self) -> Work:
-        """As in training."""
-        return self.training.work
-
-    def init(self, start: Tree) -> Tree:
-        """As in training."""
-        return self.training.init(start)
-
-    def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
-        """As in training."""
-        return self.training.begin(task, message, memory)
 
     def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
         """One step of training, `pace` times as far."""
@@ -48,7 +37,3 @@ class PacedTraining:
 
         params = map_leaves(further, carry["model"]["params"], after["model"]["params"])
         return {**after, "model": {**after["model"], "params": params}}
-
-    def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """As in training."""
-        return self.training.end(task, carry, message, memory)

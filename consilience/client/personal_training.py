@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from consilience.client.local_training import LocalTraining
+from consilience.core.capabilities import (
+    ChecksTask,
+    KeepsLayers,
+    PersonalRule,
+    PostTrainingPass,
+    PreTrainingPass,
+    Reasons,
+    Wraps,
+    capability,
+)
 from consilience.core.plans import Batch, Work
+from consilience.core.protocols import ClientRule
 from consilience.core.settings import Invalid
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class PersonalTraining:
+class PersonalTraining(Wraps):
     """`shared` trains the received model and replies; `own` goes on with the client's own model, which stays home.
 
     The terms of `own` see the received model as the place where the client started (Ditto's anchor).
     """
 
-    shared: LocalTraining = field(default_factory=LocalTraining)
+    shared: ClientRule = field(default_factory=LocalTraining)
     own: LocalTraining = field(default_factory=LocalTraining)
+    holds = "shared"
+    replaces: ClassVar[Reasons] = {PersonalRule: "the client uses its own model, not what it makes of the shared one"}
+    refuses: ClassVar[Reasons] = {
+        PreTrainingPass: "has a pass before training, which would not find its memory beside the client's own model",
+        PostTrainingPass: "has a pass after training, which would not find its memory beside the client's own model",
+    }
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.own.work != self.shared.work:
             raise Invalid(
                 f"own.work = {self.own.work!r} must be shared.work = {self.shared.work!r}: both see each batch"
@@ -54,6 +73,29 @@ class PersonalTraining:
         """The shared model's reply; both memories."""
         reply, kept = self.shared.end(task, carry["shared"], message, memory["shared"])
         return reply, {"own": carry["own"]["model"], "shared": kept}
+
+    def check_against(self, task: Task) -> None:
+        """Refuse what either of the two cannot work with."""
+        self.own.check_against(task)
+        shared = capability(self.shared, ChecksTask)
+        if shared is not None:
+            shared.check_against(task)
+
+    @property
+    def personal_layers(self) -> object | None:
+        """Those of the shared model."""
+        keeps = capability(self.shared, KeepsLayers)
+        return None if keeps is None else keeps.personal_layers
+
+    def kept_leaves(self, model: Tree) -> frozenset[str]:
+        """Those of the shared model."""
+        keeps = capability(self.shared, KeepsLayers)
+        return frozenset() if keeps is None else keeps.kept_leaves(model)
+
+    def completed(self, model: Tree, memory: Tree) -> Tree:
+        """The shared model with what `shared` keeps of it."""
+        keeps = capability(self.shared, KeepsLayers)
+        return model if keeps is None else keeps.completed(model, memory.get("shared", {}))
 
     @property
     def is_personal(self) -> bool:

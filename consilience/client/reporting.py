@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from consilience.client.local_training import LocalTraining
+from consilience.client.wrapped import Wrapped
+from consilience.core.capabilities import (
+    KeepsLayers,
+    PersonalRule,
+    PostTrainingPass,
+    PreTrainingPass,
+    Reasons,
+    capability,
+)
 from consilience.core.evaluate import Evaluate
 from consilience.core.plans import Batch, Work
 from consilience.core.protocols import ClientRule
@@ -15,32 +25,18 @@ LOOK = Work(epochs=1, batch_size=256, shuffle=False, trains=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossAtStart:
+class LossAtStart(Wrapped):
     """Training whose reply also holds `start_loss`: the received model's mean loss over the client's training rows."""
 
     training: ClientRule = field(default_factory=LocalTraining)
+    refuses: ClassVar[Reasons] = {
+        PreTrainingPass: "has a pass before training, and so has LossAtStart: there can be only one, leave one out",
+    }
 
     @property
     def pre_training(self) -> ClientRule:
         """Before training: a pass over the rows with the received model."""
-        return Evaluate(work=LOOK)
-
-    @property
-    def work(self) -> Work:
-        """As in training."""
-        return self.training.work
-
-    def init(self, start: Tree) -> Tree:
-        """As in training."""
-        return self.training.init(start)
-
-    def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
-        """As in training."""
-        return self.training.begin(task, message, memory)
-
-    def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
-        """As in training."""
-        return self.training.step(task, carry, batch, message, memory)
+        return Evaluate(work=LOOK, rule=_with_own_layers(self.training))
 
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """The reply of training, and what the look found."""
@@ -54,6 +50,7 @@ class Score:
     """Federated evaluation that says the correct decisions and the rows alone: the loss in a reply is training's."""
 
     work: Work
+    rule: PersonalRule | None = None
 
     def init(self, start: Tree) -> Tree:
         """Nothing is remembered."""
@@ -61,11 +58,11 @@ class Score:
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
         """As in evaluation."""
-        return Evaluate(work=self.work).begin(task, message, memory)
+        return Evaluate(work=self.work, rule=self.rule).begin(task, message, memory)
 
     def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
         """As in evaluation."""
-        return Evaluate(work=self.work).step(task, carry, batch, message, memory)
+        return Evaluate(work=self.work, rule=self.rule).step(task, carry, batch, message, memory)
 
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """Two of the sums."""
@@ -73,33 +70,37 @@ class Score:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreAtEnd:
+class ScoreAtEnd(Wrapped):
     """Training, then a look at the client's training rows with the trained model: `correct` and `rows` in the reply."""
 
     training: ClientRule = field(default_factory=LocalTraining)
+    refuses: ClassVar[Reasons] = {
+        PostTrainingPass: "has a pass after training, and so has ScoreAtEnd: there can be only one, leave one out",
+    }
 
     @property
     def post_training(self) -> ClientRule:
         """After training: a pass over the rows with the trained model."""
-        return Score(work=LOOK)
+        return Score(work=LOOK, rule=_with_own_layers(self.training))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WithOwnLayers:
+    """The model in the message, with the layers that the client keeps: where training begins, or what it ended with."""
+
+    training: KeepsLayers
 
     @property
-    def work(self) -> Work:
-        """As in training."""
-        return self.training.work
+    def is_personal(self) -> bool:
+        """Every client has layers of its own."""
+        return True
 
-    def init(self, start: Tree) -> Tree:
-        """As in training."""
-        return self.training.init(start)
+    def personal(self, task: Task, message: Tree, memory: Tree) -> Tree:
+        """Shared leaves from the message, the client's own from its memory."""
+        return self.training.completed(message["model"], memory)
 
-    def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
-        """As in training."""
-        return self.training.begin(task, message, memory)
 
-    def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
-        """As in training."""
-        return self.training.step(task, carry, batch, message, memory)
-
-    def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """As in training."""
-        return self.training.end(task, carry, message, memory)
+def _with_own_layers(training: ClientRule) -> PersonalRule | None:
+    """What puts a client's own layers into a model; None where clients keep none."""
+    keeps = capability(training, KeepsLayers)
+    return None if keeps is None or keeps.personal_layers is None else _WithOwnLayers(training=keeps)

@@ -14,6 +14,7 @@ from consilience.client.memory.memory import Done, Memory
 from consilience.client.memory.previous_model import PreviousModel
 from consilience.client.solvers import SGD, Solver
 from consilience.client.terms.term import Context, Term
+from consilience.core.capabilities import ChecksTask
 from consilience.core.losses import average
 from consilience.core.plans import Batch, Work
 from consilience.core.settings import Invalid, NonNegative, check
@@ -57,7 +58,7 @@ class SiameseTraining:
             raise Invalid("SiameseTraining.memory must hold PreviousModel(): the client is pushed from its own past")
 
     def check_against(self, task: Task) -> None:
-        """Refuse a model without heads."""
+        """Refuse a model without heads, or one that a term cannot work with."""
         for method in ("features(x)", "predict(z)", "head(z)"):
             if not callable(getattr(task.module, method.partition("(")[0], None)):
                 raise Invalid(
@@ -65,6 +66,9 @@ class SiameseTraining:
                     "'siamese' (in Python models.siamese.siamese_heads), which puts projection and prediction heads "
                     "on any backbone"
                 )
+        for term in self.terms:
+            if isinstance(term, ChecksTask):
+                term.check_against(task)
 
     def init(self, start: Tree) -> Tree:
         """What the memories start from, by their names."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from consilience.compare.methods import Method, read_methods
+from consilience.core.capabilities import PoolsData, capability
 from consilience.core.settings import Fraction, Invalid, check_value, nearest, refuse_unknown
 from consilience.experiments.config import parts
 from consilience.experiments.config.catalogue import KINDS, default_part, has_own_default, section_options
@@ -20,7 +21,6 @@ from consilience.experiments.config.config import Config, Seed, from_table
 from consilience.runs import identity, toml_text
 from consilience.runs.names import LONGEST, safe_name
 from consilience.selection.fixed_for_rounds import FixedForRounds
-from consilience.selection.pooled import Pooled
 
 Table = dict[str, Any]
 
@@ -147,7 +147,7 @@ def carried(base: Config, name: str) -> Table:
     if "channel" in options and "channel" in known:
         kept["channel"] = options["channel"]
     # a method that trains in one place, as a ceiling, has nobody to select
-    if "selection" in known and not isinstance(default_part(recipe, "selection"), Pooled):
+    if "selection" in known and capability(default_part(recipe, "selection"), PoolsData) is None:
         kept = _with_selection(kept, base)
     return kept
 
@@ -155,7 +155,7 @@ def carried(base: Config, name: str) -> Table:
 def _with_selection(options: Table, base: Config) -> Table:
     """The selection of the base run, spelled out: recipes differ in what they choose by default."""
     selection = KINDS["algorithm"].build(base.algorithm.name, base.algorithm.options).selection
-    if isinstance(selection, Pooled):
+    if capability(selection, PoolsData) is not None:
         return options
     return {
         **options,

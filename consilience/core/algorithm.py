@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from consilience.core.capabilities import SumsOnly, capability
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.protocols import Channel, ClientRule, Selection, ServerRule
 from consilience.core.settings import Invalid
@@ -40,11 +43,33 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         """Refuse a channel that delivers only a sum with a server that looks at single replies."""
-        if getattr(self.channel, "sums_only", False) and self.server.needs_each_reply:
-            names: list[str] = [f.name for f in fields(self.server)] if is_dataclass(self.server) else []
-            inside = [getattr(self.server, name) for name in names]
-            reading = [part for part in inside if getattr(part, "needs_each_reply", False)] or [self.server]
+        sums = capability(self.channel, SumsOnly)
+        if sums is not None and sums.sums_only and self.server.needs_each_reply:
             raise Invalid(
                 f"channel {type(self.channel).__name__} lets the server see only the sum of the replies, but "
-                f"{' and '.join(type(part).__name__ for part in reading)} looks at each of them: change one of the two"
+                f"{names_of_readers(self.server)} looks at each of them: change one of the two"
             )
+
+
+@runtime_checkable
+class _LooksAtReplies(Protocol):
+    """A server rule, or a part of one."""
+
+    @property
+    def needs_each_reply(self) -> bool: ...
+
+
+def names_of_readers(server: ServerRule) -> str:
+    """Which parts of a server rule look at single replies, in words."""
+    return " and ".join(dict.fromkeys(type(part).__name__ for part in _readers(server)))
+
+
+def _readers(part: object) -> Iterator[object]:
+    """The innermost parts that look at single replies."""
+    held = [getattr(part, each.name) for each in fields(part)] if is_dataclass(part) else []
+    flat = [inner for value in held for inner in (value if isinstance(value, tuple) else (value,))]
+    inside = [inner for inner in flat if isinstance(inner, _LooksAtReplies) and inner.needs_each_reply]
+    for inner in inside:
+        yield from _readers(inner)
+    if not inside:
+        yield part

@@ -14,19 +14,11 @@ import torch
 
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
+from consilience.core.capabilities import Buffers, QueriesBeforeSelection, ReceivesSchedule, capability
 from consilience.core.evaluate import Evaluate
 from consilience.core.exchange import Broadcast, Cohort, Pool, WaitPolicy
 from consilience.core.plans import Work
-from consilience.core.protocols import (
-    Buffers,
-    Channel,
-    ClientRule,
-    Engine,
-    KeepsTime,
-    PlansSteps,
-    QueriesBeforeSelection,
-    ReceivesSchedule,
-)
+from consilience.core.protocols import Channel, ClientRule, Engine, KeepsTime, PlansSteps
 from consilience.core.rng import host
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
@@ -177,9 +169,10 @@ class Pace(NamedTuple):
 
 def pace_of(algorithm: Algorithm, engine: Engine) -> Pace:
     wait_policy = engine.wait_policy if isinstance(engine, KeepsTime) else WaitPolicy()
-    if not isinstance(algorithm.server, Buffers):
+    buffers = capability(algorithm.server, Buffers)
+    if buffers is None:
         return Pace(None, None, wait_policy)
-    buffer, max_concurrency = algorithm.server.buffer, algorithm.server.concurrency
+    buffer, max_concurrency = buffers.buffer, buffers.concurrency
     if wait_policy.enough_replies is not None:
         raise Invalid(
             f"environment.enough_replies = {wait_policy.enough_replies} ends a synchronous round early, but "
@@ -313,9 +306,10 @@ class Asked(NamedTuple):
 
 def _ask(algorithm: Algorithm, engine: Engine, pool: Pool, model: Tree, round: int, seed: int) -> tuple[Pool, Asked]:
     """The pool with the losses at the current model of those that the selection asks."""
-    if not isinstance(algorithm.selection, QueriesBeforeSelection):
+    asking = capability(algorithm.selection, QueriesBeforeSelection)
+    if asking is None:
         return pool, Asked()
-    ids = np.unique(algorithm.selection.queries(round, pool, seed))
+    ids = np.unique(asking.queries(round, pool, seed))
     if not len(ids):
         return pool, Asked()
     question = Broadcast(shared={"model": model})
@@ -329,8 +323,8 @@ def _ask(algorithm: Algorithm, engine: Engine, pool: Pool, model: Tree, round: i
 
 def _broadcast(algorithm: Algorithm, engine: Engine, state: Tree, ids: np.ndarray, round: int, seed: int) -> Broadcast:
     """What the server sends, knowing the work ahead where it has to."""
-    server = algorithm.server
-    if not isinstance(server, ReceivesSchedule):
+    server, scheduled = algorithm.server, capability(algorithm.server, ReceivesSchedule)
+    if scheduled is None:
         return server.broadcast(state, ids)
     if not isinstance(engine, PlansSteps):
         raise Invalid(
@@ -338,4 +332,4 @@ def _broadcast(algorithm: Algorithm, engine: Engine, state: Tree, ids: np.ndarra
             "cannot tell: use another engine, or another algorithm"
         )
     steps = engine.planned(algorithm.client, ids, round=round, seed=seed)
-    return server.broadcast_for(state, ids, torch.from_numpy(engine.sizes[ids]).to(torch.float64), steps)
+    return scheduled.broadcast_for(state, ids, torch.from_numpy(engine.sizes[ids]).to(torch.float64), steps)

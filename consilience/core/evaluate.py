@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from consilience.core.capabilities import PersonalRule
 from consilience.core.plans import Batch, Work
-from consilience.core.protocols import PersonalRule
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 

@@ -1,4 +1,4 @@
-"""The four parts of an algorithm, and the engine that moves trees between them."""
+"""The four parts of an algorithm, and the engine that moves trees between them; optional behaviour: `capabilities`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,6 @@ class Selection(Protocol):
 
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """Ascending client ids of this round: a function of its arguments alone."""
-        ...
-
-
-@runtime_checkable
-class QueriesBeforeSelection(Protocol):
-    """A selection that wants losses at the current model before it chooses: they come in `pool.losses`."""
-
-    def queries(self, round: int, pool: Pool, seed: int) -> np.ndarray:
-        """Ascending ids of the clients to ask."""
         ...
 
 
@@ -58,30 +49,6 @@ class ClientRule(Protocol):
 
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """(reply, memory) after the last step."""
-        ...
-
-
-@runtime_checkable
-class PreTrainingPass(Protocol):
-    """A client rule that looks at its rows before it begins: what it finds is in `message["seen"]`, and stays home."""
-
-    @property
-    def pre_training(self) -> ClientRule:
-        """A rule whose work does not train, given the same message."""
-        ...
-
-
-@runtime_checkable
-class PersonalRule(Protocol):
-    """A client rule whose clients may have models of their own: federated evaluation tests these, too."""
-
-    @property
-    def is_personal(self) -> bool:
-        """Whether they have."""
-        ...
-
-    def personal(self, task: Task, message: Tree, memory: Tree) -> Tree:
-        """The model that this client would use."""
         ...
 
 
@@ -125,79 +92,6 @@ class ServerRule(Protocol):
 
     def model(self, state: Tree) -> Tree:
         """What to evaluate and ship."""
-        ...
-
-
-@runtime_checkable
-class Buffers(Protocol):
-    """A server rule that moves as soon as `buffer` replies are in, while other clients go on working."""
-
-    @property
-    def buffer(self) -> int:
-        """Replies to a round."""
-        ...
-
-    @property
-    def concurrency(self) -> int | None:
-        """Clients at work at any time; None: all that the selection names."""
-        ...
-
-
-@runtime_checkable
-class MovesWithoutReplies(Protocol):
-    """A server rule that moves in every round, also in one without replies, for which `update` gets an empty cohort."""
-
-    @property
-    def moves_without_replies(self) -> bool:
-        """Whether it does."""
-        ...
-
-
-@runtime_checkable
-class IndependentReplies(Protocol):
-    """A server rule whose proof needs each reply let in or refused whatever the others are (differential privacy)."""
-
-    @property
-    def independent_replies(self) -> bool:
-        """Whether it does."""
-        ...
-
-
-@runtime_checkable
-class TrainsModel(Protocol):
-    """A server rule that trains the model itself, on what the replies hold, after `update` has filed them."""
-
-    def train(self, task: Task, state: Tree, cohort: Cohort) -> Tree:
-        """The state with the trained model."""
-        ...
-
-
-@runtime_checkable
-class ReceivesSizes(Protocol):
-    """A server rule that is told, before round 0, how many rows every client has."""
-
-    def receive_sizes(self, state: Tree, sizes: np.ndarray) -> Tree:
-        """The state, of the same structure, with [K] sizes known."""
-        ...
-
-
-@runtime_checkable
-class ReceivesSchedule(Protocol):
-    """A server rule that must know, when it sends the model, how many steps each chosen client will do."""
-
-    def broadcast_for(self, state: Tree, ids: np.ndarray, examples: Tensor, steps: np.ndarray) -> Broadcast:
-        """What the chosen clients, with [m] rows and [m] steps ahead (0: will not be heard), are sent."""
-        ...
-
-
-@runtime_checkable
-class PostTrainingPass(Protocol):
-    """A client rule that adds to its reply what a look at its rows with its own trained model shows."""
-
-    @property
-    def post_training(self) -> ClientRule:
-        """A rule whose work does not train; it finds the trained model in `message["model"]`, and what had been sent to
-        all in `message["received"]`."""
         ...
 
 

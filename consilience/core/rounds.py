@@ -13,18 +13,17 @@ from torch import Tensor
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.arrivals import Asked, gather, labelled, pace_of
-from consilience.core.exchange import Broadcast, Cohort, Notes
-from consilience.core.protocols import (
-    Engine,
-    HasTask,
+from consilience.core.capabilities import (
     IndependentReplies,
     MovesWithoutReplies,
     PostTrainingPass,
     PreTrainingPass,
     ReceivesSizes,
-    ServerRule,
     TrainsModel,
+    capability,
 )
+from consilience.core.exchange import Broadcast, Cohort, Notes
+from consilience.core.protocols import Engine, HasTask, ServerRule
 from consilience.core.rng import key
 from consilience.core.screening import Limits, if_enough, screen, unusable
 from consilience.core.settings import Invalid
@@ -166,7 +165,8 @@ def conclude(
     server = algorithm.server
     decoded = algorithm.channel.decode(sent, received, key(seed, "decode", round))
     cohort = labelled(replace(decoded, seed=seed), sent.ids, received, staleness, late)
-    if isinstance(server, IndependentReplies) and server.independent_replies:
+    independent = capability(server, IndependentReplies)
+    if independent is not None and independent.independent_replies:
         limits = replace(limits or Limits(), max_ratio=None)  # the median would let one client decide about another
     cohort = screen(cohort, received.among(sent.ids, cohort.ids), limits)
     cohort, looked = _look_back(algorithm, engine, cohort, received.among(sent.ids, cohort.ids), seed)
@@ -176,10 +176,11 @@ def conclude(
         return nothing  # a round without a usable reply changes nothing
     try:
         after, notes = server.update(state, cohort)
-        if len(cohort) and isinstance(server, TrainsModel):
+        training = capability(server, TrainsModel)
+        if len(cohort) and training is not None:
             if not isinstance(engine, HasTask):
                 raise Invalid(f"{type(server).__name__} trains a model itself, but {type(engine).__name__} runs none")
-            after = server.train(engine.task, after, cohort)
+            after = training.train(engine.task, after, cohort)
         after = tree.here(after)  # what a rule kept of replies that lie in other processes
         _refuse_unusable(round, notes.get("weights"), server.model(after))
     except (Diverged, Invalid) as problem:
@@ -188,16 +189,18 @@ def conclude(
 
 
 def _moves_alone(server: ServerRule) -> bool:
-    return isinstance(server, MovesWithoutReplies) and server.moves_without_replies
+    moving = capability(server, MovesWithoutReplies)
+    return moving is not None and moving.moves_without_replies
 
 
 def _look(
     algorithm: Algorithm, engine: Engine, received: Broadcast, ids: np.ndarray, round: int, seed: int
 ) -> Broadcast:
     """The broadcast with what each client sees in its own data, where its rule looks first."""
-    if not isinstance(algorithm.client, PreTrainingPass) or not len(ids):
+    looking = capability(algorithm.client, PreTrainingPass)
+    if looking is None or not len(ids):
         return received
-    found = engine.exchange(algorithm.client.pre_training, Plain(), received, ids, round=round, seed=seed)
+    found = engine.exchange(looking.pre_training, Plain(), received, ids, round=round, seed=seed)
     if not len(found):
         return received
 
@@ -213,14 +216,15 @@ def _look_back(
     algorithm: Algorithm, engine: Engine | None, cohort: Cohort, received: Broadcast, seed: int
 ) -> tuple[Cohort, Asked]:
     """The cohort with what each client's trained model shows on its rows; the client has these models already."""
-    if engine is None or not isinstance(algorithm.client, PostTrainingPass) or not len(cohort):
+    looking = capability(algorithm.client, PostTrainingPass)
+    if engine is None or looking is None or not len(cohort):
         return cohort, Asked()
     shared, personal = {"received": received.shared}, {"model": cohort.reply["model"]}
     if received.personal:  # some of what they were sent was for each alone
         common = tree.map_leaves(lambda leaf: leaf.expand(len(cohort), *leaf.shape), received.shared)
         shared, personal = {}, {**personal, "received": {**common, **received.personal}}
     own = Broadcast(shared=shared, personal=personal)
-    answer = engine.exchange(algorithm.client.post_training, Plain(), own, cohort.ids, round=cohort.round, seed=seed)
+    answer = engine.exchange(looking.post_training, Plain(), own, cohort.ids, round=cohort.round, seed=seed)
     seen = screen(answer)
     if len(seen) < len(cohort):  # who does not answer this question, too, is left out
         cohort = cohort.only(np.isin(cohort.ids, seen.ids), **seen.counts).refusing(seen.refusals)
@@ -246,8 +250,9 @@ def _first(algorithm: Algorithm, engine: Engine, start: Tree | None) -> Snapshot
     clients = len(engine.sizes)
     nothing = np.full(clients, np.nan)
     server = algorithm.server.init(start, clients)
-    if isinstance(algorithm.server, ReceivesSizes):
-        server = algorithm.server.receive_sizes(server, engine.sizes)
+    sized = capability(algorithm.server, ReceivesSizes)
+    if sized is not None:
+        server = sized.receive_sizes(server, engine.sizes)
     return Snapshot(round=0, server=server, memory={}, losses=nothing)
 
 

@@ -14,6 +14,7 @@ import torch
 from consilience import models
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm
+from consilience.core.capabilities import Buffers, ChecksTask, ChoosesCount, PoolsData, capability
 from consilience.core.exchange import Pool
 from consilience.core.federation import Federation
 from consilience.core.protocols import Engine, RunnerEngine
@@ -29,7 +30,7 @@ from consilience.experiments.config.config import Config
 from consilience.experiments.config.parts import made
 from consilience.experiments.experiment import Experiment
 from consilience.experiments.privacy_ledger import refuse_overspending
-from consilience.selection.pooled import Pooled
+from consilience.server.protocols import Merges, Tolerant
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -76,7 +77,7 @@ def assemble(config: Config, data: Dataset | None = None) -> Simulation:
     data = read_data(config) if data is None else data
     federation, rows = spread(config, data)
     algorithm = KINDS["algorithm"].build(config.algorithm.name, config.algorithm.options)
-    if isinstance(algorithm.selection, Pooled):
+    if capability(algorithm.selection, PoolsData) is not None:
         federation = federation.pooled()
     task = Task(_model(config, data), loss_name(config, data))
     try_model(task, federation, f"model.name = {config.model.name!r}", f"data.name = {config.data.name!r}")
@@ -85,7 +86,7 @@ def assemble(config: Config, data: Dataset | None = None) -> Simulation:
     settings = {**config.engine, "environment": environment, "rounds_ahead": config.rounds}
     where = ENGINES[settings.pop("name", "vectorised")]
     engine = made("engine", lambda: where(task, federation, **settings), {})
-    _try_client(algorithm, task)
+    try_client(algorithm, task)
     _try_privacy(config, algorithm, engine)
     _try_selection(config, algorithm, federation)
     prints = {"data": data_fingerprint(data), "partition": fingerprint(rows)}
@@ -181,11 +182,11 @@ def try_model(task: Task, federation: Federation, model: str, data: str) -> None
         raise Invalid(f"{model} has {output.shape[1]} outputs, but {data} have class number {highest}: give it more")
 
 
-def _try_client(algorithm: Algorithm, task: Task) -> None:
+def try_client(algorithm: Algorithm, task: Task) -> None:
     """Refuse a model that lacks what the clients' rule or one of its terms calls."""
-    for part in (algorithm.client, *getattr(algorithm.client, "terms", ())):
-        if hasattr(part, "check_against"):
-            made("algorithm", functools.partial(part.check_against, task), {})
+    checking = capability(algorithm.client, ChecksTask)
+    if checking is not None:
+        made("algorithm", functools.partial(checking.check_against, task), {})
 
 
 def _try_privacy(config: Config, algorithm: Algorithm, engine: Engine) -> None:
@@ -198,12 +199,15 @@ def _try_privacy(config: Config, algorithm: Algorithm, engine: Engine) -> None:
 def _try_selection(config: Config, algorithm: Algorithm, federation: Federation) -> None:
     """Refuse a selection that asks for more clients than there are, or that finds nobody."""
     clients, sizes = len(federation), federation.train.sizes.numpy()
-    count = getattr(algorithm.selection, "count", None)
-    if isinstance(count, int) and count > clients:
+    counting = capability(algorithm.selection, ChoosesCount)
+    count = None if counting is None else counting.count
+    if count is not None and count > clients:
         raise Invalid(f"algorithm.selection.count = {count} is more than the {clients} clients there are")
     nothing = np.full(clients, np.nan)
     pool = Pool(sizes=sizes, losses=nothing, available=np.ones(clients, dtype=bool))
     chosen = made("algorithm.selection", lambda: algorithm.selection.choose(0, pool, config.seed), {})
-    combine: Any = getattr(algorithm.server, "combine", None)
-    if hasattr(combine, "check_against"):
-        made("algorithm.combine", lambda: combine.check_against(len(chosen)), {})
+    merging, buffers = capability(algorithm.server, Merges), capability(algorithm.server, Buffers)
+    tolerant = None if merging is None else capability(merging.combine, Tolerant)
+    if tolerant is not None:  # with a buffer, replies of several selections add up to a round
+        replies = len(chosen) if buffers is None else min(buffers.buffer, clients)
+        made("algorithm.combine", functools.partial(tolerant.check_against, replies), {})

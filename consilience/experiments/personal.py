@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from consilience.core.algorithm import Algorithm, Plain
+from consilience.core.capabilities import own_model_of
 from consilience.core.evaluate import Evaluate
-from consilience.core.protocols import PersonalRule, RunnerEngine
+from consilience.core.protocols import RunnerEngine
 from consilience.core.tree import Tree
 from consilience.experiments.evaluation import fairness
 
@@ -36,8 +37,7 @@ PersonalTest = Callable[[Tree], PersonalScores]
 
 def personal_test(algorithm: Algorithm, engine: RunnerEngine) -> PersonalTest | None:
     """The test of an algorithm whose clients have models of their own; None for one global model."""
-    client = algorithm.client
-    own = client if isinstance(client, PersonalRule) and client.is_personal else None
+    own = own_model_of(algorithm.client)
     if engine.test_sizes is None or (own is None and not _sends_personal_models(algorithm, engine)):
         return None
 

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from consilience.core.capabilities import capability
 from consilience.core.protocols import ServerRule
 from consilience.core.rounds import Round
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
-from consilience.privacy import Spent, noise_for
+from consilience.privacy import SpendsPrivacy, Spent, noise_for
 from consilience.runs.folder import RunFolder
-from consilience.server.rules.private_averaging import PrivateAveraging
 
 
 def refuse_overspending(server: ServerRule, start: Tree, *, clients: int, rounds: int) -> None:
     """Refuse, before anything starts, what would spend more than the budget or cannot be private at all."""
-    if not isinstance(server, PrivateAveraging):
+    private = capability(server, SpendsPrivacy)
+    if private is None:
         return
     server.init(start, clients)
-    server.spending.epsilon(rounds)  # refuses to start where nobody could count
+    spending, budget = private.spending, private.epsilon
+    spending.epsilon(rounds)  # refuses to start where nobody could count
     try:
-        server.refuse_overspending(rounds)
+        private.refuse_overspending(rounds)
     except Spent as problem:
-        assert server.epsilon is not None
-        enough = noise_for(server.epsilon, rounds=rounds, rate=server.rate, delta=server.delta)
+        assert budget is not None
+        enough = noise_for(budget, rounds=rounds, rate=spending.rate, delta=spending.delta)
         raise Invalid(
-            f"rounds = {rounds} would cost epsilon = {server.spending.epsilon(rounds):.4g}, and algorithm.epsilon = "
-            f"{server.epsilon:g}: {server.spending.rounds_within(server.epsilon)} rounds fit, or "
+            f"rounds = {rounds} would cost epsilon = {spending.epsilon(rounds):.4g}, and algorithm.epsilon = "
+            f"{budget:g}: {spending.rounds_within(budget)} rounds fit, or "
             f"algorithm.noise = {enough:.4g} for all of them"
         ) from problem
 
@@ -37,9 +39,10 @@ def accounted(round: Round, server: ServerRule, folder: RunFolder) -> Round:
     A round that is done again after a crash is the same to the last bit, so that it costs nothing more; what was once
     spent is never taken back.
     """
-    if not isinstance(server, PrivateAveraging):
+    private = capability(server, SpendsPrivacy)
+    if private is None:
         return round
-    spending, known = server.spending, folder.facts().get("privacy", {}).get("rounds", 0)
+    spending, known = private.spending, folder.facts().get("privacy", {}).get("rounds", 0)
     known = max(known, round.number)
     terms = {
         "delta": spending.delta,

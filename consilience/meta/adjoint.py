@@ -25,6 +25,7 @@ from consilience.core.protocols import Engine, PlansSteps
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
+from consilience.server.averaging.averaging import Averaging
 from consilience.server.averaging.weighting.schedule import ScheduleWeights, shares
 from consilience.server.rules.paced_averaging import PacedAveraging, paces
 
@@ -139,12 +140,12 @@ class Adjoint:
 
     def _refuse_other_moves(self, algorithm: Algorithm, cohort: Cohort, weights: Tensor, model: Tree) -> None:
         """A ledger may move the model elsewhere than to the weighted mean, which the recursion does not know."""
-        ledgers = getattr(algorithm.server, "ledgers", ())
-        if not ledgers:
+        server = algorithm.server
+        if not isinstance(server, Averaging) or not server.ledgers:
             return
-        mean = algorithm.server.combine.merge(cohort.reply["model"], weights)["params"]  # type: ignore[attr-defined]
+        mean = server.combine.merge(cohort.reply["model"], weights)["params"]
         if not all(torch.equal(value, mean[name]) for name, value in model["params"].items()):
-            names = ", ".join(ledger.name for ledger in ledgers)
+            names = ", ".join(ledger.name for ledger in server.ledgers)
             raise Invalid(
                 f"the server's ledgers ({names}) move the model away from the weighted mean, so that its gradient "
                 "cannot be had from the replies: use gradient='autograd'"

@@ -9,12 +9,14 @@ from consilience.client.local_training import LocalTraining
 from consilience.client.paced_training import PacedTraining
 from consilience.client.solvers import SGD
 from consilience.core.algorithm import Algorithm, Plain
-from consilience.core.protocols import Buffers, Engine, QueriesBeforeSelection
+from consilience.core.capabilities import Buffers, KeepsLayers, QueriesBeforeSelection, capability
+from consilience.core.protocols import Engine
 from consilience.core.settings import Invalid
 from consilience.meta.unfolded import HoldsData
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.averaging.combining.weighted_mean import WeightedMean
 from consilience.server.averaging.steps.replace import Replace
+from consilience.server.protocols import Merges, uses_weights
 from consilience.server.rules.paced_averaging import PacedAveraging
 
 Gradient = Literal["auto", "server", "reported", "autograd", "full"]
@@ -78,19 +80,21 @@ def _refuse_unlearnable(algorithm: Algorithm) -> None:
     server = algorithm.server
     if not dataclasses.is_dataclass(server) or "weighting" not in {field.name for field in dataclasses.fields(server)}:
         raise Invalid(f"{type(server).__name__} has no weighting, so there are no aggregation weights to learn")
-    if isinstance(server, Buffers):
+    if capability(server, Buffers) is not None:
         raise Invalid(f"{type(server).__name__} does not wait for a round's clients, so there is no table of rounds")
-    if not getattr(getattr(server, "combine", None), "uses_weights", True):
-        raise Invalid(f"combine = {getattr(server, 'combine', None)!r} counts every reply the same: nothing to learn")
+    merging = capability(server, Merges)
+    if merging is not None and not uses_weights(merging.combine):
+        raise Invalid(f"combine = {merging.combine!r} counts every reply the same: nothing to learn")
     if algorithm.channel != Plain():
         raise Invalid(
             f"channel = {algorithm.channel!r} changes the models on their way, so that what arrives does not tell the "
             "gradients: learn the schedule without a channel, then use it with one"
         )
-    if isinstance(algorithm.selection, QueriesBeforeSelection):
+    if capability(algorithm.selection, QueriesBeforeSelection) is not None:
         raise Invalid(f"{type(algorithm.selection).__name__} chooses by losses, which no gradient flows through")
-    personal_layers = getattr(algorithm.client, "personal_layers", None)
-    if personal_layers is not None:
+    keeps = capability(algorithm.client, KeepsLayers)
+    if keeps is not None and keeps.personal_layers is not None:
         raise Invalid(
-            f"personal_layers = {personal_layers!r} keeps layers which the server's weights never reach: leave it out"
+            f"personal_layers = {keeps.personal_layers!r} keeps layers which the server's weights never reach: leave "
+            "it out"
         )

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+from consilience.core.capabilities import ServerCapability
 from consilience.core.settings import Fraction, Invalid, Positive, check
 
 MOST_ROUNDS = 100_000  # that are looked at when a budget is turned into rounds
@@ -50,6 +51,25 @@ class Spending:
             middle = (enough + tried) // 2
             enough, tried = (middle, tried) if self.epsilon(middle) <= budget else (enough, middle)
         return enough
+
+
+@runtime_checkable
+class SpendsPrivacy(ServerCapability, Protocol):
+    """A server rule whose every round costs privacy, which must be counted."""
+
+    @property
+    def spending(self) -> Spending:
+        """What its rounds cost."""
+        ...
+
+    @property
+    def epsilon(self) -> float | None:
+        """The budget, if there is one."""
+        ...
+
+    def refuse_overspending(self, rounds: int) -> None:
+        """Raise `Spent` if so many rounds cost more than the budget."""
+        ...
 
 
 def noise_for(budget: Positive, *, rounds: int, rate: Fraction = 1.0, delta: Positive = 1e-5) -> float:

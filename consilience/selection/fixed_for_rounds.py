@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
+from consilience.core.capabilities import QueriesBeforeSelection, Reasons, Wraps
 from consilience.core.exchange import Pool
-from consilience.core.protocols import QueriesBeforeSelection, Selection
-from consilience.core.settings import Count, Invalid, check
+from consilience.core.protocols import Selection
+from consilience.core.settings import Count, check
 from consilience.selection.everyone import Everyone
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixedForRounds:
+class FixedForRounds(Wraps):
     """`inner` chooses once for every `rounds` rounds; who of them is not available sits the round out.
 
     A choice is a function of the round alone, so `inner` sees the number of the choice as its round, everybody as
@@ -22,14 +24,15 @@ class FixedForRounds:
 
     inner: Selection = field(default_factory=Everyone)
     rounds: Count = 3
+    holds = "inner"
+    refuses: ClassVar[Reasons] = {
+        QueriesBeforeSelection: "chooses by losses, which change every round, so its choice cannot be fixed: take a "
+        "selection that does not ask, such as uniform",
+    }
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(self)
-        if isinstance(self.inner, QueriesBeforeSelection):
-            raise Invalid(
-                f"FixedForRounds.inner = {type(self.inner).__name__} chooses by losses, which change every round, so "
-                "its choice cannot be fixed: take a selection that does not ask, such as uniform"
-            )
 
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """This choice's clients, as far as they are available."""

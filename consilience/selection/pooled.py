@@ -14,6 +14,11 @@ from consilience.core.settings import Invalid
 class Pooled:
     """The one client that holds all the data; runs and `train` pool a federation for it."""
 
+    @property
+    def pools_data(self) -> bool:
+        """A federation is pooled for it."""
+        return True
+
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """That client; several are refused."""
         if len(pool) > 1:

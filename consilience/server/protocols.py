@@ -1,4 +1,4 @@
-"""The three parts of an averaging server."""
+"""The parts of an averaging server, and what they and server rules may offer beyond that."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from consilience.core.capabilities import ServerCapability, capability
 from consilience.core.exchange import Cohort, Notes
 from consilience.core.tree import Tree
 
@@ -42,8 +43,12 @@ class Combine(Protocol):
         ...
 
 
+class CombineCapability(Protocol):
+    """Optional behaviour of a `Combine`."""
+
+
 @runtime_checkable
-class CombineAround(Protocol):
+class CombineAround(CombineCapability, Protocol):
     """A `Combine` that also looks at the model that was broadcast."""
 
     def merge_around(self, models: Tree, weights: Tensor, centre: Tree) -> Tree:
@@ -52,12 +57,28 @@ class CombineAround(Protocol):
 
 
 @runtime_checkable
-class Tolerant(Protocol):
+class Tolerant(CombineCapability, Protocol):
     """A `Combine` that needs a least number of replies."""
 
     def check_against(self, replies: int) -> None:
         """Refuse, with the inequality, what can never work with so many replies."""
         ...
+
+
+@runtime_checkable
+class UsesWeights(CombineCapability, Protocol):
+    """A `Combine` that may count every reply the same."""
+
+    @property
+    def uses_weights(self) -> bool:
+        """False if it does."""
+        ...
+
+
+def uses_weights(combine: object) -> bool:
+    """Whether weights make a difference: they do unless a rule says otherwise."""
+    found = capability(combine, UsesWeights)
+    return found is None or found.uses_weights
 
 
 class Settled(NamedTuple):
@@ -108,3 +129,33 @@ class Step(Protocol):
     def move(self, params: Tree, merged: Tree, state: Tree) -> tuple[Tree, Tree]:
         """(new parameters, state)."""
         ...
+
+
+class WeightingCapability(Protocol):
+    """Optional behaviour of a `Weighting`."""
+
+
+@runtime_checkable
+class Reads(ServerCapability, WeightingCapability, Protocol):
+    """A weighting, a ledger or a server rule that reads more of the replies than the model."""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Names that clients must add to their replies."""
+        ...
+
+
+@runtime_checkable
+class Merges(ServerCapability, Protocol):
+    """A server rule that merges replies by a `Combine`."""
+
+    @property
+    def combine(self) -> Combine:
+        """Which."""
+        ...
+
+
+def read_by(*parts: object) -> tuple[str, ...]:
+    """What some parts read of the replies beside the model."""
+    readers = (capability(part, Reads) for part in parts)
+    return tuple(dict.fromkeys(name for reader in readers if reader is not None for name in reader.reads))

@@ -18,8 +18,8 @@ from declared import CLIENTS, DECLARED, Declared, build, model_of
 
 from consilience import algorithms
 from consilience.core import plans, tree
+from consilience.core.capabilities import PreTrainingPass
 from consilience.core.exchange import Broadcast, Cohort
-from consilience.core.protocols import PreTrainingPass
 from consilience.core.rounds import Round, run
 from consilience.core.settings import options_of
 from consilience.core.tree import Tree

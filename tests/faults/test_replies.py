@@ -26,8 +26,8 @@ from test_numerics import PLAIN, SIMILAR, cohort_of, merged
 
 from consilience.channel import TopK
 from consilience.core import tree
+from consilience.core.capabilities import PostTrainingPass
 from consilience.core.exchange import Broadcast, Cohort
-from consilience.core.protocols import PostTrainingPass
 from consilience.core.rounds import Diverged, run
 from consilience.core.screening import Limits, screen
 from consilience.experiments.record import Observer

@@ -30,7 +30,7 @@ from consilience.server.averaging.combining.nearest_neighbour_mixing import Near
 from consilience.server.averaging.combining.tolerance import faulty
 from consilience.server.averaging.combining.trimmed_mean import TrimmedMean
 from consilience.server.averaging.combining.weighted_mean import WeightedMean
-from consilience.server.protocols import Combine
+from consilience.server.protocols import Combine, uses_weights
 
 RULES: tuple[Combine, ...] = (
     Median(),
@@ -285,7 +285,7 @@ def test_weights_count_where_they_are_said_to_and_nowhere_else() -> None:
     odd = torch.from_numpy(np.random.default_rng(2).dirichlet(np.ones(9)))
     for rule in RULES:
         changes = not np.allclose(merged(rule, vectors), merged(rule, vectors, odd), rtol=0, atol=1e-9)
-        assert changes == rule.uses_weights, rule  # type: ignore[attr-defined]
+        assert changes == uses_weights(rule), rule
 
 
 def test_a_weight_of_two_is_two_copies() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
+from consilience.core.capabilities import capability
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.tree import Tree
 
@@ -28,6 +29,15 @@ class Target(Protocol):
         ...
 
 
+@runtime_checkable
+class TargetAround(Protocol):
+    """A target that also looks at the model that was broadcast."""
+
+    def merge_around(self, models: Tree, weights: Tensor, centre: Tree) -> Tree:
+        """Stacked models [m, ...] that started from `centre` -> one model."""
+        ...
+
+
 def strongest(
     attack: Callable[[float], Cohort], target: Target, honest: Tensor, received: Broadcast, tries: int
 ) -> float:
@@ -41,10 +51,12 @@ def _harm(cohort: Cohort, target: Target, honest: Tensor, received: Broadcast) -
     """Squared distance of the merged parameters from the mean of the honest ones."""
     models = cohort.reply["model"]
     weights = torch.full_like(cohort.examples, 1 / len(cohort))
-    around = getattr(target, "merge_around", None)
+    around = capability(target, TargetAround)
     if around is not None and "model" in received.shared:
         sent = received.shared["model"]  # clients may keep some of its leaves at home
-        merged = around(models, weights, {kind: {n: sent[kind][n] for n in models[kind]} for kind in models})
+        merged = around.merge_around(
+            models, weights, {kind: {n: sent[kind][n] for n in models[kind]} for kind in models}
+        )
     else:
         merged = target.merge(models, weights)
     apart = tree.map_leaves(

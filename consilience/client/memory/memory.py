@@ -24,8 +24,7 @@ class Done(NamedTuple):
 class Memory(Protocol):
     """Terms find it in `context.memory[name]`; it never leaves the client.
 
-    A part may declare `hears` (names that the server's ledgers must tell) and `says` (names it adds to the reply), and
-    have `check_solver(solver)`, which refuses solvers it cannot work with.
+    What a part reads of the message beside the model, it declares as `Hears`; see `Says` and `ChecksSolver`, too.
     """
 
     @property
@@ -39,6 +38,25 @@ class Memory(Protocol):
 
     def update(self, old: Tree, done: Done) -> tuple[Tree, Tree]:
         """(what to remember, what to add to the reply ({} if nothing)), the same structure every time."""
+        ...
+
+
+@runtime_checkable
+class Says(Protocol):
+    """A memory that adds to the reply."""
+
+    @property
+    def says(self) -> tuple[str, ...]:
+        """The names it adds."""
+        ...
+
+
+@runtime_checkable
+class ChecksSolver(Protocol):
+    """A memory that not every solver will do for."""
+
+    def check_solver(self, solver: Solver) -> None:
+        """Refuse one that it cannot work with."""
         ...
 
 

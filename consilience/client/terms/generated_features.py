@@ -14,6 +14,7 @@ from consilience.core.latent import classifier, draw_labels, generate
 from consilience.core.losses import average
 from consilience.core.plans import Batch
 from consilience.core.settings import Count, Fraction, Invalid, NonNegative, check
+from consilience.core.task import Task
 from consilience.core.tree import Tree
 
 
@@ -38,12 +39,16 @@ class GeneratedFeatures:
         """The ledger it reads."""
         return ("generator",)
 
+    def check_against(self, task: Task) -> None:
+        """Refuse a loss without class numbers."""
+        if task.loss_name != "cross_entropy":
+            raise Invalid(f"GeneratedFeatures needs one class number per row: loss = {task.loss_name!r} has none")
+
     def __call__(self, params: Tree, context: Context, batch: Batch) -> Tensor:
         """Knowledge of labels that the client may not have."""
-        if context.task.loss_name != "cross_entropy" or context.output.dim() != 2:
-            raise Invalid(
-                f"GeneratedFeatures needs one class number per row: loss = {context.task.loss_name!r} has none"
-            )
+        self.check_against(context.task)
+        if context.output.dim() != 2:
+            raise Invalid(f"GeneratedFeatures needs one class number per row, not {tuple(batch.y.shape[1:])} of them")
         told, head = context.message["generator"], classifier(params)
         generator, like = told["params"], context.output
         size = len(generator["noise"])

@@ -28,3 +28,33 @@ class Term(Protocol):
     def __call__(self, params: Tree, context: Context, batch: Batch) -> Tensor:
         """A scalar to be minimised together with the loss."""
         ...
+
+
+@runtime_checkable
+class NeedsMemory(Protocol):
+    """A term that reads what the client remembers."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names in the client's memory."""
+        ...
+
+
+@runtime_checkable
+class Hears(Protocol):
+    """A term or a memory that reads more of the server's message than the model."""
+
+    @property
+    def hears(self) -> tuple[str, ...]:
+        """Names that the server's ledgers must tell."""
+        ...
+
+
+@runtime_checkable
+class WholeModel(Protocol):
+    """A term that may follow every leaf of the model, so that clients cannot keep some of them."""
+
+    @property
+    def whole_model(self) -> bool:
+        """Whether it does."""
+        ...

@@ -7,8 +7,8 @@ import torch
 
 from consilience.core import tree
 from consilience.core.algorithm import Plain
+from consilience.core.capabilities import PreTrainingPass, capability
 from consilience.core.exchange import Broadcast
-from consilience.core.protocols import PreTrainingPass
 from consilience.core.tree import Tree
 from consilience.engines.vectorised.program import Context, Program
 from consilience.environments import clock
@@ -30,7 +30,7 @@ def seconds(
     """[m] simulated seconds until each reply is there."""
     rule = program.rule
     rows = clock.rows_met(rule.work, sizes, steps)
-    if isinstance(rule, PreTrainingPass):
+    if capability(rule, PreTrainingPass) is not None:
         rows = rows + sizes
     down = broadcast.nbytes(len(ids)) / len(ids)
     up = reply_bytes(program, broadcast, memory, round) if environment.upload is not None else 0
@@ -47,8 +47,9 @@ def idle_reply(program: Program, broadcast: Broadcast, memory: Tree, round: int)
     first = slice(0, 1)
     shared = {**broadcast.shared, "round": torch.tensor(round, device=program.device)}
     context = Context(shared, tree.rows(broadcast.personal, first), tree.rows(memory, first))
-    if isinstance(program.rule, PreTrainingPass):
-        look = Program(program.rule.pre_training, Plain(), program.task, program.dtype, program.device, False)
+    looking = capability(program.rule, PreTrainingPass)
+    if looking is not None:
+        look = Program(looking.pre_training, Plain(), program.task, program.dtype, program.device, False)
         context = context._replace(personal={**context.personal, "seen": _at_once(look, context)})
     return _at_once(program, context)
 

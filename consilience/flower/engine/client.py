@@ -12,9 +12,10 @@ import torch
 
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
+from consilience.core.capabilities import PreTrainingPass, capability
 from consilience.core.exchange import Broadcast
 from consilience.core.federation import Federation
-from consilience.core.protocols import ClientRule, PreTrainingPass
+from consilience.core.protocols import ClientRule
 from consilience.core.settings import Invalid
 from consilience.core.task import Task
 from consilience.core.tree import Tree
@@ -168,9 +169,10 @@ def _work(engine: Vectorised, algorithm: Algorithm, order: wire.Order, broadcast
     """The replies, stacked in the order's client order."""
     rule, channel = rules_of(algorithm)[order.rule]
     ids, place = np.array(order.clients, dtype=np.int64), np.arange(len(order.clients))
-    if order.rule == TRAIN and isinstance(rule, PreTrainingPass):  # what it sees stays at home
-        look = _look_workload(engine, rule.pre_training, ids)
-        seen = engine.run_clients(rule.pre_training, Plain(), broadcast, look, round=order.round, seed=order.seed)
+    looking = capability(rule, PreTrainingPass) if order.rule == TRAIN else None
+    if looking is not None:  # what it sees stays at home
+        look = _look_workload(engine, looking.pre_training, ids)
+        seen = engine.run_clients(looking.pre_training, Plain(), broadcast, look, round=order.round, seed=order.seed)
         broadcast = Broadcast(shared=broadcast.shared, personal={**broadcast.personal, "seen": seen})
     workload = Workload(
         ids=ids,

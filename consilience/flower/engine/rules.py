@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.arrivals import LOOK
-from consilience.core.evaluate import Evaluate
-from consilience.core.protocols import (
-    Channel,
-    ClientRule,
+from consilience.core.capabilities import (
     PersonalRule,
     PostTrainingPass,
     PreTrainingPass,
     QueriesBeforeSelection,
+    capability,
 )
+from consilience.core.evaluate import Evaluate
+from consilience.core.protocols import Channel, ClientRule
 from consilience.core.settings import Invalid
 
 TRAIN, PRE_TRAINING, TEST, TEST_OWN = "train", "pre_training", "test", "test_own_model"
@@ -35,14 +35,16 @@ def rules_of(algorithm: Algorithm) -> dict[str, Asked]:
         TRAIN: Asked(client, algorithm.channel),
         TEST: Asked(Evaluate(), plain),
     }
-    if isinstance(algorithm.selection, QueriesBeforeSelection):
+    before, after = capability(client, PreTrainingPass), capability(client, PostTrainingPass)
+    own = capability(client, PersonalRule)
+    if capability(algorithm.selection, QueriesBeforeSelection) is not None:
         known["loss"] = Asked(Evaluate(work=LOOK), plain)
-    if isinstance(client, PreTrainingPass):
-        known[PRE_TRAINING] = Asked(client.pre_training, plain)
-    if isinstance(client, PostTrainingPass):
-        known["post_training"] = Asked(client.post_training, plain)
-    if isinstance(client, PersonalRule):
-        known[TEST_OWN] = Asked(Evaluate(rule=client), plain)
+    if before is not None:
+        known[PRE_TRAINING] = Asked(before.pre_training, plain)
+    if after is not None:
+        known["post_training"] = Asked(after.post_training, plain)
+    if own is not None:
+        known[TEST_OWN] = Asked(Evaluate(rule=own), plain)
     return known
 
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from consilience.channel import Chain, Clip, Noise, Plain
-from consilience.core.algorithm import Algorithm
-from consilience.core.protocols import Channel, PostTrainingPass, QueriesBeforeSelection, ServerRule
+from consilience.core.algorithm import Algorithm, names_of_readers
+from consilience.core.capabilities import PostTrainingPass, QueriesBeforeSelection, capability
+from consilience.core.protocols import Channel, ServerRule
 from consilience.core.screening import Limits
 from consilience.core.settings import Invalid
 from consilience.flower.secure.terms import FEWEST, MODULUS, SecureTerms
+from consilience.privacy import SpendsPrivacy
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.averaging.weighting.by_examples import ByExamples
 from consilience.server.averaging.weighting.uniform import UniformWeights
-from consilience.server.rules.private_averaging import PrivateAveraging
 
 WEIGHTS: Mapping[type, Any] = {ByExamples: "examples", UniformWeights: "uniform"}
 SUMMABLE = (Plain, Clip, Noise)  # channels whose server half is the same for a sum as for each reply
@@ -43,7 +43,7 @@ def secure_terms(algorithm: Algorithm, *, clip: float, levels: int, threshold: f
 
 def refuse_private(algorithm: Algorithm) -> None:
     """Refuse an algorithm whose noise must never be drawn twice for one round."""
-    if isinstance(algorithm.server, PrivateAveraging):
+    if capability(algorithm.server, SpendsPrivacy) is not None:
         raise Invalid(
             "algorithm.name = 'dp_fedavg' cannot be deployed yet: a round that is done again after a crash, with other "
             "replies and the same noise, would give the noise away. Simulate it with `consilience run`"
@@ -83,22 +83,19 @@ def refuse_shared_nodes(shares: Iterable[list[int]]) -> None:
 
 def _refuse_readers(server: ServerRule) -> None:
     if server.needs_each_reply:
-        fields: list[str] = [f.name for f in dataclasses.fields(server)] if dataclasses.is_dataclass(server) else []
-        inside = [getattr(server, name) for name in fields]
-        reading = [part for part in inside if getattr(part, "needs_each_reply", False)] or [server]
         raise Invalid(
             f"{ON} lets the server see only the sum of the replies, but "
-            f"{' and '.join(type(part).__name__ for part in reading)} looks at each of them: turn it off, or use an "
+            f"{names_of_readers(server)} looks at each of them: turn it off, or use an "
             "algorithm that does not, such as fedavg"
         )
 
 
 def _refuse_questions(algorithm: Algorithm) -> None:
     """Parts beside the server rule that read what single clients reply."""
-    if isinstance(algorithm.selection, QueriesBeforeSelection):
+    if capability(algorithm.selection, QueriesBeforeSelection) is not None:
         name = type(algorithm.selection).__name__
         raise Invalid(f"{ON} hides what each client loses, by which {name} chooses: use another selection")
-    if isinstance(algorithm.client, PostTrainingPass):
+    if capability(algorithm.client, PostTrainingPass) is not None:
         name = type(algorithm.client).__name__
         raise Invalid(f"{ON} hides the trained models that the server would send back for {name} to look at")
     for channel in _inside(algorithm.channel):

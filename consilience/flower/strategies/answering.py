@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
+from consilience.core.capabilities import PostTrainingPass, PreTrainingPass, capability
 from consilience.core.exchange import Broadcast
 from consilience.core.federation import Federation
-from consilience.core.protocols import Channel, ClientRule, PostTrainingPass, PreTrainingPass
+from consilience.core.protocols import Channel, ClientRule
 from consilience.core.refusal import Refused
 from consilience.core.settings import Invalid
 from consilience.core.task import Task
@@ -80,14 +81,15 @@ class Answering:
     def train(self) -> Tree:
         """The reply, with what the rule sees in its rows before and after."""
         rule, broadcast = self.algorithm.client, self.broadcast
-        if isinstance(rule, PreTrainingPass):
-            seen = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), self.exchange(rule.pre_training, Plain()))
+        before, after = capability(rule, PreTrainingPass), capability(rule, PostTrainingPass)
+        if before is not None:
+            seen = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), self.exchange(before.pre_training, Plain()))
             personal = {"seen": tree.to(seen, self.engine.device)}
             broadcast = Broadcast(shared=broadcast.shared, personal=personal)
         reply = self.exchange(rule, self.algorithm.channel, broadcast)
-        if isinstance(rule, PostTrainingPass):
+        if after is not None:
             own = {"received": self.broadcast.shared, "model": tree.to(reply["model"], self.engine.device)}
-            reply = {**reply, **self.exchange(rule.post_training, Plain(), Broadcast(shared=own))}
+            reply = {**reply, **self.exchange(after.post_training, Plain(), Broadcast(shared=own))}
         return reply
 
     @property

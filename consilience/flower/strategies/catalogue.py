@@ -9,7 +9,9 @@ from typing import Any
 from consilience import algorithms
 from consilience.algorithms._common import Common
 from consilience.core.algorithm import Algorithm
+from consilience.core.capabilities import ReceivesSizes, capability
 from consilience.core.settings import Invalid, Option, check_options, options_of, refuse_unknown
+from consilience.server.protocols import read_by
 
 SERVER_PARTS = ("weighting", "combine", "step")  # of the options that recipes share, those of the server
 TREES = ("control_change",)  # what replies hold in the parameters' shapes; all else is a number
@@ -94,15 +96,13 @@ STRATEGIES: dict[str, Entry] = {
 
 def needs_of(entry: Entry, algorithm: Algorithm) -> tuple[str, ...]:
     """What replies must hold beside the model: what the entry says, and what the server's parts say they read."""
-    server: Any = algorithm.server
-    readers = (getattr(server, "weighting", None), *getattr(server, "ledgers", ()))
-    said = [name for part in readers for name in getattr(part, "reads", ())]
-    return tuple(dict.fromkeys((*entry.numbers, *said)))
+    return tuple(dict.fromkeys((*entry.numbers, *read_by(algorithm.server))))
 
 
 def refuse_unworkable(name: str, algorithm: Algorithm) -> None:
     """Refuse settings that need what a Flower server never knows."""
-    if getattr(algorithm.server, "weights", None) == "examples":
+    sized = capability(algorithm.server, ReceivesSizes)
+    if sized is not None and sized.needs_sizes:
         raise Invalid(
             f"{name}.weights = 'examples' needs every client's size before the first round, which a Flower server does "
             "not know: use weights = 'uniform', or consilience's own engine"

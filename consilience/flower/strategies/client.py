@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from consilience import algorithms
 from consilience.core.algorithm import Algorithm, Plain
+from consilience.core.capabilities import own_model_of
 from consilience.core.evaluate import Evaluate
 from consilience.core.federation import Federation
 from consilience.core.losses import Loss
-from consilience.core.protocols import PersonalRule
 from consilience.core.settings import Invalid, check_options, options_of
 from consilience.core.task import Task
 from consilience.flower.strategies.answering import Answering
@@ -55,9 +55,7 @@ class Client:
     def evaluate(self, message: Any, context: Any) -> Any:
         """The received model, or the client's own where the algorithm is personal, on the client's test rows."""
         answering = self._answering(message.content, context, self.model_fn())
-        client = answering.algorithm.client
-        own = client if isinstance(client, PersonalRule) and client.is_personal else None
-        found = answering.exchange(Evaluate(rule=own), Plain())
+        found = answering.exchange(Evaluate(rule=own_model_of(answering.algorithm.client)), Plain())
         rows = float(found["rows"])
         numbers = {
             "num-examples": round(rows),

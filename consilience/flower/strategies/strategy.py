@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from consilience.core.capabilities import KeepsLayers, QueriesBeforeSelection, capability
 from consilience.core.exchange import Pool
-from consilience.core.protocols import QueriesBeforeSelection, Selection
+from consilience.core.protocols import Selection
 from consilience.core.refusal import Refusal, Refused
 from consilience.core.rng import host
 from consilience.core.screening import Limits
@@ -236,14 +237,12 @@ def _adapted() -> type:
             return messages
 
         def _expected(self) -> Expected:
-            personal_layers, layout = getattr(self.algorithm.client, "personal_layers", None), self._serving.layout
+            keeps, layout = capability(self.algorithm.client, KeepsLayers), self._serving.layout
             assert layout is not None
             return Expected(
                 layout=layout,
                 needs=needs_of(self._entry, self.algorithm),
-                personal=frozenset()
-                if personal_layers is None
-                else personal_layers.personal_names(self._serving.model()),
+                personal=frozenset() if keeps is None else keeps.kept_leaves(self._serving.model()),
                 steps=self._entry.steps,
                 weighted_by_key=self.weighted_by_key,
                 arrayrecord_key=self.arrayrecord_key,
@@ -261,7 +260,7 @@ def _adapted() -> type:
 def selection_of(recipe: Selection, given: Selection | None, count: int) -> Selection:
     """The user's selection, or a sample of so many; where a recipe holds its participants, they are held."""
     chosen = given or Uniform(count=count)
-    if isinstance(chosen, QueriesBeforeSelection):
+    if capability(chosen, QueriesBeforeSelection) is not None:
         raise Invalid(
             f"selection = {type(chosen).__name__} asks clients for losses first, which Flower's rounds cannot"
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from consilience.core.capabilities import capability
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
@@ -14,7 +15,17 @@ from consilience.server.averaging.combining.weighted_mean import WeightedMean
 from consilience.server.averaging.steps.replace import Replace
 from consilience.server.averaging.weighting.by_examples import ByExamples
 from consilience.server.averaging.weighting.uniform import UniformWeights
-from consilience.server.protocols import Combine, CombineAround, Ledger, Settled, Step, Tolerant, Weighting
+from consilience.server.protocols import (
+    Combine,
+    CombineAround,
+    Ledger,
+    Settled,
+    Step,
+    Tolerant,
+    Weighting,
+    read_by,
+    uses_weights,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +39,7 @@ class Averaging:
 
     def __post_init__(self) -> None:
         plain = isinstance(self.weighting, (ByExamples, UniformWeights))  # the usual defaults are nobody's intention
-        if not plain and not getattr(self.combine, "uses_weights", True):
+        if not plain and not uses_weights(self.combine):
             raise Invalid(
                 f"combine = {self.combine!r} counts every reply the same, so that weighting = {self.weighting!r} would "
                 "have no effect: leave one of them out"
@@ -40,10 +51,16 @@ class Averaging:
         replies = [self.weighting.needs_each_reply, self.combine.needs_each_reply]
         return any([*replies, *(ledger.needs_each_reply for ledger in self.ledgers)])
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What weighting and ledgers read of the replies."""
+        return read_by(self.weighting, *self.ledgers)
+
     def init(self, start: Tree, clients: int) -> Tree:
         """The start model and whatever the parts keep."""
-        if isinstance(self.combine, Tolerant):
-            self.combine.check_against(clients)
+        tolerant = capability(self.combine, Tolerant)
+        if tolerant is not None:
+            tolerant.check_against(clients)
         weighting, step = self.weighting.init(start, clients), self.step.init(start["params"])
         state: Tree = {"model": start, "weighting": weighting, "step": step}
         if self.ledgers:
@@ -61,8 +78,9 @@ class Averaging:
         model = state["model"]
         sent = _sent(model, cohort.reply["model"])
         weights, weighting, notes = self.weighting.weigh(cohort, sent, state["weighting"])
-        if isinstance(self.combine, CombineAround):
-            merged = self.combine.merge_around(cohort.reply["model"], weights, sent)
+        around = capability(self.combine, CombineAround)
+        if around is not None:
+            merged = around.merge_around(cohort.reply["model"], weights, sent)
         else:
             merged = self.combine.merge(cohort.reply["model"], weights)
         if sent is not model:  # what clients keep at home stays as it is here

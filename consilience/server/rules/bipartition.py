@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
+from consilience.core.capabilities import Wraps
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.settings import Count, NonNegative, Probability, Whole, check
 from consilience.core.tree import Tree
 from consilience.server.averaging.averaging import Averaging
-from consilience.server.rules.grouping import largest, open_groups, update_groups
+from consilience.server.rules.grouping import UNGROUPED, largest, open_groups, update_groups
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bipartition:
+class Bipartition(Wraps):
     """Clients train and average within their cluster; all begin in one. A cluster is cut in two when its mean update
     is shorter than `eps_1` though some client's is longer than `eps_2`: it stands still, but its clients do not.
 
@@ -31,8 +32,11 @@ class Bipartition:
     gamma: Probability = 0.0
     warm_up: Whole = 20
     max_clusters: Count = 8
+    holds = "averaging"
+    refuses = UNGROUPED
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(self)
 
     @property

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from consilience.core.capabilities import Buffers, MovesWithoutReplies, Reasons, TrainsModel, Wraps
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.settings import Count, Fraction, check
 from consilience.core.tree import Tree
+from consilience.privacy import SpendsPrivacy
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.protocols import Combine, Step, Weighting
 from consilience.server.rules.staleness import PolynomialStaleness, Staleness
 
 
 @dataclass(frozen=True, kw_only=True)
-class Buffered:
+class Buffered(Wraps):
     """A round is `buffer` replies, while up to `concurrency` clients work (None: all that the selection names).
 
     Before `averaging` weighs and merges them, replies are brought up to date: with moves = "update" a client's step
@@ -32,8 +34,16 @@ class Buffered:
     staleness: Staleness = field(default_factory=PolynomialStaleness)
     rate: Fraction = 1.0
     moves: Literal["update", "model"] = "update"
+    holds = "averaging"
+    refuses: ClassVar[Reasons] = {
+        Buffers: "has a buffer of its own: there can be only one",
+        MovesWithoutReplies: "moves without replies, and a buffer waits for them",
+        TrainsModel: "trains on replies as they are, and these are of different ages",
+        SpendsPrivacy: "counts rounds in which clients take part at random, and a buffer takes the fastest",
+    }
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(self)
 
     @property

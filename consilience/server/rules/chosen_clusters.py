@@ -8,17 +8,18 @@ import numpy as np
 import torch
 
 from consilience.core import rng, tree
+from consilience.core.capabilities import Wraps
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.settings import Count, Whole, check
 from consilience.core.tree import Tree
 from consilience.server.averaging.averaging import Averaging
-from consilience.server.rules.grouping import largest, open_groups, update_groups
+from consilience.server.rules.grouping import UNGROUPED, largest, open_groups, update_groups
 
 UNKNOWN = -1
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChosenClusters:
+class ChosenClusters(Wraps):
     """All `clusters` models go to every client; each model becomes the average of those who chose it.
 
     The first model starts as it is, the others from its values in another order (each tensor shuffled): random weights
@@ -29,8 +30,11 @@ class ChosenClusters:
     averaging: Averaging = field(default_factory=Averaging)
     clusters: Count = 2
     seed: Whole = 0
+    holds = "averaging"
+    refuses = UNGROUPED
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(self)
 
     @property

@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
+from consilience.core.capabilities import Wraps
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.settings import Count, Invalid, Whole, check
 from consilience.core.tree import Tree
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.averaging.combining.weighted_mean import weighted_mean
-from consilience.server.rules.grouping import open_groups, update_groups
+from consilience.server.rules.grouping import UNGROUPED, open_groups, update_groups
 
 
 @dataclass(frozen=True, kw_only=True)
-class EdgeCloud:
+class EdgeCloud(Wraps):
     """Each round ends with an average at every edge; each `cloud_every`-th one with an average of the edges.
 
     Client k belongs to edge `edge_of[k]`, else to the k-th of equal blocks of clients. An edge counts in the cloud by
@@ -30,8 +31,11 @@ class EdgeCloud:
     edges: Count = 2
     cloud_every: Count = 2
     edge_of: tuple[Whole, ...] | None = None
+    holds = "averaging"
+    refuses = UNGROUPED
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(self)
         if self.edge_of is not None and max(self.edge_of, default=0) >= self.edges:
             raise Invalid(f"edge_of names edge {max(self.edge_of)}, but edges = {self.edges}: count from 0")

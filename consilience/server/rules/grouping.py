@@ -7,9 +7,28 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
+from consilience.core.capabilities import (
+    Buffers,
+    MovesWithoutReplies,
+    Reasons,
+    ReceivesSchedule,
+    ReceivesSizes,
+    TrainsModel,
+)
 from consilience.core.exchange import Cohort
 from consilience.core.tree import Tree
+from consilience.privacy import SpendsPrivacy
 from consilience.server.averaging.averaging import Averaging
+
+UNGROUPED: Reasons = {
+    Buffers: "moves when a buffer is full, and the groups of a round move together",
+    MovesWithoutReplies: "moves without replies, and a group moves only with those of its clients",
+    TrainsModel: "trains its model, and one of several groups cannot do so alone",
+    ReceivesSizes: "is told the clients' sizes, and each of several groups would need those of its own",
+    ReceivesSchedule: "sends what depends on the work ahead, and the model sent is that of a group",
+    SpendsPrivacy: "counts what its rounds cost in privacy, and several groups cost more than one",
+}
+"""Why a server rule with several averaging servers side by side cannot take one that offers more."""
 
 
 def open_groups(averaging: Averaging, starts: list[Tree], clients: int) -> Tree:

@@ -13,7 +13,7 @@ from consilience.core.settings import Decay, Invalid, check
 from consilience.core.tree import Tree, map_rows
 from consilience.server.averaging.combining.weighted_mean import WeightedMean
 from consilience.server.averaging.weighting.by_examples import ByExamples
-from consilience.server.protocols import Weighting
+from consilience.server.protocols import Weighting, read_by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +37,11 @@ class NormalisedAveraging:
     def needs_each_reply(self) -> bool:
         """Each update is divided by its own client's steps."""
         return True
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What the weighting reads of the replies."""
+        return read_by(self.weighting)
 
     def init(self, start: Tree, clients: int) -> Tree:
         """The start model and what the weighting keeps."""

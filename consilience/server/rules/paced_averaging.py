@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from consilience.core.capabilities import Wraps
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.tree import Tree
 from consilience.server.averaging.averaging import Averaging
@@ -18,7 +19,7 @@ from consilience.server.protocols import Combine, Step, Weighting
 
 
 @dataclass(frozen=True, kw_only=True)
-class PacedAveraging:
+class PacedAveraging(Wraps):
     """`Averaging`, which sends every client its pace tau_eff / tau_k, where tau_eff = sum_k (N_k / N) tau_k.
 
     tau_k is the number of steps client k is going to do, which it must therefore say before the round. A client that
@@ -28,6 +29,7 @@ class PacedAveraging:
     weighting: Weighting = field(default_factory=ByExamples)
     combine: Combine = field(default_factory=WeightedMean)
     step: Step = field(default_factory=Replace)
+    holds = "averaging"
 
     @property
     def averaging(self) -> Averaging:

@@ -43,6 +43,11 @@ class Splitting:
         state: Tree = {"model": start, "share": torch.full((clients,), 1 / clients, dtype=torch.float64, device=device)}
         return {**state, "z": tree.repeat(start["params"], clients)} if self.keeps_z else state
 
+    @property
+    def needs_sizes(self) -> bool:
+        """Without them every client has the same share."""
+        return self.weights == "examples"
+
     def receive_sizes(self, state: Tree, sizes: np.ndarray) -> Tree:
         """With the clients' sizes known: those without data have no share, since their z could never move."""
         rows = torch.from_numpy(np.asarray(sizes, dtype=np.float64)).to(state["share"].device)

@@ -19,7 +19,7 @@ from consilience.server.averaging.steps.replace import Replace
 from consilience.server.averaging.weighting.by_examples import ByExamples
 from consilience.server.geometry.model_similarity import Layerwise, ModelSimilarity
 from consilience.server.geometry.pairing import MinimumSimilarity, Pairing
-from consilience.server.protocols import Combine, Step, Weighting
+from consilience.server.protocols import Combine, Step, Weighting, read_by
 
 NOBODY = -1
 
@@ -49,6 +49,11 @@ class Swapping:
     def needs_each_reply(self) -> bool:
         """Every model goes on living."""
         return True
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What the weighting reads of the replies."""
+        return read_by(self.weighting)
 
     def init(self, start: Tree, clients: int) -> Tree:
         """The start model stands for the average; nobody holds a model of its own."""

@@ -370,7 +370,7 @@ def test_an_app_that_fails_is_a_silent_client() -> None:
 
 def test_what_a_client_sees_before_training_stays_at_home() -> None:
     from consilience import algorithms
-    from consilience.core.protocols import PreTrainingPass
+    from consilience.core.capabilities import PreTrainingPass
 
     looking = [name for name in algorithms.names() if isinstance(build(name).client, PreTrainingPass)]
     assert looking

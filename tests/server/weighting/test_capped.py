@@ -26,7 +26,7 @@ from consilience.server.averaging.weighting.capped import CappedWeights, capped_
 from consilience.server.averaging.weighting.dual import DualWeights
 from consilience.server.averaging.weighting.simprox import SimProxWeights
 from consilience.server.averaging.weighting.uniform import UniformWeights
-from consilience.server.protocols import Weighting
+from consilience.server.protocols import Weighting, read_by
 
 
 def cohort_of(updates: Any, examples: Any = None) -> Cohort:
@@ -258,7 +258,7 @@ def test_the_parts_it_wraps_are_asked_for_what_they_need() -> None:
     assert not CappedWeights(client=0.5).needs_each_reply and CappedWeights(group=0.5).needs_each_reply
     assert CappedWeights(inner=SimProxWeights(), client=0.5).needs_each_reply
     own = CappedWeights(inner=SimProxWeights(prev="own"), client=0.5)
-    assert own.reads == ("moved",)
+    assert read_by(own) == ("moved",)
     made = algorithms.recipe("simprox")(weighting=own)
     assert [type(part).__name__ for part in made.client.memory] == ["PreviousModel"]
 

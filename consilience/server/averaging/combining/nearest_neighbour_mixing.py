@@ -8,16 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from consilience.core.capabilities import Wraps, capability
 from consilience.core.settings import check
 from consilience.core.tree import Tree, map_leaves
 from consilience.server.averaging.combining.tolerance import Faulty, require
 from consilience.server.averaging.combining.trimmed_mean import TrimmedMean
 from consilience.server.averaging.combining.whole_models import distances, least
-from consilience.server.protocols import Combine, CombineAround
+from consilience.server.protocols import Combine, CombineAround, Tolerant
 
 
 @dataclass(frozen=True, kw_only=True)
-class NearestNeighbourMixing:
+class NearestNeighbourMixing(Wraps):
     """Every model becomes the mean of its n - f nearest (itself included), `then` merges them.
 
     Only parameters are mixed: buffers, which the distances do not see, go to `then` as they came.
@@ -25,8 +26,10 @@ class NearestNeighbourMixing:
 
     f: Faulty = 0.2
     then: Combine = field(default_factory=TrimmedMean)
+    holds = "then"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(self)
 
     @property
@@ -34,16 +37,12 @@ class NearestNeighbourMixing:
         """It measures distances between them."""
         return True
 
-    @property
-    def uses_weights(self) -> bool:
-        """They go to `then`."""
-        return getattr(self.then, "uses_weights", True)
-
     def check_against(self, replies: int) -> None:
         """Refuse an f that lets faulty replies be the majority, or that `then` refuses."""
         require("nearest-neighbour mixing", self.f, replies, times=2, plus=1)
-        if hasattr(self.then, "check_against"):
-            self.then.check_against(replies)
+        tolerant = capability(self.then, Tolerant)
+        if tolerant is not None:
+            tolerant.check_against(replies)
 
     def merge(self, models: Tree, weights: Tensor) -> Tree:
         """Stacked models [m, ...] -> one model."""
@@ -51,8 +50,9 @@ class NearestNeighbourMixing:
 
     def merge_around(self, models: Tree, weights: Tensor, centre: Tree) -> Tree:
         """Stacked models [m, ...] -> one model near `centre`, if `then` looks at it."""
-        if isinstance(self.then, CombineAround):
-            return self.then.merge_around(self._mixed(models), weights, centre)
+        around = capability(self.then, CombineAround)
+        if around is not None:
+            return around.merge_around(self._mixed(models), weights, centre)
         return self.merge(models, weights)
 
     def _mixed(self, models: Tree) -> Tree:

@@ -67,7 +67,7 @@ class Generator:
             return ledger, round.after
         weight, bias = classifier(round.before)
         if weight not in cohort.reply["model"]["params"]:
-            raise Invalid("the ledger Generator asks the clients' classifiers, but home keeps them at home")
+            raise Invalid("the ledger Generator asks the clients' classifiers, but personal_layers keeps them at home")
         params = cohort.reply["model"]["params"]
         heads = (params[weight], None if bias is None else params[bias])
         trained = self._train(ledger["params"], heads, counts, rng.key(cohort.seed, "generator", cohort.round))

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from consilience.core.capabilities import Wraps
 from consilience.core.exchange import Cohort, Notes
 from consilience.core.rounds import Diverged
 from consilience.core.settings import Fraction, Invalid, check
@@ -21,7 +22,7 @@ ROUNDING = 1e-12  # a share this little beyond its cap is rounding
 
 
 @dataclass(frozen=True, kw_only=True)
-class CappedWeights:
+class CappedWeights(Wraps):
     """`inner`'s weights, of which no client has more than the share `client`, and no group more than `group`.
 
     A group is what cosines of at least `near` between updates connect (copies, and copies at another scale). What is
@@ -34,8 +35,10 @@ class CappedWeights:
     group: Fraction | None = None
     near: Fraction = 0.99
     otherwise: Literal["stop", "loosen"] = "stop"
+    holds = "inner"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(self)
         if self.client is None and self.group is None:
             raise Invalid("CappedWeights without client and without group has no effect: give at least one of them")
@@ -44,11 +47,6 @@ class CappedWeights:
     def needs_each_reply(self) -> bool:
         """Groups need every update."""
         return self.group is not None or self.inner.needs_each_reply
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """What clients must add to their replies for the inner weighting."""
-        return tuple(getattr(self.inner, "reads", ()))
 
     def init(self, start: Tree, clients: int) -> Tree:
         """The inner weighting's state; caps that no round can keep are refused."""
