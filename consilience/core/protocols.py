@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -149,6 +149,25 @@ class MovesWithoutReplies(Protocol):
     @property
     def moves_without_replies(self) -> bool:
         """Whether it does."""
+        ...
+
+
+@runtime_checkable
+class DrawsSecretly(Protocol):
+    """A server rule whose draws nobody may repeat: it and the selection find a key of the round in their arguments."""
+
+    @property
+    def noise_seed(self) -> int | None:
+        """None: every key is fresh. Else the seed of all keys, with which everyone can repeat the draws."""
+        ...
+
+
+@runtime_checkable
+class ChecksSurroundings(Protocol):
+    """A server rule that keeps its promise only in some surroundings, and is shown them before a run starts."""
+
+    def check_surroundings(self, algorithm: Any, engine: Any, limits: Any) -> None:
+        """Refuse, by name and with the reason, what breaks the promise: parts, environment, limits."""
         ...
 
 

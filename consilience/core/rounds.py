@@ -14,6 +14,7 @@ from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.arrivals import Asked, gather, labelled, pace_of
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.protocols import (
+    ChecksSurroundings,
     Engine,
     HasTask,
     MovesWithoutReplies,
@@ -23,6 +24,7 @@ from consilience.core.protocols import (
     TrainsModel,
 )
 from consilience.core.rng import key
+from consilience.core.round_keys import RoundKeys, fresh, key_for
 from consilience.core.screening import Limits, if_enough
 from consilience.core.screening import screen as screen
 from consilience.core.settings import Invalid
@@ -74,6 +76,7 @@ def run(
     resume: Snapshot | None = None,
     max_bad_rounds: int = 3,
     limits: Limits | None = None,
+    keys: RoundKeys = fresh,
 ) -> Iterator[Round]:
     """Train, yielding each finished round; whatever observes (reports, checkpoints, early stopping) consumes this.
 
@@ -85,12 +88,17 @@ def run(
     seed: decides who is chosen, the batches and all luck (0).
     start: a model in place of the engine's; resume: the `snapshot` of a round, from which the rest is exactly the same.
     max_bad_rounds: so many rounds in a row without a usable reply raise `Diverged` (3).
+    keys: where the secret of each round comes from, if the server rule draws noise that nobody may repeat; by default
+    from the operating system. To repeat a round of such a rule, give it the same key.
     """
+    if isinstance(algorithm.server, ChecksSurroundings):
+        algorithm.server.check_surroundings(algorithm, engine, limits)
     here = resume or _first(algorithm, engine, start)
     engine.restore(here.memory)
     server, pace = algorithm.server, pace_of(algorithm, engine)
     for number in range(here.round, rounds):
-        done = gather(algorithm, engine, here, pace, seed)
+        secret = key_for(server, number + 1, keys)
+        done = gather(algorithm, engine, here, pace, seed, secret)
         ids, received = done.arrived.ids, done.pending.received(done.arrived)
         seen = _look(algorithm, engine, received, ids, number, seed)
         sent = engine.exchange(algorithm.client, algorithm.channel, seen, ids, round=number, seed=seed)
@@ -100,8 +108,9 @@ def run(
         cohort, looked = _look_back(algorithm, engine, cohort, received.among(ids, cohort.ids), seed)
         cohort = if_enough(cohort, limits)
         alone = isinstance(server, MovesWithoutReplies) and server.moves_without_replies
+        given = cohort if secret is None else replace(cohort, secret=secret)  # for the rule, and nobody after it
         # a round without a usable reply changes nothing
-        state, notes = server.update(here.server, cohort) if len(cohort) or alone else (here.server, {})
+        state, notes = server.update(here.server, given) if len(cohort) or alone else (here.server, {})
         if len(cohort) and isinstance(server, TrainsModel):
             if not isinstance(engine, HasTask):
                 raise Invalid(f"{type(server).__name__} trains a model itself, but {type(engine).__name__} runs none")
@@ -113,7 +122,7 @@ def run(
             server=state,
             memory=engine.recall(),
             losses=_losses(done.losses, cohort),
-            bad_rounds=0 if len(cohort) or (alone and not len(done.chosen)) else here.bad_rounds + 1,
+            bad_rounds=0 if len(cohort) or alone else here.bad_rounds + 1,
             pending=done.pending.tidy().tree(),
         )
         yield Round(

@@ -16,7 +16,7 @@ from consilience.core import tree
 from consilience.core.algorithm import Algorithm
 from consilience.core.exchange import Pool
 from consilience.core.federation import Federation
-from consilience.core.protocols import Engine
+from consilience.core.protocols import ChecksSurroundings, Engine
 from consilience.core.settings import Invalid, options_of
 from consilience.core.task import Task
 from consilience.data import datasets
@@ -56,10 +56,11 @@ class Experiment:
             self.engine.close()
 
 
-def assemble(config: Config, data: Dataset | None = None) -> Experiment:
+def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = False) -> Experiment:
     """Build everything that the settings name; what does not fit together is refused here, by key.
 
-    `data` are what `read_data` gave before, for many runs on one data set.
+    `data` are what `read_data` gave before, for many runs on one data set. resumed: what a privacy budget still holds
+    is for the run's ledger to say.
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -78,7 +79,8 @@ def assemble(config: Config, data: Dataset | None = None) -> Experiment:
     engine = made("engine", lambda: where(task, federation, **settings), {})
     algorithm = KINDS["algorithm"].build(config.algorithm.name, config.algorithm.options)
     _try_client(algorithm, task)
-    _try_privacy(config, algorithm, engine)
+    _try_surroundings(config, algorithm, engine)
+    _try_budget(0 if resumed else config.rounds, algorithm, engine)
     _try_selection(config, algorithm, federation)
     prints = {"data": data_fingerprint(data), "partition": fingerprint(rows)}
     return Experiment(
@@ -179,11 +181,25 @@ def _try_client(algorithm: Algorithm, task: Task) -> None:
             made("algorithm", functools.partial(part.check_against, task), {})
 
 
-def _try_privacy(config: Config, algorithm: Algorithm, engine: Engine) -> None:
+def _try_surroundings(config: Config, algorithm: Algorithm, engine: Engine) -> None:
+    """Refuse what breaks the promise of a server rule: of the environment, the limits, or how data were prepared."""
+    if not isinstance(algorithm.server, ChecksSurroundings):
+        return
+    algorithm.server.check_surroundings(algorithm, engine, config.limits)
+    scaled = {"normalise": "standard", "standardise": True}
+    for key, value in scaled.items():
+        if config.data.options.get(key) == value:
+            raise Invalid(
+                f"a private run cannot have data.{key} = {value!r}: it scales every client's rows by statistics of all "
+                "rows, so that one client's rows change the others'"
+            )
+
+
+def _try_budget(rounds: int, algorithm: Algorithm, engine: Engine) -> None:
     """Refuse more rounds than a privacy budget holds, and models that would release more than the parameters."""
     clients = len(engine.sizes)
     refuse = functools.partial(refuse_overspending, algorithm.server, engine.start(), clients=clients)
-    made("algorithm", functools.partial(refuse, rounds=config.rounds), {})
+    made("algorithm", functools.partial(refuse, rounds=rounds), {})
 
 
 def _try_selection(config: Config, algorithm: Algorithm, federation: Federation) -> None:

@@ -77,7 +77,7 @@ def resume(path: Path, overrides: Iterable[str] = (), *, force: bool = False) ->
         found += identity.differences(facts.get("code", {}), identity.code(), prefix="code.")
         trackers.check(config.log)
         _refuse(found, folder, force)  # before the data are read, which may take long
-        experiment = assemble(config)
+        experiment = assemble(config, resumed=True)
         found += identity.differences(facts.get("prints", {}), experiment.prints, prefix="fingerprint.")
         found += _partition_differences(folder, experiment)
         _refuse(found, folder, force)

@@ -49,11 +49,11 @@ def is_temporary(name: str, of: str) -> bool:
     return re.fullmatch(rf"\.(?:{of})\.tmp-\d+", name) is not None
 
 
-def write_file(path: Path, chunks: Iterable[Bytes]) -> tuple[int, str]:
+def write_file(path: Path, chunks: Iterable[Bytes], *, mode: int = 0o666) -> tuple[int, str]:
     """Create a file, flushed to the device; its byte length and SHA-256."""
     digest, length = hashlib.sha256(), 0
     with _naming(path):
-        fd = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS, 0o666)
+        fd = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS, mode)
         with _closing(fd):
             for chunk in chunks:
                 write_all(fd, chunk)
