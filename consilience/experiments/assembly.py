@@ -29,6 +29,7 @@ from consilience.experiments.config.catalogue import ENGINES, KINDS
 from consilience.experiments.config.config import Config
 from consilience.experiments.config.parts import made
 from consilience.experiments.privacy_ledger import refuse_overspending
+from consilience.experiments.private_data import refuse_shared_preparation
 from consilience.selection.pooled import Pooled
 
 
@@ -186,13 +187,7 @@ def _try_surroundings(config: Config, algorithm: Algorithm, engine: Engine) -> N
     if not isinstance(algorithm.server, ChecksSurroundings):
         return
     algorithm.server.check_surroundings(algorithm, engine, config.limits)
-    scaled = {"normalise": "standard", "standardise": True}
-    for key, value in scaled.items():
-        if config.data.options.get(key) == value:
-            raise Invalid(
-                f"a private run cannot have data.{key} = {value!r}: it scales every client's rows by statistics of all "
-                "rows, so that one client's rows change the others'"
-            )
+    refuse_shared_preparation(config.data.name, config.data.options)
 
 
 def _try_budget(rounds: int, algorithm: Algorithm, engine: Engine) -> None:

@@ -53,7 +53,7 @@ class Run:
         self._privacy = privacy_ledger.opened(folder, experiment.algorithm.server, saved)
         if self._privacy is not None:
             first, clients = (saved.round if saved else 0) + 1, len(experiment.federation)
-            self._privacy.refuse_overspending(self._model, clients=clients, first=first, last=self.config.rounds)
+            self._privacy.begin(self._model, clients=clients, first=first, last=self.config.rounds)
         if saved is not None:
             self._continue(saved)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
@@ -44,11 +45,13 @@ def refuse_overspending(
             f"algorithm.epsilon = {budget:g}, but the {done} rounds released so far have spent epsilon = {already:.4g} "
             f"(delta = {server.delta:g}), which nothing can take back: no further round fits"
         )
-    enough = noise_for(budget, rounds=rounds, rate=server.rate, delta=server.delta, after=after)
+    with_noise = ""
+    with contextlib.suppress(Invalid):  # where no noise would be enough
+        enough = noise_for(budget, rounds=rounds, rate=server.rate, delta=server.delta, after=after)
+        with_noise = f", or algorithm.noise = {enough:.4g} for all {'that are left' if done else 'of them'}"
     raise Invalid(
         f"rounds = {done + rounds} would cost epsilon = {cost:.4g}, and algorithm.epsilon = {budget:g}: "
-        f"{done + server.spending.rounds_within(budget, after)} rounds fit, or algorithm.noise = {enough:.4g} for "
-        f"all {'that are left' if done else 'of them'}"
+        f"{done + server.spending.rounds_within(budget, after)} rounds fit{with_noise}"
     )
 
 
@@ -74,14 +77,17 @@ class PrivacyLedger:
         self._log = RowLog(folder.path / FILE)
         self._rows = _checked_rows(folder, self._log, saved)
         self.keys = NoiseKeys(folder.path / "keys")
-        self.keys.erase(saved.round if saved else 0)
-        self._record()
 
-    def refuse_overspending(self, start: Tree, *, clients: int, first: int, last: int) -> None:
-        """Refuse to do rounds `first` to `last` if they do not fit; those released already, whose keys are left, do."""
+    def begin(self, start: Tree, *, clients: int, first: int, last: int) -> None:
+        """Refuse rounds `first` to `last` if they do not fit into the budget; erase the keys of those before.
+
+        Rounds that were released already and whose keys are left will be the same, and cost nothing.
+        """
         again = {row["round"] for row in self._rows if row["key"] == self.keys.name(row["round"])}
         new = sum(round not in again for round in range(first, last + 1))
         refuse_overspending(self._server, start, clients=clients, rounds=new, after=self._history(len(self._rows)))
+        self.keys.erase(first - 1)
+        self._record()
 
     def accounted(self, rounds: Iterator[Round]) -> Iterator[Round]:
         """The rounds, each after it stands in the ledger, with what was spent up to it among its notes."""
