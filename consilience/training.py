@@ -22,6 +22,7 @@ from consilience.experiments.assembly import try_client, try_model
 from consilience.experiments.config.catalogue import engine_options
 from consilience.experiments.config.parts import read_options
 from consilience.experiments.personal import personal_test
+from consilience.experiments.privacy_ledger import counted, refuse_overspending
 from consilience.experiments.record import Observer
 from consilience.reporting.progress import shown
 from consilience.runs.observation import Observation
@@ -83,7 +84,8 @@ def train(
         personal=personal_test(algorithm, vectorised),
     )
     observations: Iterator[Observation]
-    finished = run(algorithm, vectorised, rounds=rounds, seed=seed, limits=limits)
+    refuse_overspending(algorithm.server, vectorised.start(), clients=len(federation), rounds=rounds)
+    finished = counted(run(algorithm, vectorised, rounds=rounds, seed=seed, limits=limits), algorithm.server)
     observations = observer.watch(finished, vectorised.start())
     history, values = [], vectorised.start()
     for observation in shown(observations, rounds=rounds) if progress else observations:

@@ -34,6 +34,7 @@ NOISE = "every round adds noise, whoever came"
 DECLARED: dict[str, Declared] = {
     "dr_fedavg": Declared(excused={"test_traced_steps_give_the_same_bits": LOOKS, "test_client_step_is_pure": LOOKS}),
     "dp_fedavg": Declared(
+        options={"noise_seed": 0},
         models=tiny.MODELS_WITHOUT_STATISTICS,
         excused={
             "test_dropped_and_idle_clients_leave_sound_values": "its weights are one over the number expected",

@@ -7,7 +7,7 @@ from typing import Unpack
 from consilience.algorithms._common import Solving, averaged
 from consilience.client.terms.term import Term
 from consilience.core.algorithm import Algorithm
-from consilience.core.settings import Fraction, Positive
+from consilience.core.settings import Fraction, Positive, Whole
 from consilience.selection.poisson import Poisson
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.protocols import Step
@@ -28,18 +28,28 @@ def dp_fedavg(
     rate: Fraction = 1.0,
     delta: Positive = 1e-5,
     epsilon: Positive | None = None,
+    noise_seed: Whole | None = None,
     **local: Unpack[Local],
 ) -> Algorithm:
     """McMahan et al. 2018: w <- w + (sum_k clip(w_k - w, bound) + N(0, (noise bound)^2)) / (rate K).
 
     Each of K clients takes part with probability `rate`. The models of all rounds together are (epsilon, delta)-private
     with respect to adding or removing one client; `epsilon`, if given, is a budget that is never exceeded. There are no
-    other weights and selections: those by similarity, loss or size depend on other clients' data.
+    other weights and selections: those by similarity, loss or size depend on other clients' data. Noise and sampling
+    come from the operating system; with `noise_seed` they can be repeated, and the run is not private.
 
     Use when: the model will be published, and no single client may be recognised in it.
     Not when: there are few clients: noise for ten of them drowns what they learn.
     """
     plain = averaged(**local)
     assert isinstance(plain.server, Averaging)
-    server = PrivateAveraging(bound=bound, noise=noise, rate=rate, delta=delta, epsilon=epsilon, step=plain.server.step)
+    server = PrivateAveraging(
+        bound=bound,
+        noise=noise,
+        rate=rate,
+        delta=delta,
+        epsilon=epsilon,
+        noise_seed=noise_seed,
+        step=plain.server.step,
+    )
     return Algorithm(selection=Poisson(rate=rate), client=plain.client, server=server)

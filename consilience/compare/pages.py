@@ -47,6 +47,10 @@ def notes(comparison: Comparison, cells: list[results.CellResult], methods: list
     missing = sum(found.missing for found in methods)
     if missing:
         said.append(f"{missing} of {len(cells)} runs are not finished: the tables hold the others")
+    for cell in comparison.cells:
+        if cell.seed == comparison.seeds[0] and cell.config.algorithm.options.get("noise_seed") is not None:
+            private = cell.config.algorithm.name == "dp_fedavg"
+            said += [f"{cell.method}: not private, its noise is drawn from algorithm.noise_seed"] if private else []
     for found in methods:
         if found.diverged:
             said.append(f"{found.method.label}: {found.diverged} of its runs diverged and have no numbers")

@@ -222,13 +222,15 @@ class Replies(NamedTuple):
     up: int = 0  # bytes, apart from the replies
 
 
-def gather(algorithm: Algorithm, engine: Engine, here: Here, pace: Pace, seed: int) -> Replies:
+def gather(
+    algorithm: Algorithm, engine: Engine, here: Here, pace: Pace, seed: int, secret: bytes | None = None
+) -> Replies:
     """Send clients to work, and let time pass until enough replies are in."""
     clients = len(engine.sizes)
     pending = PendingReplies.of(here.pending, clients, here.round)
     done = Replies(Jobs(), pending, np.empty(0, np.int64), here.losses)
     while True:
-        done = _dispatch(algorithm, engine, here, done, pace, seed)
+        done = _dispatch(algorithm, engine, here, done, pace, seed, secret)
         if not len(done.pending.jobs):
             break  # nobody is there
         done = _wait(done, pace)
@@ -251,7 +253,9 @@ def _wait(done: Replies, pace: Pace) -> Replies:
     return done._replace(arrived=arrived, pending=pending, late=done.late + int(ended.lost.sum()) + stopped)
 
 
-def _dispatch(algorithm: Algorithm, engine: Engine, here: Here, done: Replies, pace: Pace, seed: int) -> Replies:
+def _dispatch(
+    algorithm: Algorithm, engine: Engine, here: Here, done: Replies, pace: Pace, seed: int, secret: bytes | None
+) -> Replies:
     """Fill the free max_concurrency with clients that are idle, and send them the current model."""
     pending, server = done.pending, algorithm.server
     max_concurrency = None if pace.max_concurrency is None else pace.max_concurrency - len(pending.jobs)
@@ -268,6 +272,7 @@ def _dispatch(algorithm: Algorithm, engine: Engine, here: Here, done: Replies, p
         available=available & idle,
         presence=present / (turn + 1),
         seconds=pending.took,
+        secret=secret,
     )
     pool, asked = _ask(algorithm, engine, pool, server.model(here.server), turn, seed)
     chosen = np.unique(algorithm.selection.choose(turn, pool, seed))  # ascending, nobody twice

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -233,6 +233,25 @@ class MovesWithoutReplies(ServerCapability, Protocol):
     @property
     def moves_without_replies(self) -> bool:
         """Whether it does."""
+        ...
+
+
+@runtime_checkable
+class DrawsSecretly(ServerCapability, Protocol):
+    """A server rule whose draws nobody may repeat: it and the selection find a key of the round in their arguments."""
+
+    @property
+    def noise_seed(self) -> int | None:
+        """None: every key is fresh. Else the seed of all keys, with which everyone can repeat the draws."""
+        ...
+
+
+@runtime_checkable
+class ChecksSurroundings(ServerCapability, Protocol):
+    """A server rule that keeps its promise only in some surroundings, and is shown them before a run starts."""
+
+    def check_surroundings(self, algorithm: Any, engine: Any, limits: Any) -> None:
+        """Refuse, by name and with the reason, what breaks the promise: parts, environment, limits."""
         ...
 
 

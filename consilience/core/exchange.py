@@ -52,6 +52,7 @@ class Cohort:
     staleness: np.ndarray | None = None  # [m] rounds since each client was sent its model; None: all 0
     received: Broadcast | None = None  # what each was sent, in this order, where any is stale
     traffic: int | None = None  # bytes that the clients sent, where that is not the size of the replies
+    secret: bytes | None = field(default=None, repr=False)  # the round's key, for draws that nobody may repeat
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -78,6 +79,7 @@ class Cohort:
             refusals=self.refusals,
             staleness=None if self.staleness is None else self.staleness[keep],
             received=None if self.received is None else self.received.among(self.ids, self.ids[keep]),
+            secret=self.secret,
         )
 
     def refusing(self, more: Iterable[Refusal]) -> Cohort:
@@ -94,6 +96,7 @@ class Pool:
     available: np.ndarray  # [K] bool
     presence: np.ndarray | None = None  # [K] share of the choices so far, this one included, at which it was available
     seconds: np.ndarray | None = None  # [K] simulated seconds its last reply took, NaN where it has sent none
+    secret: bytes | None = field(default=None, repr=False)  # the round's key, for draws that nobody may repeat
 
     def __len__(self) -> int:
         return len(self.sizes)

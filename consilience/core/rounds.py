@@ -14,6 +14,7 @@ from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.arrivals import Asked, gather, labelled, pace_of
 from consilience.core.capabilities import (
+    ChecksSurroundings,
     IndependentReplies,
     MovesWithoutReplies,
     PostTrainingPass,
@@ -25,6 +26,7 @@ from consilience.core.capabilities import (
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.protocols import Engine, HasTask, ServerRule
 from consilience.core.rng import key
+from consilience.core.round_keys import RoundKeys, fresh, key_for
 from consilience.core.screening import Limits, if_enough, screen, unusable
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
@@ -75,6 +77,7 @@ def run(
     resume: Snapshot | None = None,
     max_bad_rounds: int = 3,
     limits: Limits | None = None,
+    keys: RoundKeys = fresh,
 ) -> Iterator[Round]:
     """Train, yielding each finished round; whatever observes (reports, checkpoints, early stopping) consumes this.
 
@@ -86,12 +89,18 @@ def run(
     seed: decides who is chosen, the batches and all luck (0).
     start: a model in place of the engine's; resume: the `snapshot` of a round, from which the rest is exactly the same.
     max_bad_rounds: so many rounds in a row without a usable reply raise `Diverged` (3).
+    keys: where the secret of each round comes from, if the server rule draws noise that nobody may repeat; by default
+    from the operating system. To repeat a round of such a rule, give it the same key.
     """
+    careful = capability(algorithm.server, ChecksSurroundings)
+    if careful is not None:
+        careful.check_surroundings(algorithm, engine, limits)
     here = resume or _first(algorithm, engine, start)
     engine.restore(here.memory)
     server, pace = algorithm.server, pace_of(algorithm, engine)
     for number in range(here.round, rounds):
-        done = gather(algorithm, engine, here, pace, seed)
+        secret = key_for(server, number + 1, keys)
+        done = gather(algorithm, engine, here, pace, seed, secret)
         ids, received = done.arrived.ids, done.pending.received(done.arrived)
         seen = _look(algorithm, engine, received, ids, number, seed)
         sent = engine.exchange(algorithm.client, algorithm.channel, seen, ids, round=number, seed=seed)
@@ -106,6 +115,7 @@ def run(
             engine=engine,
             staleness=number - done.arrived.version[np.searchsorted(ids, sent.ids)],
             late=done.late,
+            secret=secret,
         )
         if ended.problem is not None:  # before anything is kept: the last snapshot is one that can be continued
             raise ended.problem
@@ -115,7 +125,7 @@ def run(
             server=ended.state,
             memory=engine.recall(),
             losses=_losses(done.losses, cohort),
-            bad_rounds=0 if len(cohort) or (alone and not len(done.chosen)) else here.bad_rounds + 1,
+            bad_rounds=0 if len(cohort) or alone else here.bad_rounds + 1,
             pending=done.pending.tidy().tree(),
         )
         yield Round(
@@ -156,11 +166,13 @@ def conclude(
     engine: Engine | None = None,
     staleness: np.ndarray | None = None,
     late: int = 0,
+    secret: bytes | None = None,
 ) -> Conclusion:
     """All that follows an exchange, whoever made it: decode, screen, ask again, update, refuse what cannot be used.
 
     received: what the clients of `sent` received, in their order. staleness: [m] how many rounds ago that was.
-    engine: needed where clients are asked about their trained model, and where the server trains.
+    engine: needed where clients are asked about their trained model, and where the server trains. secret: the round's
+    key, where the server draws from one.
     """
     server = algorithm.server
     decoded = algorithm.channel.decode(sent, received, key(seed, "decode", round))
@@ -175,7 +187,8 @@ def conclude(
     if not len(cohort) and not _moves_alone(server):
         return nothing  # a round without a usable reply changes nothing
     try:
-        after, notes = server.update(state, cohort)
+        given = cohort if secret is None else replace(cohort, secret=secret)  # for the rule, and nobody after it
+        after, notes = server.update(state, given)
         training = capability(server, TrainsModel)
         if len(cohort) and training is not None:
             if not isinstance(engine, HasTask):

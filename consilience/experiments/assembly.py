@@ -14,7 +14,7 @@ import torch
 from consilience import models
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm
-from consilience.core.capabilities import Buffers, ChecksTask, ChoosesCount, PoolsData, capability
+from consilience.core.capabilities import Buffers, ChecksSurroundings, ChecksTask, ChoosesCount, PoolsData, capability
 from consilience.core.exchange import Pool
 from consilience.core.federation import Federation
 from consilience.core.protocols import Engine, RunnerEngine
@@ -30,6 +30,7 @@ from consilience.experiments.config.config import Config
 from consilience.experiments.config.parts import made
 from consilience.experiments.experiment import Experiment
 from consilience.experiments.privacy_ledger import refuse_overspending
+from consilience.experiments.private_data import refuse_shared_preparation
 from consilience.server.protocols import Merges, Tolerant
 
 
@@ -67,10 +68,11 @@ class Simulation:
         self.engine.close()
 
 
-def assemble(config: Config, data: Dataset | None = None) -> Simulation:
+def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = False) -> Simulation:
     """Build everything that the settings name; what does not fit together is refused here, by key.
 
-    `data` are what `read_data` gave before, for many runs on one data set.
+    `data` are what `read_data` gave before, for many runs on one data set. resumed: what a privacy budget still holds
+    is for the run's ledger to say.
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -87,7 +89,8 @@ def assemble(config: Config, data: Dataset | None = None) -> Simulation:
     where = ENGINES[settings.pop("name", "vectorised")]
     engine = made("engine", lambda: where(task, federation, **settings), {})
     try_client(algorithm, task)
-    _try_privacy(config, algorithm, engine)
+    _try_surroundings(config, algorithm, engine)
+    _try_budget(0 if resumed else config.rounds, algorithm, engine)
     _try_selection(config, algorithm, federation)
     prints = {"data": data_fingerprint(data), "partition": fingerprint(rows)}
     return Simulation(
@@ -189,11 +192,20 @@ def try_client(algorithm: Algorithm, task: Task) -> None:
         made("algorithm", functools.partial(checking.check_against, task), {})
 
 
-def _try_privacy(config: Config, algorithm: Algorithm, engine: Engine) -> None:
+def _try_surroundings(config: Config, algorithm: Algorithm, engine: Engine) -> None:
+    """Refuse what breaks the promise of a server rule: of the environment, the limits, or how data were prepared."""
+    careful = capability(algorithm.server, ChecksSurroundings)
+    if careful is None:
+        return
+    careful.check_surroundings(algorithm, engine, config.limits)
+    refuse_shared_preparation(config.data.name, config.data.options)
+
+
+def _try_budget(rounds: int, algorithm: Algorithm, engine: Engine) -> None:
     """Refuse more rounds than a privacy budget holds, and models that would release more than the parameters."""
     clients = len(engine.sizes)
     refuse = functools.partial(refuse_overspending, algorithm.server, engine.start(), clients=clients)
-    made("algorithm", functools.partial(refuse, rounds=config.rounds), {})
+    made("algorithm", functools.partial(refuse, rounds=rounds), {})
 
 
 def _try_selection(config: Config, algorithm: Algorithm, federation: Federation) -> None:

@@ -11,16 +11,16 @@ from pathlib import Path
 import torch
 
 from consilience.core import tree
+from consilience.core.round_keys import fresh
 from consilience.core.rounds import Diverged, Snapshot, run
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
-from consilience.experiments import trackers
+from consilience.experiments import privacy_ledger, trackers
 from consilience.experiments.config.config import Config
 from consilience.experiments.experiment import Experiment
 from consilience.experiments.export import export
 from consilience.experiments.federated_test import federated_test
 from consilience.experiments.personal import personal_test
-from consilience.experiments.privacy_ledger import accounted
 from consilience.experiments.record import Observer
 from consilience.runs import checkpoint, identity
 from consilience.runs.checkpoint import Checkpoint
@@ -48,6 +48,12 @@ class Run:
         self._traffic = (0, 0)
         self._tracker: trackers.Tracker | None = None
         self.notes: list[str] = []
+        if saved is not None and self.config.rounds < saved.round:
+            raise Invalid(f"rounds = {self.config.rounds}, but {saved.round} rounds are finished: give at least that")
+        self._privacy = privacy_ledger.opened(folder, experiment.algorithm.server, saved)
+        if self._privacy is not None:
+            first = (saved.round if saved else 0) + 1
+            self._privacy.begin(self._model, clients=experiment.clients, first=first, last=self.config.rounds)
         if saved is not None:
             self._continue(saved)
         else:
@@ -80,10 +86,12 @@ class Run:
                 seed=config.seed,
                 resume=self._resume,
                 limits=config.limits,
+                keys=fresh if self._privacy is None else self._privacy.keys,
             )
             traffic, began = self._traffic, time.perf_counter()
             for done in rounds:
-                done = accounted(done, experiment.algorithm.server, self.folder)
+                if self._privacy is not None:
+                    done = self._privacy.accounted(done)
                 observation = observer.observe(done, self._model, traffic, time.perf_counter() - began)
                 position = self._record(observation)
                 due = self._is_due(observation.round.number)
@@ -132,8 +140,6 @@ class Run:
 
     def _continue(self, saved: Checkpoint) -> None:
         """Go back to a checkpoint: server, memories, losses, and the metrics as they were then."""
-        if self.config.rounds < saved.round:
-            raise Invalid(f"rounds = {self.config.rounds}, but {saved.round} rounds are finished: give at least that")
         engine, algorithm, clients = self.experiment.engine, self.experiment.algorithm, self.experiment.clients
         server, losses = engine.place(saved.trees["server"]), saved.trees["losses"]["last"].numpy()
         fresh = algorithm.server.init(self._model, clients)
@@ -178,9 +184,12 @@ class Run:
                 "losses": {"last": torch.from_numpy(here.losses)},
                 "pending": here.pending,
             },
-            {"metrics": position, "bad_rounds": here.bad_rounds, "bytes_up": up, "bytes_down": down},
+            {"metrics": position, "bad_rounds": here.bad_rounds, "bytes_up": up, "bytes_down": down}
+            | ({} if self._privacy is None else {"privacy": self._privacy.position()}),
             keep=self.config.checkpoint.keep,
         )
+        if self._privacy is not None:
+            self._privacy.keys.erase(here.round)
 
     def _store_resolved(self) -> None:
         """Write down what the engine measured in the first round, before anything depends on it."""
@@ -221,8 +230,11 @@ def store_config(folder: RunFolder, config: Config) -> None:
 def _refuse_other_model(saved: Tree, fresh: Tree, folder: Path) -> None:
     """A checkpoint whose tensors are not those this algorithm and model have cannot be continued, not even by force."""
     before, now = ({path: tuple(leaf.shape) for path, leaf in tree.flatten(t).items()} for t in (saved, fresh))
-    if before != now:
-        path = next(p for p in {**before, **now} if before.get(p) != now.get(p))
+    # a leaf that begins without rows gets more with every round
+    grown = {path for path, shape in now.items() if shape[:1] == (0,) and before.get(path, ())[1:] == shape[1:]}
+    differing = [path for path in {**before, **now} if before.get(path) != now.get(path) and path not in grown]
+    if differing:
+        path = differing[0]
         raise Invalid(
             f"the checkpoint in {folder} does not fit this model and algorithm: {path} has shape "
             f"{before.get(path, 'none')} there and {now.get(path, 'none')} here"

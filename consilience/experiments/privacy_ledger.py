@@ -1,54 +1,216 @@
-"""What a private run has spent: written down before a round's model is seen by anyone."""
+"""What a private run has spent, release by release: on disk before a round's model is seen by anyone, and for ever."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from consilience.core.capabilities import capability
 from consilience.core.protocols import ServerRule
 from consilience.core.rounds import Round
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
-from consilience.privacy import SpendsPrivacy, Spent, noise_for
+from consilience.experiments.noise_keys import NoiseKeys
+from consilience.privacy import NOTHING, History, SpendsPrivacy, Spent, epsilon_of, history, noise_for
+from consilience.runs.checkpoint import Checkpoint
+from consilience.runs.disk import explain, read_file, write_file
 from consilience.runs.folder import RunFolder
+from consilience.runs.row_log import RecordError, RowLog
+
+FILE = "privacy.jsonl"
+_KINDS: Mapping[str, type] = {
+    **{"round": int, "noise": float, "rate": float},
+    **{"private": bool, "key": str, "release": str},
+}
 
 
-def refuse_overspending(server: ServerRule, start: Tree, *, clients: int, rounds: int) -> None:
-    """Refuse, before anything starts, what would spend more than the budget or cannot be private at all."""
+def refuse_overspending(
+    server: ServerRule, start: Tree, *, clients: int, rounds: int, after: History = NOTHING
+) -> None:
+    """Refuse, before anything starts, rounds that do not fit into the budget, and what cannot be private at all."""
     private = capability(server, SpendsPrivacy)
     if private is None:
         return
     server.init(start, clients)
-    spending, budget = private.spending, private.epsilon
-    spending.epsilon(rounds)  # refuses to start where nobody could count
-    try:
-        private.refuse_overspending(rounds)
-    except Spent as problem:
-        assert budget is not None
-        enough = noise_for(budget, rounds=rounds, rate=spending.rate, delta=spending.delta)
+    spending, budget, done = private.spending, private.epsilon, sum(after.values())
+    cost = spending.epsilon(rounds, after)  # refuses to start where nobody could count
+    if budget is None or cost <= budget:
+        return
+    already = epsilon_of(after, spending.delta)
+    if already > budget:
         raise Invalid(
-            f"rounds = {rounds} would cost epsilon = {spending.epsilon(rounds):.4g}, and algorithm.epsilon = "
-            f"{budget:g}: {spending.rounds_within(budget)} rounds fit, or "
-            f"algorithm.noise = {enough:.4g} for all of them"
-        ) from problem
+            f"algorithm.epsilon = {budget:g}, but the {done} rounds released so far have spent epsilon = {already:.4g} "
+            f"(delta = {spending.delta:g}), which nothing can take back: no further round fits"
+        )
+    with_noise = ""
+    with contextlib.suppress(Invalid):  # where no noise would be enough
+        enough = noise_for(budget, rounds=rounds, rate=spending.rate, delta=spending.delta, after=after)
+        with_noise = f", or algorithm.noise = {enough:.4g} for all {'that are left' if done else 'of them'}"
+    raise Invalid(
+        f"rounds = {done + rounds} would cost epsilon = {cost:.4g}, and algorithm.epsilon = {budget:g}: "
+        f"{done + spending.rounds_within(budget, after)} rounds fit{with_noise}"
+    )
 
 
-def accounted(round: Round, server: ServerRule, folder: RunFolder) -> Round:
-    """The round with the epsilon spent so far among its notes, after that stands in the folder.
-
-    A round that is done again after a crash is the same to the last bit, so that it costs nothing more; what was once
-    spent is never taken back.
-    """
+def counted(rounds: Iterator[Round], server: ServerRule) -> Iterator[Round]:
+    """The rounds, each with what its history has spent among its notes, for a run without a folder."""
     private = capability(server, SpendsPrivacy)
-    if private is None:
-        return round
-    spending, known = private.spending, folder.facts().get("privacy", {}).get("rounds", 0)
-    known = max(known, round.number)
-    terms = {
-        "delta": spending.delta,
-        "noise": spending.noise,
-        "rate": spending.rate,
-        "neighbours": "one client more",
-    }
-    folder.record(privacy={"rounds": known, "epsilon": spending.epsilon(known), **terms})
-    return replace(round, notes={**round.notes, "epsilon": spending.epsilon(round.number)})
+    for round in rounds:
+        if private is not None:
+            spent = epsilon_of(private.spent_in(round.snapshot.server), private.spending.delta)
+            round = replace(round, notes={**round.notes, "epsilon": spent, "private": private.noise_seed is None})
+        yield round
+
+
+class PrivacyLedger:
+    """One row per release: round, noise, rate, whether the noise was secret, and names of its key and of itself.
+
+    A round that is done again after a crash, with the same key and the same replies, is the same release and costs
+    nothing. Anything else is another release, and is charged: with the same key, and so the same coins, as if its
+    clients had not been sampled.
+    """
+
+    def __init__(self, folder: RunFolder, server: ServerRule, private: SpendsPrivacy, saved: Checkpoint | None) -> None:
+        self._folder, self._server, self._private = folder, server, private
+        self._log = RowLog(folder.path / FILE)
+        self._rows = _checked_rows(folder, self._log, saved)
+        self.keys = NoiseKeys(folder.path / "keys")
+
+    def begin(self, start: Tree, *, clients: int, first: int, last: int) -> None:
+        """Refuse rounds `first` to `last` if they do not fit into the budget; erase the keys of those before.
+
+        Rounds that were released already and whose keys are left will be the same, and cost nothing.
+        """
+        again = {row["round"] for row in self._rows if row["key"] == self.keys.name(row["round"])}
+        new = sum(round not in again for round in range(first, last + 1))
+        refuse_overspending(self._server, start, clients=clients, rounds=new, after=self._history(len(self._rows)))
+        self.keys.erase(first - 1)
+        self._record()
+
+    def accounted(self, round: Round) -> Round:
+        """The round, after it stands in the ledger, with what was spent up to it among its notes."""
+        count = self._charged(round)
+        spent = epsilon_of(self._history(count), self._private.spending.delta)
+        private = all(row["private"] for row in self._rows[:count])
+        return replace(round, notes={**round.notes, "epsilon": spent, "private": private})
+
+    def position(self) -> tuple[int, str]:
+        """The ledger's byte length and SHA-256, for the checkpoint."""
+        return self._log.position()
+
+    def _charged(self, round: Round) -> int:
+        """The place of this release in the ledger, from 1; written now if it is a new one."""
+        release, key = round.notes["release"], round.notes["key"]
+        spending, budget = self._private.spending, self._private.epsilon
+        for place, row in enumerate(self._rows, 1):
+            if row["release"] == release:
+                return place
+        same_coins = any(row["key"] == key for row in self._rows)
+        row = {"round": round.number, "noise": spending.noise, "rate": 1.0 if same_coins else spending.rate}
+        row |= {"private": self._private.noise_seed is None, "key": key, "release": release}
+        cost = epsilon_of(history(_mechanisms([*self._rows, row])), spending.delta)
+        if budget is not None and cost > budget:
+            raise Spent(
+                f"round {round.number} would bring epsilon to {cost:.4g}, above the budget of {budget:g} "
+                f"(delta = {spending.delta:g}), with all {len(self._rows)} releases before it: it is not released"
+            )
+        self._log.append(row)
+        self._rows.append(row)
+        self._record()
+        return len(self._rows)
+
+    def _history(self, count: int) -> History:
+        return history(_mechanisms(self._rows[:count]))
+
+    def _record(self) -> None:
+        """The sum of the ledger, and where it ends, in `run.json`."""
+        spending, rows = self._private.spending, self._rows
+        self._folder.record(
+            privacy={
+                "epsilon": epsilon_of(self._history(len(rows)), spending.delta),
+                "delta": spending.delta,
+                "rounds": max((row["round"] for row in rows), default=0),
+                "releases": len(rows),
+                "private": self._private.noise_seed is None and all(row["private"] for row in rows),
+                "noise": spending.noise,
+                "rate": spending.rate,
+                "neighbours": "one client with or without its rows",
+                "ledger": self.position(),
+            }
+        )
+
+
+def opened(folder: RunFolder, server: ServerRule, saved: Checkpoint | None) -> PrivacyLedger | None:
+    """The ledger of a private run, checked against all else that tells of releases; None for other runs."""
+    private = capability(server, SpendsPrivacy)
+    if private is not None:
+        return PrivacyLedger(folder, server, private, saved)
+    if "privacy" in folder.facts() or os.path.lexists(folder.path / FILE):
+        raise Invalid(
+            f"{folder.path} is a private run, whose models all have noise: it cannot go on with "
+            f"{type(server).__name__}, which adds none. Start a new run"
+        )
+    return None
+
+
+def _checked_rows(folder: RunFolder, log: RowLog, saved: Checkpoint | None) -> list[dict[str, Any]]:
+    """Every release so far; refuses a ledger that is damaged, or that lacks anything known to be released."""
+    facts, metrics = folder.facts().get("privacy"), folder.rows().rows
+    if not os.path.lexists(log.path):
+        if facts is not None or metrics or saved is not None:
+            _refuse(log, "is missing, though rounds of this run were released")
+        _create(log)
+        return []
+    log.drop_torn_line()  # of a release that never was: rows are whole on disk before a model is seen
+    rows = log.read().rows
+    for number, row in enumerate(rows, 1):
+        if not _is_sound(row):
+            _refuse(log, f"is damaged in line {number}")
+    if rows and facts is None:
+        _refuse(log, f"holds {len(rows)} releases, but the entry `privacy` is gone from run.json")
+    positions = [] if facts is None else [("run.json", facts.get("ledger"))]
+    positions += [] if saved is None else [(f"the checkpoint of round {saved.round}", saved.facts.get("privacy"))]
+    for where, position in positions:
+        if not _begins_with(log, position):
+            _refuse(log, f"was changed or cut: it does not begin with the releases that {where} counts on")
+    unknown = {row["round"] for row in metrics} - {row["round"] for row in rows}
+    if unknown:
+        _refuse(log, f"lacks round {min(unknown)}, which metrics.jsonl has")
+    return rows
+
+
+def _refuse(log: RowLog, reason: str) -> None:
+    raise Invalid(
+        f"{log.path} {reason}: what this private run has spent cannot be known, so that it cannot go on, not even by "
+        "force. Put the file back as it was, or start a new run and add what both have spent"
+    )
+
+
+def _is_sound(row: Mapping[str, Any]) -> bool:
+    if any(type(row.get(name)) is not kind for name, kind in _KINDS.items()):
+        return False
+    return bool(row["round"] > 0 and 0 < row["noise"] < float("inf") and 0 < row["rate"] <= 1)
+
+
+def _begins_with(log: RowLog, position: Any) -> bool:
+    """Whether the ledger's first bytes have the digest that was once noted."""
+    try:
+        length, sha256 = position
+        return hashlib.sha256(read_file(log.path)[:length]).hexdigest() == sha256
+    except (TypeError, ValueError):
+        return False
+
+
+def _mechanisms(rows: list[dict[str, Any]]) -> Iterator[tuple[float, float]]:
+    return ((row["noise"], row["rate"]) for row in rows)
+
+
+def _create(log: RowLog) -> None:
+    try:
+        write_file(log.path, [])
+    except OSError as problem:
+        raise RecordError(explain("create the privacy ledger", log.path, problem)) from problem

@@ -63,7 +63,7 @@ class Observer:
         row |= {"bytes_up_total": up, "bytes_down_total": down}
         row |= {**{reason: round.cohort.counts.get(reason, 0) for reason in COUNTS}, **_refusals(round.cohort)}
         row |= {"simulated_seconds": round.clock, **_staleness(round)}
-        row |= {"epsilon": round.notes["epsilon"]} if "epsilon" in round.notes else {}
+        row |= {key: round.notes[key] for key in ("epsilon", "private") if key in round.notes}
         timing = _timing(round, seconds, time.perf_counter() - trained)
         clients = client_row(round, scores, personal, self.classes)
         return Observation(round=round, row=row, timing=timing, traffic=(up, down), clients=clients)

@@ -71,7 +71,7 @@ def resume(path: Path, overrides: Iterable[str] = (), *, force: bool = False) ->
         found += identity.differences(facts.get("code", {}), identity.code(), prefix="code.")
         trackers.check(config.log)
         _refuse(found, folder, force)  # before the data are read, which may take long
-        simulation = assemble(config)
+        simulation = assemble(config, resumed=True)
         found += identity.differences(facts.get("prints", {}), simulation.prints, prefix="fingerprint.")
         found += _partition_differences(folder, simulation)
         _refuse(found, folder, force)

@@ -1,5 +1,25 @@
 """How much a released model says about any one client, at most."""
 
-from consilience.privacy.spending import Spending, SpendsPrivacy, Spent, noise_for
+from consilience.privacy.spending import (
+    NOTHING,
+    History,
+    Mechanism,
+    Spending,
+    SpendsPrivacy,
+    Spent,
+    epsilon_of,
+    history,
+    noise_for,
+)
 
-__all__ = ["Spending", "SpendsPrivacy", "Spent", "noise_for"]
+__all__ = [
+    "NOTHING",
+    "History",
+    "Mechanism",
+    "Spending",
+    "SpendsPrivacy",
+    "Spent",
+    "epsilon_of",
+    "history",
+    "noise_for",
+]

@@ -1,19 +1,22 @@
-"""The privacy that rounds of a sampled Gaussian mechanism cost, by Google's `dp-accounting`.
+"""The privacy that rounds of sampled Gaussian mechanisms cost, by Google's `dp-accounting`.
 
-Two federations are neighbours if one has a client more than the other. A round adds up clipped updates of clients that
-take part with probability `rate`, independently, and adds Gaussian noise of `noise` times the clipping bound. Epsilon
-is that of the privacy loss distribution (PLD): an upper bound, tight to its discretisation. (Accountants by central
-limit theorems, "GDP", can fall below the truth and are not offered.)
+Two federations are neighbours if one client has rows in one and none in the other. A round adds up clipped updates of
+clients that take part with probability `rate`, independently, and adds Gaussian noise of `noise` times the clipping
+bound. Rounds may differ in both; epsilon is that of their composed privacy loss distribution (PLD): an upper bound,
+tight to its discretisation. (Accountants by central limit theorems, "GDP", can fall below the truth: none is offered.)
 """
 
 from __future__ import annotations
 
 import functools
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from consilience.core.capabilities import ServerCapability
 from consilience.core.settings import Fraction, Invalid, Positive, check
+from consilience.core.tree import Tree
 
 MOST_ROUNDS = 100_000  # that are looked at when a budget is turned into rounds
 FINEST = 1e-3  # relative, of a noise that is searched for
@@ -23,9 +26,32 @@ class Spent(Invalid):
     """The next round would cost more than the budget holds; nothing of it was released."""
 
 
+class Mechanism(NamedTuple):
+    """What one round did: Gaussian noise in bounds, and the probability with which a client took part."""
+
+    noise: float
+    rate: float
+
+
+History = Mapping[Mechanism, int]
+"""How many rounds were done with each mechanism: their order has no effect on what they cost together."""
+NOTHING: History = {}
+
+
+def history(done: Iterable[tuple[float, float]]) -> History:
+    """The history of rounds given by their (noise, rate)."""
+    return Counter(Mechanism(*one) for one in done)
+
+
+def epsilon_of(past: History, delta: float) -> float:
+    """What all these rounds cost together."""
+    past = {mechanism: rounds for mechanism, rounds in past.items() if rounds}
+    return _epsilon(tuple(sorted(past.items())), delta) if past else 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """What rounds cost in (epsilon, delta)."""
+    """What rounds of one mechanism cost in (epsilon, delta), together with those `after` which they are done."""
 
     noise: Positive
     rate: Fraction = 1.0
@@ -36,20 +62,20 @@ class Spending:
         if self.delta >= 1:
             raise Invalid(f"Spending.delta = {self.delta!r} must be below 1: one over the number of clients, or less")
 
-    def epsilon(self, rounds: int) -> float:
+    def epsilon(self, rounds: int, after: History = NOTHING) -> float:
         """After so many rounds."""
-        return _epsilon(self.noise, self.rate, self.delta, rounds) if rounds else 0.0
+        return epsilon_of(Counter(after) + Counter({Mechanism(self.noise, self.rate): rounds}), self.delta)
 
-    def rounds_within(self, budget: float) -> int:
-        """How many rounds cost at most so much."""
-        if self.epsilon(1) > budget:
+    def rounds_within(self, budget: float, after: History = NOTHING) -> int:
+        """How many rounds fit into a budget."""
+        if self.epsilon(1, after) > budget:
             return 0
         enough, tried = 1, 2  # epsilon grows with the rounds
-        while tried < MOST_ROUNDS and self.epsilon(tried) <= budget:
+        while tried < MOST_ROUNDS and self.epsilon(tried, after) <= budget:
             enough, tried = tried, 2 * tried
         while tried - enough > 1:
             middle = (enough + tried) // 2
-            enough, tried = (middle, tried) if self.epsilon(middle) <= budget else (enough, middle)
+            enough, tried = (middle, tried) if self.epsilon(middle, after) <= budget else (enough, middle)
         return enough
 
 
@@ -59,7 +85,7 @@ class SpendsPrivacy(ServerCapability, Protocol):
 
     @property
     def spending(self) -> Spending:
-        """What its rounds cost."""
+        """What one of its rounds costs."""
         ...
 
     @property
@@ -67,34 +93,58 @@ class SpendsPrivacy(ServerCapability, Protocol):
         """The budget, if there is one."""
         ...
 
-    def refuse_overspending(self, rounds: int) -> None:
-        """Raise `Spent` if so many rounds cost more than the budget."""
+    @property
+    def noise_seed(self) -> int | None:
+        """The seed of noise that everyone can repeat, so that nothing is private; None: the noise is secret."""
+        ...
+
+    def spent_in(self, state: Tree) -> History:
+        """What the releases that a state of the server stems from have cost."""
         ...
 
 
-def noise_for(budget: Positive, *, rounds: int, rate: Fraction = 1.0, delta: Positive = 1e-5) -> float:
+def noise_for(
+    budget: Positive, *, rounds: int, rate: Fraction = 1.0, delta: Positive = 1e-5, after: History = NOTHING
+) -> float:
     """The least noise, to a thousandth, with which so many rounds cost at most `budget`."""
     little, much = 0.0, 1.0
-    while Spending(noise=much, rate=rate, delta=delta).epsilon(rounds) > budget:
+    while Spending(noise=much, rate=rate, delta=delta).epsilon(rounds, after) > budget:
         little, much = much, 2 * much
         if much > 1e6:
             raise Invalid(f"epsilon = {budget:g} is out of reach for {rounds} rounds at delta = {delta:g}")
     while much - little > FINEST * much:
         middle = (little + much) / 2
-        within = Spending(noise=middle, rate=rate, delta=delta).epsilon(rounds) <= budget
+        within = Spending(noise=middle, rate=rate, delta=delta).epsilon(rounds, after) <= budget
         little, much = (little, middle) if within else (middle, much)
     return much
 
 
 @functools.lru_cache(maxsize=4096)
-def _epsilon(noise: float, rate: float, delta: float, rounds: int) -> float:
-    return float(_one_round(noise, rate).self_compose(rounds).get_epsilon_for_delta(delta))
+def _epsilon(past: tuple[tuple[Mechanism, int], ...], delta: float) -> float:
+    together = functools.reduce(lambda one, other: one.compose(other), (_composed(*item) for item in past))
+    return float(together.get_epsilon_for_delta(delta))
+
+
+@functools.lru_cache(maxsize=32)
+def _composed(mechanism: Mechanism, rounds: int) -> Any:
+    """The PLD of so many rounds: that of all but the last 2^k of them, which an earlier round has asked for, and these.
+
+    So one more round costs one convolution, and a result does not depend on what was asked for before.
+    """
+    last = rounds & -rounds  # 1 0 1 1 0 0 -> 1 0 0
+    if rounds == 1:
+        return _one_round(mechanism)
+    if last == rounds:
+        half = _composed(mechanism, rounds // 2)
+        return half.compose(half)
+    return _composed(mechanism, rounds - last).compose(_composed(mechanism, last))
 
 
 @functools.lru_cache(maxsize=64)
-def _one_round(noise: float, rate: float) -> Any:
+def _one_round(mechanism: Mechanism) -> Any:
     try:
         from dp_accounting.pld import privacy_loss_distribution  # takes seconds to import
     except ImportError as problem:
         raise Invalid("privacy is counted by dp-accounting: pip install 'consilience[dp]'") from problem
+    noise, rate = mechanism
     return privacy_loss_distribution.from_gaussian_mechanism(standard_deviation=noise, sampling_prob=rate)

@@ -11,6 +11,7 @@ from typing import Any
 from consilience.reporting import style, tables
 from consilience.reporting.figure_set import FigureSet
 from consilience.reporting.groups import Group
+from consilience.reporting.privacy import not_private
 from consilience.reporting.runs import RunData
 from consilience.reporting.style import Figure
 from consilience.runs.toml_text import dumps
@@ -140,6 +141,8 @@ def _warnings(runs: Sequence[RunData], problems: Sequence[str]) -> list[str]:
         said += [f"{run.name}: {note}" for note in run.notes]
         if run.facts.get("reason") and run.status not in ("finished", "running", "created"):
             said.append(f"{run.name}, {run.status}: {run.facts['reason']}")
+        if warning := not_private(run.facts):
+            said.append(f"{run.name} is {warning}")
         if run.facts.get("forced"):
             said.append(f"{run.name} was resumed by force after something had changed; see run.json")
     return [f'<p class="warn">{escaped(text)}</p>' for text in said]

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from consilience.experiments.evaluation import Scores, fairness
 from consilience.experiments.personal import PersonalScores
+from consilience.reporting.privacy import not_private
 from consilience.runs.folder import RunFolder, RunSummary
 from consilience.runs.lock import is_alive, owner
 from consilience.runs.names import plain
@@ -55,7 +56,7 @@ def sparkline(values: Sequence[float | None], width: int = 60) -> str:
 def metrics(rows: Sequence[dict[str, Any]], most: int = 10) -> Table:
     """The last rows, in the columns that the task has."""
     columns = [key for key in _COLUMNS if any(row.get(key) is not None for row in rows)]
-    table = Table(*(_COLUMNS[key] for key in columns), header_style="bold", box=None, pad_edge=False)
+    table = Table(*(_title(key, rows) for key in columns), header_style="bold", box=None, pad_edge=False)
     for column in table.columns:
         column.justify = "right"
     for row in rows[-most:]:
@@ -71,7 +72,7 @@ def results(rows: Sequence[dict[str, Any]], timing: Sequence[dict[str, Any]]) ->
         if key in ("round", "train_loss", "drift_relative") or not known:
             continue
         if key in _NOT_BETTER:
-            table.add_row(name, _number(known[-1][0]), "", "")
+            table.add_row(_title(key, rows), _number(known[-1][0]), "", "")
             continue
         lower = key in ("loss", "absolute_error")
         best, at = min(known) if lower else max(known, key=lambda pair: (pair[0], -pair[1]))
@@ -127,7 +128,7 @@ def whole_run(folder: RunFolder, rows: int, config: bool) -> RenderableType:
     lines += [
         f"forced at round {item['round']}: {escape('; '.join(item['changes']))}" for item in facts.get("forced", [])
     ]
-    lines += [escape(history.note)] if history.note else []
+    lines += [escape(note) for note in (not_private(facts), history.note) if note]
     lines += ["", escape(dumps(table))] if config else []
     for key in ("accuracy", "loss"):
         curve = sparkline([row.get(key) for row in history.rows])
@@ -142,7 +143,8 @@ def run_list(found: Iterable[RunSummary]) -> Table:
     table = Table("run", "status", "rounds", "accuracy", "loss", "note", header_style="bold", box=None, pad_edge=False)
     for run in found:
         last = run.last_row
-        cells = (_number(last.get("accuracy")), _number(last.get("loss")), escape(run.note))
+        note = "; ".join(filter(None, (run.note, not_private(run.facts))))
+        cells = (_number(last.get("accuracy")), _number(last.get("loss")), escape(note))
         table.add_row(escape(plain(run.path, most=80)), escape(status(run.path, run.facts)), str(run.rounds), *cells)
     return table
 
@@ -197,6 +199,12 @@ def next_steps(folder: Path, stopped: bool) -> str:
     place = escape(str(folder))
     more = f"consilience resume {place}" + ("" if stopped else " rounds=...")
     return f"[bold]{place}[/bold]\n  {more}\n  consilience show {place}\n  consilience eval {place}"
+
+
+def _title(key: str, rows: Sequence[dict[str, Any]]) -> str:
+    """A column's name; an epsilon that protects nobody is called so."""
+    seeded = key == "epsilon" and any(row.get("private") is False for row in rows)
+    return _COLUMNS[key] + (" (not private)" if seeded else "")
 
 
 def _number(value: Any) -> str:

@@ -109,11 +109,11 @@ def _wrong_kind(path: Path, mode: int, wanted: str = "file") -> OSError:
     return OSError(number, f"it is {kind}: remove it, or put the {wanted} itself in its place", str(path))
 
 
-def write_file(path: Path, chunks: Iterable[Bytes]) -> tuple[int, str]:
+def write_file(path: Path, chunks: Iterable[Bytes], *, mode: int = 0o666) -> tuple[int, str]:
     """Create a file, flushed to the device; its byte length and SHA-256."""
     digest, length = hashlib.sha256(), 0
     with _naming(path):
-        fd = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS | _CLOSED_ON_EXEC, 0o666)
+        fd = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS | _CLOSED_ON_EXEC, mode)
         with _closing(fd):
             for chunk in chunks:
                 write_all(fd, chunk)

@@ -1,4 +1,4 @@
-"""Kill a private run at any moment: what it had spent stands in its folder, and never gets less."""
+"""Kill a private run at any moment: what it had spent never gets less, and no round is ever released in two ways."""
 
 from __future__ import annotations
 
@@ -45,10 +45,11 @@ def test_killed_at_fifty_moments_epsilon_never_falls(tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting", reason="the extra `dp` is not installed")
     nursery, chance, hits, number = Nursery(), random.Random(3), 0, 0
     try:
-        expected = tmp_path / "undisturbed"
-        assert nursery.run("run", *SETTINGS, "--folder", str(expected), log=tmp_path / "log") == 0
+        undisturbed = tmp_path / "undisturbed"
+        assert nursery.run("run", *SETTINGS, "--folder", str(undisturbed), log=tmp_path / "log") == 0
         while hits < KILLS:
             folder, known = tmp_path / f"run-{number:03}", (0, 0.0)
+            shown: dict[float, dict[str, float]] = {}  # round -> its row, when it was first seen
             number += 1
             assert number < KILLS, "too few kills found a run alive"
             while True:
@@ -63,13 +64,18 @@ def test_killed_at_fifty_moments_epsilon_never_falls(tmp_path: Path) -> None:
                 code = nursery.wait(pid)
                 now = spent(folder)
                 assert now[0] >= known[0] and now[1] >= known[1], "what was spent was forgotten"
-                assert all(row["epsilon"] <= now[1] for row in rows(folder)), "shown before it was stored"
+                for row in rows(folder):
+                    assert row["epsilon"] <= now[1], "shown before it was stored"
+                    assert shown.setdefault(row["round"], row) == row, "two releases of one round"
                 known = now
                 if code == 0:
                     break
                 assert code == -signal.SIGKILL, (tmp_path / f"log-{number:03}").read_text()
                 hits += 1
-            for name in ("metrics.jsonl", "model.safetensors"):
-                assert (folder / name).read_bytes() == (expected / name).read_bytes()
+            ledger = [json.loads(line) for line in (folder / "privacy.jsonl").read_text().splitlines()]
+            assert [row["round"] for row in ledger] == list(range(1, 25)), "a release was charged twice, or not at all"
+            assert [row["epsilon"] for row in rows(folder)] == [row["epsilon"] for row in rows(undisturbed)]
+            assert rows(folder) != rows(undisturbed), "two runs of one seed have the same noise"
+            assert not os.listdir(folder / "keys"), "a key outlived its round"
     finally:
         nursery.close()

@@ -11,7 +11,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from consilience.core.settings import Invalid
-from consilience.privacy import Spending, noise_for
+from consilience.privacy import Spending, epsilon_of, history, noise_for
 
 dp_accounting = pytest.importorskip("dp_accounting", reason="the extra `dp` is not installed")
 
@@ -48,6 +48,40 @@ def test_with_sampling_it_is_the_reference_accountants(seed: int) -> None:
     accountant.compose(event, rounds)
     found, wanted = Spending(noise=noise, rate=rate, delta=delta).epsilon(rounds), accountant.get_epsilon(delta)
     assert wanted * (1 - 1e-6) <= found <= wanted * 1.01 + 1e-6
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_rounds_of_unlike_noise_are_one_gaussian_without_sampling(seed: int) -> None:
+    """Rounds of noise s_1, s_2, ... are one of noise (sum 1 / s_i^2)^(-1/2)."""
+    draw = np.random.default_rng(seed)
+    noises = [float(noise) for noise in np.round(draw.uniform(0.7, 8, draw.integers(2, 9)), 2)]
+    exact = gaussian_epsilon(sum(noise**-2 for noise in noises) ** -0.5, 1e-5)
+    found = epsilon_of(history((noise, 1.0) for noise in noises), 1e-5)
+    assert exact * (1 - 1e-9) <= found <= exact * 1.01 + 1e-3
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rounds_of_unlike_noise_and_rate_are_the_reference_accountants(seed: int) -> None:
+    draw, accountant, rounds = np.random.default_rng(seed), dp_accounting.pld.PLDAccountant(), []
+    for _ in range(int(draw.integers(2, 5))):
+        noise, rate, count = float(draw.uniform(0.6, 3)), float(draw.uniform(0.01, 1)), int(draw.integers(1, 20))
+        accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise)), count)
+        rounds += [(noise, rate)] * count
+    found, wanted = epsilon_of(history(rounds), 1e-5), accountant.get_epsilon(1e-5)
+    assert wanted * (1 - 1e-6) <= found <= wanted * 1.01 + 1e-6
+    draw.shuffle(rounds)
+    assert epsilon_of(history(rounds), 1e-5) == found, "their order has no effect"
+
+
+def test_nothing_makes_what_was_spent_less() -> None:
+    past, before = history([(0.5, 1.0)] * 5), Spending(noise=0.5).epsilon(5)
+    assert before == epsilon_of(past, 1e-5) > 20
+    later = [Spending(noise=50.0, rate=0.01).epsilon(rounds, after=past) for rounds in (0, 1, 2)]
+    assert later[0] == before and before <= later[1] <= later[2]
+    assert Spending(noise=50.0).rounds_within(before - 1, after=past) == 0
+    assert epsilon_of(past, 1e-7) > before, "a smaller delta is asked of the same rounds"
+    with pytest.raises(Invalid, match="out of reach"):
+        noise_for(3.0, rounds=1, after=past)
 
 
 def test_a_published_setting() -> None:

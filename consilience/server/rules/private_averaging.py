@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from consilience.core.algorithm import Algorithm
 from consilience.core.exchange import Broadcast, Cohort, Notes
+from consilience.core.protocols import Engine
 from consilience.core.remote import each
-from consilience.core.rng import host
-from consilience.core.settings import Fraction, Invalid, Positive, check
+from consilience.core.round_keys import derived, name_of, normals
+from consilience.core.rounds import TooFewClients
+from consilience.core.screening import Limits
+from consilience.core.settings import Fraction, Invalid, Positive, Whole, check
 from consilience.core.tree import Tree, here, map_leaves, map_rows
-from consilience.privacy import Spending, Spent
+from consilience.privacy import History, Spending, Spent, history
+from consilience.privacy.proof import refuse_unproven
 from consilience.server.averaging.steps.replace import Replace
 from consilience.server.protocols import Step
 
@@ -23,7 +29,8 @@ class PrivateAveraging:
     """w + (sum_k clip(w_k - w, bound) + N(0, (noise bound)^2)) / (rate K), then the server's step.
 
     The denominator is the expected number of clients, which says nothing about who was there; so every round moves the
-    model, also one without replies. `epsilon`: a round that would spend more than this is not done.
+    model, also one without replies. `epsilon`: a round that would spend more than this is not done. `noise_seed`: draw
+    all noise from this seed, so that a run can be repeated and everyone who knows it can take the noise off again.
     """
 
     bound: Positive = 1.0
@@ -31,6 +38,7 @@ class PrivateAveraging:
     rate: Fraction = 1.0
     delta: Positive = 1e-5
     epsilon: Positive | None = None
+    noise_seed: Whole | None = None
     step: Step = field(default_factory=Replace)
 
     def __post_init__(self) -> None:
@@ -57,6 +65,10 @@ class PrivateAveraging:
         """A round without replies adds noise, too: else its absence would tell."""
         return True
 
+    def check_surroundings(self, algorithm: Algorithm, engine: Engine, limits: Limits | None) -> None:
+        """Refuse what lets one client decide about another's reply."""
+        refuse_unproven(algorithm, engine, limits, rate=self.rate)
+
     def init(self, start: Tree, clients: int) -> Tree:
         """The start model; refuses what would be released without noise."""
         if start["buffers"]:
@@ -65,12 +77,11 @@ class PrivateAveraging:
                 f"the model keeps statistics of its data ({first}), which clipping and noise do not cover: use a model "
                 "without batch norm, such as norm = 'group'"
             )
-        rounds = torch.zeros((), dtype=torch.int64)
         return {
             "model": start,
             "step": self.step.init(start["params"]),
             "clients": torch.tensor(clients),
-            "spent": rounds,
+            "spent": torch.zeros((0, 2), dtype=torch.float64),  # (noise, rate) of every round
         }
 
     def broadcast(self, state: Tree, ids: np.ndarray) -> Broadcast:
@@ -78,37 +89,73 @@ class PrivateAveraging:
         return Broadcast(shared={"model": state["model"]})
 
     def update(self, state: Tree, cohort: Cohort) -> tuple[Tree, Notes]:
-        """The next global model, if the budget allows for it."""
-        rounds = int(state["spent"]) + 1
-        self.refuse_overspending(rounds)
+        """The next global model, if the budget allows for it; `release` in the notes names it, `key` its key."""
+        if cohort.secret is None:
+            raise Invalid("PrivateAveraging draws its noise from a key of the round: give the cohort a `secret`")
+        if cohort.counts.get("worker_lost"):  # which one client's rows may have brought about
+            raise TooFewClients(
+                f"round {cohort.round + 1} is not released: a worker died, and the {cohort.counts['worker_lost']} "
+                "replies that went with it would be missed in the sum. Resume the run"
+            )
+        self.refuse_overspending(1, after=self.spent_in(state))
         before = state["model"]["params"]
-        expected = self.rate * int(state["clients"])
+        expected, deviation = self.rate * int(state["clients"]), self.noise * self.bound
         total = _sum_of_clipped(cohort, before, self.bound)
-        draw = host(cohort.seed, "private averaging", cohort.round)
-        deviation = self.noise * self.bound
+        release = _digest(before, total, f"round {cohort.round} noise {deviation!r}")
+        draw = derived(cohort.secret, "noise", release)
+        noise = iter(np.split(normals(draw, "noise", sum(map(Tensor.numel, before.values()))), _ends(before)))
 
         def moved(name: str, value: Tensor) -> Tensor:
-            noise = torch.as_tensor(deviation * draw.standard_normal(tuple(value.shape)), device=value.device)
-            return (value.to(torch.float64) + (total[name] + noise) / expected).to(value.dtype)
+            added = torch.as_tensor(deviation * next(noise).reshape(tuple(value.shape)), device=value.device)
+            return (value.to(torch.float64) + (total[name] + added) / expected).to(value.dtype)
 
         merged = {name: moved(name, value) for name, value in before.items()}
         params, step = self.step.move(before, merged, state["step"])
-        after = {"model": {"params": params, "buffers": {}}, "step": step, "clients": state["clients"]}
+        spent = torch.cat([state["spent"], state["spent"].new_tensor([[self.noise, self.rate]])])
+        after = {"model": {"params": params, "buffers": {}}, "step": step, "clients": state["clients"], "spent": spent}
+        notes: Notes = {
+            "release": name_of(derived(cohort.secret, "release", release)),
+            "key": name_of(cohort.secret),
+        }
         weights = torch.full((len(cohort),), 1 / expected, dtype=torch.float64)
-        return {**after, "spent": torch.tensor(rounds)}, {"weights": weights} if len(cohort) else {}
+        return after, {**notes, "weights": weights} if len(cohort) else notes
 
-    def refuse_overspending(self, rounds: int) -> None:
-        """Raise `Spent` if so many rounds cost more than the budget."""
-        if self.epsilon is None or self.spending.epsilon(rounds) <= self.epsilon:
+    def refuse_overspending(self, rounds: int, *, after: History) -> None:
+        """Raise `Spent` if so many rounds more cost more than the budget."""
+        if self.epsilon is None or (cost := self.spending.epsilon(rounds, after)) <= self.epsilon:
             return
+        done = sum(after.values())
         raise Spent(
-            f"round {rounds} would bring epsilon to {self.spending.epsilon(rounds):.4g}, above the budget of "
-            f"{self.epsilon:g} (delta = {self.delta:g}): {self.spending.rounds_within(self.epsilon)} rounds fit"
+            f"round {done + rounds} would bring epsilon to {cost:.4g}, above the budget of {self.epsilon:g} "
+            f"(delta = {self.delta:g}): {done + self.spending.rounds_within(self.epsilon, after)} rounds fit"
         )
+
+    def spent_in(self, state: Tree) -> History:
+        """The rounds that led to a state."""
+        return history((noise, rate) for noise, rate in state["spent"].tolist())
 
     def model(self, state: Tree) -> Tree:
         """The global model: all that is released."""
         return state["model"]
+
+
+def _ends(leaves: Tree) -> np.ndarray:
+    """Where each leaf's numbers end, apart from the last one's, if all stand in one row."""
+    return np.cumsum([leaf.numel() for leaf in leaves.values()])[:-1]
+
+
+def _digest(before: Tree, total: Tree, what: str) -> bytes:
+    """SHA-256 of all that a release is made of, so that noise is the same only where everything is.
+
+    Two sums under the same noise would give away their difference, and two noises of one stream the sum: after a crash,
+    a round that is done again with other replies or settings therefore has noise of its own.
+    """
+    digest = hashlib.sha256(what.encode())
+    for name in before:
+        for leaf in (before[name], total[name]):
+            digest.update(f"\0{name} {leaf.dtype} {tuple(leaf.shape)}\0".encode())
+            digest.update(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.digest()
 
 
 def _sum_of_clipped(cohort: Cohort, before: Tree, bound: float) -> Tree:
@@ -131,4 +178,7 @@ def _squares(stacked: Tensor, start: Tensor) -> Tensor:
 
 
 def _weighted_sum(stacked: Tensor, start: Tensor, shares: Tensor) -> Tensor:
-    return torch.tensordot(shares.to(stacked.device), _updates(stacked, start), dims=1)
+    shares = shares.to(stacked.device)
+    by_row = shares.reshape(-1, *(1,) * (stacked.dim() - 1))
+    # an update too long for its square to be a number has no share, and must not turn the sum into none either
+    return torch.tensordot(shares, torch.where(by_row > 0, _updates(stacked, start), 0.0), dims=1)
