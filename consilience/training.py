@@ -19,9 +19,9 @@ from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
 from consilience.experiments.assembly import try_model
 from consilience.experiments.config.catalogue import engine_options
-from consilience.experiments.config.parts import read_options
 from consilience.experiments.personal import personal_test
 from consilience.experiments.record import Observer
+from consilience.options.parts import read_options
 from consilience.reporting.progress import shown
 from consilience.runs.observation import Observation
 from consilience.runs.result import Result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged, with_terms
+from consilience.algorithms._common import Common, averaged, recipe, with_terms
 from consilience.client.label_counting import LabelCounting
 from consilience.client.local_training import LocalTraining
 from consilience.client.terms.generated_features import GeneratedFeatures
@@ -14,6 +14,7 @@ from consilience.core.settings import Count, Fraction, NonNegative, Positive
 from consilience.server.averaging.ledgers.generator import Generator
 
 
+@recipe
 def fedgen(
     *,
     alpha: NonNegative = 1.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.client.memory.previous_model import PreviousModel
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Count, Positive, Probability
@@ -12,6 +12,7 @@ from consilience.selection.sliding_window import SlidingWindow
 from consilience.server.averaging.weighting.simprox import CompareOn, Previous, Similarity, SimProxWeights
 
 
+@recipe
 def simprox(
     *,
     lambda_0: Probability = 0.7,

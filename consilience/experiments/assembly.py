@@ -27,8 +27,8 @@ from consilience.engines.ray.cluster import RayCluster
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.experiments.config.catalogue import ENGINES, KINDS
 from consilience.experiments.config.config import Config
-from consilience.experiments.config.parts import made
 from consilience.experiments.privacy_ledger import refuse_overspending
+from consilience.options.parts import made
 from consilience.selection.pooled import Pooled
 
 
@@ -65,18 +65,17 @@ def assemble(config: Config, data: Dataset | None = None) -> Experiment:
         torch.set_num_threads(config.threads)
     data = read_data(config) if data is None else data
     federation, rows = spread(config, data)
-    algorithm = KINDS["algorithm"].build(config.algorithm.name, config.algorithm.options)
+    algorithm: Algorithm = config.algorithm.built
     if isinstance(algorithm.selection, Pooled):
         federation = federation.pooled()
     task = Task(_model(config, data), loss_name(config, data))
     try_model(task, federation, f"model.name = {config.model.name!r}", f"data.name = {config.data.name!r}")
-    environment = KINDS["environment"].build(config.environment.name, config.environment.options)
+    environment = config.environment.built
     made("environment", lambda: environment.check_against(len(federation)), {})
     surroundings = {"environment": environment, "rounds_ahead": config.rounds}
     settings = {**config.engine, **surroundings}
     where = ENGINES[settings.pop("name", "vectorised")]
     engine = made("engine", lambda: where(task, federation, **settings), {})
-    algorithm = KINDS["algorithm"].build(config.algorithm.name, config.algorithm.options)
     _try_client(algorithm, task)
     _try_privacy(config, algorithm, engine)
     _try_selection(config, algorithm, federation)
@@ -100,8 +99,7 @@ def read_data(config: Config) -> Dataset:
 
 def spread(config: Config, data: Dataset) -> tuple[Federation, list[np.ndarray]]:
     """The data over clients, with enough test rows for what is to be measured."""
-    partition = KINDS["partition"].build(config.partition.name, config.partition.options)
-    federation, rows = made("partition", lambda: federate(data, partition, seed=config.seed), {})
+    federation, rows = made("partition", lambda: federate(data, config.partition.built, seed=config.seed), {})
     if config.evaluation.every and federation.test is None:
         hint = "set data.test_fraction" if "test_fraction" in options_of(_loader(config)) else "give a test set"
         raise Invalid(

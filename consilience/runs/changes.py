@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from consilience.runs.redact import masked
 from consilience.runs.names import plain
+from consilience.runs.redact import masked
 
 _ABSENT = object()
 

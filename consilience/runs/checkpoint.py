@@ -15,8 +15,7 @@ from typing import Annotated, Any
 
 from consilience.core.settings import Count, Invalid, Range, check_value
 from consilience.core.tree import Tree
-from consilience.runs import canonical
-from consilience.runs import tree_file
+from consilience.runs import canonical, tree_file
 from consilience.runs.disk import (
     disk,
     explain,

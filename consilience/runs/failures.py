@@ -33,8 +33,7 @@ def explained(problem: Exception) -> tuple[str, int]:
 
     if isinstance(problem, (Invalid, FileNotFoundError, ImportError)):
         return str(problem), BAD_SETTINGS
-    from consilience.core.rounds import Diverged
-    from consilience.core.rounds import TooFewClients
+    from consilience.core.rounds import Diverged, TooFewClients
     from consilience.runs.checkpoint import CheckpointError
     from consilience.runs.lock import RunLocked
     from consilience.runs.row_log import RecordError

@@ -19,8 +19,7 @@ import numpy as np
 import torch
 
 from consilience.core.settings import Invalid
-from consilience.runs import canonical
-from consilience.runs import checkpoint
+from consilience.runs import canonical, checkpoint
 from consilience.runs.disk import (
     disk,
     explain,
@@ -33,8 +32,8 @@ from consilience.runs.disk import (
     write_file,
 )
 from consilience.runs.lock import RunLock, is_alive
-from consilience.runs.redact import masked, secrets_in
 from consilience.runs.names import plain, safe_name
+from consilience.runs.redact import masked, secrets_in
 from consilience.runs.row_log import History, RecordError, RowLog
 
 __all__ = ["History", "RecordError", "RunFolder", "RunSummary", "masked", "runs"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from consilience.core.settings import Invalid
 from consilience.core.refusal import plain as plain
+from consilience.core.settings import Invalid
 
 LONGEST = 64
 

@@ -26,7 +26,7 @@ from consilience.core.rounds import run
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.environments.environment import Environment
-from consilience.experiments.config import parts
+from consilience.options import parts
 from consilience.selection import Uniform
 
 pytestmark = pytest.mark.usefixtures("untraced")

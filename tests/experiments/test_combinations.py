@@ -17,7 +17,7 @@ from consilience.client.terms.term import Term
 from consilience.core.protocols import Channel, Selection
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid, options_of
-from consilience.experiments.config.parts import parts_of, read_options
+from consilience.options.parts import parts_of, read_options
 from consilience.server.protocols import Combine, Ledger, Step, Weighting
 
 pytestmark = pytest.mark.usefixtures("untraced")

@@ -13,8 +13,9 @@ from consilience.algorithms._common import Common, averaged
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Invalid
 from consilience.data.partition import Dirichlet, Iid, Mixture
-from consilience.experiments.config import catalogue, config, parts
+from consilience.experiments.config import catalogue, config
 from consilience.experiments.config.catalogue import KINDS, engine_options, listing
+from consilience.options import parts
 from consilience.runs import toml_text
 from consilience.selection import Everyone, SlidingWindow, Uniform
 from consilience.server.protocols import Weighting

@@ -19,7 +19,7 @@ from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.experiments.config.catalogue import KINDS
 from consilience.experiments.config.config import load
-from consilience.experiments.config.parts import build, write
+from consilience.options.parts import build, write
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.averaging.weighting.by_examples import ByExamples
 from consilience.server.averaging.weighting.capped import CappedWeights, capped_shares, connected
