@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from consilience.core.tree import to
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
 from consilience.experiments.assembly import try_model
+from consilience.experiments.cohort_size import lone_client
 from consilience.experiments.config.catalogue import engine_options
 from consilience.experiments.personal import personal_test
 from consilience.experiments.record import Observer
@@ -81,6 +83,9 @@ def train(
         local=evaluate_local,
         personal=personal_test(algorithm, vectorised),
     )
+    alone = lone_client(algorithm, len(federation), seed)
+    if alone is not None:
+        warnings.warn(alone, stacklevel=2)
     observations: Iterator[Observation]
     finished = run(algorithm, vectorised, rounds=rounds, seed=seed, limits=limits)
     observations = observer.watch(finished, vectorised.start())

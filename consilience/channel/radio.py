@@ -12,7 +12,7 @@ from consilience.channel.draws import exponentials, normals
 from consilience.channel.update import by_row, carrying, closed, each_floating, floating, leaf_key, opened
 from consilience.core import rng
 from consilience.core.exchange import Broadcast, Cohort
-from consilience.core.settings import Positive, Range, check
+from consilience.core.settings import OnlyWith, Positive, Range, check
 from consilience.core.tree import Tree
 
 Fading = Literal["none", "rayleigh"]
@@ -30,7 +30,7 @@ class Radio:
 
     snr_db: Decibels = 20.0
     fading: Fading = "none"
-    floor: Positive = 0.1
+    floor: Annotated[Positive, OnlyWith("fading", ("rayleigh",))] = 0.1
 
     def __post_init__(self) -> None:
         check(self)
@@ -74,7 +74,7 @@ class OverTheAir:
 
     snr_db: Decibels = 20.0
     fading: Fading = "none"
-    floor: Positive = 0.1
+    floor: Annotated[Positive, OnlyWith("fading", ("rayleigh",))] = 0.1
 
     def __post_init__(self) -> None:
         check(self)

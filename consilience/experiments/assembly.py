@@ -14,7 +14,6 @@ import torch
 from consilience import models
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm
-from consilience.core.exchange import Pool
 from consilience.core.federation import Federation
 from consilience.core.protocols import Engine
 from consilience.core.settings import Invalid, options_of
@@ -25,6 +24,7 @@ from consilience.data.federate import federate
 from consilience.data.partition import fingerprint
 from consilience.engines.ray.cluster import RayCluster
 from consilience.engines.vectorised.engine import Vectorised
+from consilience.experiments.cohort_size import try_selection
 from consilience.experiments.config.catalogue import ENGINES, KINDS
 from consilience.experiments.config.config import Config
 from consilience.experiments.privacy_ledger import refuse_overspending
@@ -78,7 +78,7 @@ def assemble(config: Config, data: Dataset | None = None) -> Experiment:
     engine = made("engine", lambda: where(task, federation, **settings), {})
     _try_client(algorithm, task)
     _try_privacy(config, algorithm, engine)
-    _try_selection(config, algorithm, federation)
+    try_selection(algorithm, federation, config.seed)
     prints = {"data": data_fingerprint(data), "partition": fingerprint(rows)}
     return Experiment(
         config=config,
@@ -182,17 +182,3 @@ def _try_privacy(config: Config, algorithm: Algorithm, engine: Engine) -> None:
     clients = len(engine.sizes)
     refuse = functools.partial(refuse_overspending, algorithm.server, engine.start(), clients=clients)
     made("algorithm", functools.partial(refuse, rounds=config.rounds), {})
-
-
-def _try_selection(config: Config, algorithm: Algorithm, federation: Federation) -> None:
-    """Refuse a selection that asks for more clients than there are, or that finds nobody."""
-    clients, sizes = len(federation), federation.train.sizes.numpy()
-    count = getattr(algorithm.selection, "count", None)
-    if isinstance(count, int) and count > clients:
-        raise Invalid(f"algorithm.selection.count = {count} is more than the {clients} clients there are")
-    nothing = np.full(clients, np.nan)
-    pool = Pool(sizes=sizes, losses=nothing, available=np.ones(clients, dtype=bool))
-    chosen = made("algorithm.selection", lambda: algorithm.selection.choose(0, pool, config.seed), {})
-    combine: Any = getattr(algorithm.server, "combine", None)
-    if hasattr(combine, "check_against"):
-        made("algorithm.combine", lambda: combine.check_against(len(chosen)), {})

@@ -97,6 +97,9 @@ def _raw(recipe: Recipe, options: Mapping[str, Any]) -> Algorithm:
 
 
 def _tried(recipe: Recipe, options: Mapping[str, Any]) -> Algorithm | None:
+    """What the recipe builds; None if it refuses, or is not given what it must have."""
+    if any(option.required and name not in options for name, option in options_of(recipe).items()):
+        return None
     try:
         return _raw(recipe, options)
     except Invalid:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
 from consilience.core.exchange import Pool
 from consilience.core.rng import draws
-from consilience.core.settings import Count, Fraction, Invalid, Positive, check
+from consilience.core.settings import Count, Fraction, Invalid, OnlyWith, Positive, check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,18 +24,13 @@ class ByLoss:
     fraction: Fraction | None = None
     count: Count | None = None
     proportional_to: Literal["loss", "softmax", "total"] = "loss"
-    temperature: Positive = 1.0
+    temperature: Annotated[Positive, OnlyWith("proportional_to", ("softmax",))] = 1.0
     fresh: bool = True
 
     def __post_init__(self) -> None:
         check(self)
         if (self.fraction is None) == (self.count is None):
             raise Invalid("ByLoss takes either fraction or count: give exactly one of them")
-        if self.temperature != 1 and self.proportional_to != "softmax":
-            raise Invalid(
-                f"ByLoss.temperature has no effect with proportional_to = {self.proportional_to!r}: leave it out, or "
-                "use 'softmax'"
-            )
 
     def queries(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """Everyone who could be chosen, unless old losses will do."""

@@ -19,7 +19,6 @@ from consilience.core.federation import Rows
 from consilience.core.rounds import Diverged, TooFewClients
 from consilience.core.settings import Invalid
 from consilience.experiments.assembly import Experiment
-from consilience.experiments.config.catalogue import KINDS
 from consilience.experiments.config.config import Config
 from consilience.experiments.live_run import Run
 from consilience.flower.deploy.hosting import settings_of
@@ -153,7 +152,7 @@ def is_loopback(address: str) -> bool:
 def _experiment(grid: Any, config: DeployedConfig, source: Source, case: str) -> Experiment:
     """All the pieces; the engine's clients are elsewhere."""
     algorithm, test = config.build_algorithm(), source.test()
-    environment = KINDS["environment"].build(config.environment.name, config.environment.options)
+    environment = config.environment.built
     clients = config.deploy.clients
     if test is not None and len(test.sizes) != clients:
         raise Invalid(f"deploy.clients = {clients}, but the partition has {len(test.sizes)} clients")
@@ -192,6 +191,8 @@ def _experiment(grid: Any, config: DeployedConfig, source: Source, case: str) ->
 def _watched(run: Run, grid: Any) -> Iterator[Observation]:
     """Every round as a line in the log."""
     exposed = getattr(grid, "_insecure", False) and not is_loopback(str(getattr(grid, "_addr", "127.0.0.1")))
+    for note in run.notes:
+        log.warning("note: %s", note)
     for observation in run.observations():
         log.info("%s", _line(observation, run.config.rounds))
         if exposed:

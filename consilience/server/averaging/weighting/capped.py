@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from consilience.core.exchange import Cohort, Notes
 from consilience.core.rounds import Diverged
-from consilience.core.settings import Fraction, Invalid, check
+from consilience.core.settings import Fraction, Invalid, OnlyWith, check
 from consilience.core.tree import Tree
 from consilience.server.averaging.weighting.by_examples import ByExamples
 from consilience.server.geometry.geometry import measure_updates
@@ -32,7 +32,7 @@ class CappedWeights:
     inner: Weighting = field(default_factory=ByExamples)
     client: Fraction | None = None
     group: Fraction | None = None
-    near: Fraction = 0.99
+    near: Annotated[Fraction, OnlyWith("group")] = 0.99
     otherwise: Literal["stop", "loosen"] = "stop"
 
     def __post_init__(self) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from consilience.core.exchange import Cohort, Notes
 from consilience.core.rng import key
-from consilience.core.settings import Count, Invalid, Positive, Probability, check
+from consilience.core.settings import Count, Invalid, OnlyWith, Positive, Probability, check
 from consilience.core.tree import Tree
 from consilience.server.geometry.geometry import Geometry, cosines, measure, measure_updates
 
@@ -32,9 +32,10 @@ class SimProxWeights:
     `sketch`: compare random projections of this length (see `sketching.sketch` for the error).
     """
 
-    lambda_0: Probability = 0.7
-    tau: Positive = 0.5  # Paper: a "predefined threshold", never given. Here: 0.5, a guess.
-    softmax: bool = True
+    lambda_0: Annotated[Probability, OnlyWith("similarity", ("both",))] = 0.7
+    # Paper: a "predefined threshold", never given. Here: 0.5, a guess.
+    tau: Annotated[Positive, OnlyWith("similarity", ("both",))] = 0.5
+    softmax: Annotated[bool, OnlyWith("temperature", (None,))] = True
     temperature: Positive | None = None
     prev: Previous = "global"
     scaled_norms: bool = False
