@@ -23,7 +23,7 @@ def fedgen(
     generator_steps: Count = 50,
     generator_lr: Positive = 0.01,
     diversity: NonNegative = 1.0,
-    noise: Count = 32,
+    noise_size: Count = 32,
     hidden: Count = 128,
     **common: Unpack[Common],
 ) -> Algorithm:
@@ -38,7 +38,9 @@ def fedgen(
     # Paper: batch norm in the generator, y' uniform in the authors' code. Here: none, since its statistics would be one
     # more state; y' by the counts that clients send, as the paper's p(y).
     term = GeneratedFeatures(alpha=alpha, beta=beta, decay=decay)
-    ledger = Generator(noise=noise, hidden=hidden, steps=generator_steps, lr=generator_lr, diversity=diversity)
+    ledger = Generator(
+        noise_size=noise_size, hidden=hidden, steps=generator_steps, lr=generator_lr, diversity=diversity
+    )
     algorithm = with_terms(averaged(**common), term, ledgers=(ledger,))
     assert isinstance(algorithm.client, LocalTraining)
     return replace(algorithm, client=LabelCounting(training=algorithm.client))

@@ -7,10 +7,18 @@ from collections.abc import Iterable
 OPTIONS: dict[str, tuple[str, ...]] = {
     "beyond": ("on_excess", "after_last"),  # limits; schedule weighting
     "by": ("metric", "proportional_to"),  # clusters; by_loss selection
+    "client": ("max_client",),  # capped weighting
     "first": ("first_stage", "enough_replies"),  # fedsiam_da and dual weighting; environment
+    "floor": ("min_gain",),  # radio channels
+    "fresh": ("fresh_losses",),  # selections by loss
+    "group": ("max_group",),  # capped weighting
     "home": ("personal_layers",),
     "most": ("max_clusters",),  # clustered_fl
+    "near": ("min_cosine",),  # capped weighting
+    "noise": ("noise_size",),  # fedgen and its ledger
     "of": ("compare_on",),  # simprox and dual weighting, and their recipes
+    "otherwise": ("if_infeasible",),  # capped weighting
+    "prev": ("previous_model",),  # simprox
 }
 """Old option -> what it is called now, by whatever offers it."""
 

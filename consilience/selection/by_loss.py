@@ -17,7 +17,7 @@ class ByLoss:
     """`count` clients, or floor(`fraction` x all clients) but at least one, drawn without replacement by their loss.
 
     proportional_to: probabilities follow the "loss" F_k, the "softmax" exp(F_k / temperature), or the "total" N_k F_k.
-    fresh: ask every candidate for its loss at the current model (a pass over its training rows, and the model sent);
+    fresh_losses: ask every candidate for its loss at the current model (a pass over its rows, and the model sent);
     otherwise the loss it last reported counts, and a client that has reported none counts as the worst known.
     """
 
@@ -25,7 +25,7 @@ class ByLoss:
     count: Count | None = None
     proportional_to: Literal["loss", "softmax", "total"] = "loss"
     temperature: Annotated[Positive, OnlyWith("proportional_to", ("softmax",))] = 1.0
-    fresh: bool = True
+    fresh_losses: bool = True
 
     def __post_init__(self) -> None:
         check(self)
@@ -34,7 +34,7 @@ class ByLoss:
 
     def queries(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """Everyone who could be chosen, unless old losses will do."""
-        return pool.candidates if self.fresh else pool.candidates[:0]
+        return pool.candidates if self.fresh_losses else pool.candidates[:0]
 
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """A fresh sample; a client's luck depends on nobody else."""

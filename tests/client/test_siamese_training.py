@@ -433,7 +433,7 @@ def test_the_recipe_keeps_weight_decay_from_the_copy() -> None:
     ("options", "fields"),
     [
         ({"weighting": SimProxWeights()}, {"model", "loss"}),
-        ({"weighting": SimProxWeights(prev="own")}, {"model", "loss", "moved"}),
+        ({"weighting": SimProxWeights(previous_model="own")}, {"model", "loss", "moved"}),
         ({"channel": Chain(channels=(Clip(bound=0.5), Quantise(bits=8)))}, {"model", "loss"}),
         ({"terms": (Contrastive(mu=0.5),), "compare_on": "updates"}, {"model", "loss"}),
     ],

@@ -175,13 +175,14 @@ def _chosen(section: str, given: Table) -> Chosen:
             raise Invalid(f"{section}.{key} = {given[key]!r} is not set here: it comes from {place}")
     own = {key: value for key, value in given.items() if key != "name"}
     wanted = {**offered(section, name, known), **own}
+    built: Any
     if section == "algorithm":
-        thing, options = recipes.built(factory, wanted, key=section, explicit=own)
+        built, options = recipes.built(factory, wanted, key=section, explicit=own)
     else:
         options = parts.read_options(section, wanted, known, name)
         # settings that contradict each other are refused here
-        thing = None if kind.needs_data else parts.made(section, lambda: kind.build(name, options), {})
-    return Chosen(name=name, options=with_defaults(section, name, options), built=thing)
+        built = None if kind.needs_data else parts.made(section, lambda: kind.build(name, options), {})
+    return Chosen(name=name, options=with_defaults(section, name, options), built=built)
 
 
 def _engine(given: Table) -> Table:
