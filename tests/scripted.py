@@ -14,9 +14,9 @@ from consilience.core.exchange import Broadcast, Cohort, WaitPolicy
 class Script:
     """Client k takes `seconds[k]` and sends the one-number model it was sent plus `gains[k]`."""
 
-    def __init__(self, seconds: list[float], gains: list[float], patience: WaitPolicy | None = None) -> None:
+    def __init__(self, seconds: list[float], gains: list[float], wait_policy: WaitPolicy | None = None) -> None:
         self._seconds, self._gains = np.array(seconds), torch.tensor(gains, dtype=torch.float64)
-        self.patience = patience or WaitPolicy()
+        self.wait_policy = wait_policy or WaitPolicy()
         self.sizes = np.ones(len(seconds), dtype=np.int64)
 
     def start(self) -> tree.Tree:

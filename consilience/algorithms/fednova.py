@@ -30,7 +30,7 @@ def fednova(**common: Unpack[Common]) -> Algorithm:
     assert isinstance(client, LocalTraining) and isinstance(server, Averaging)
     solver, proximal = client.solver, [term for term in client.terms if isinstance(term, Proximal)]
     if not isinstance(solver, SGD) or solver.nesterov or len(proximal) < len(client.terms):
-        raise Invalid("fednova knows how the steps of SGD add up, with momentum or FedProx's term: leave out the rest")
+        raise Invalid("fednova needs optimiser = 'sgd' and no terms but 'proximal': it must know how steps add up")
     if client.personal_layers is not None:
         raise Invalid("fednova.personal_layers cannot be used: its server rescales whole models")
     shrink = solver.lr * sum(term.mu for term in proximal)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
@@ -50,8 +51,8 @@ def built(
         text = str(problem)
         raise Invalid(text if text.startswith(key) else f"{key}: {text}") from problem
     for name in options if explicit is None else explicit:
-        if options[name] != default_of(recipe, name) and _is_idle(recipe, options, name, algorithm):
-            raise Invalid(f"{key}.{name} = {options[name]!r} has no effect {_reason(recipe, options, name)}")
+        if not _is_default(recipe, name, options[name]) and _is_idle(recipe, options, name, algorithm):
+            raise Invalid(f"{key}.{name} = {_shown(options[name])} has no effect {_reason(recipe, options, name)}")
     return algorithm, options
 
 
@@ -106,6 +107,13 @@ def _tried(recipe: Recipe, options: Mapping[str, Any]) -> Algorithm | None:
         return None
 
 
+def _is_default(recipe: Recipe, name: str, value: Any) -> bool:
+    """Whether an option is only stated: it has the value, or is the part, that it would have anyway."""
+    if value == default_of(recipe, name):
+        return True
+    return protocol_in(options_of(recipe)[name].annotation) is not None and value == default_part(recipe, name)
+
+
 def _named(recipe: Recipe, given: Mapping[str, Any]) -> Options:
     """`selection = {fraction = 0.5}` without a name changes the selection that the algorithm would have anyway."""
     named = dict(given)
@@ -130,11 +138,12 @@ def _reason(recipe: Recipe, options: Options, name: str) -> str:
     for other in options:
         rest = _without(options, other)
         if other != name and _matters(recipe, rest, name):
-            return f"with {other} = {options[other]!r}: leave out one of the two"
+            return f"with {other} = {_shown(options[other])}: leave out one of the two"
     for other, option in options_of(recipe).items():
         default = default_of(recipe, other)
         if other not in options and any(
-            _matters(recipe, {**options, other: value}, name) for value in other_values(option.annotation, default)
+            _matters(recipe, {**options, other: value}, name)
+            for value in itertools.islice(other_values(option.annotation, default), 3)
         ):
             return f"with {other} = {default!r}: set {other} as well, or leave {name} out"
     return f"in {recipe.__name__}, which is the same with any other value: leave it out"
@@ -143,6 +152,12 @@ def _reason(recipe: Recipe, options: Options, name: str) -> str:
 def _matters(recipe: Recipe, options: Options, name: str) -> bool:
     with_it, without = _tried(recipe, options), _tried(recipe, _without(options, name))
     return with_it is not None and without is not None and with_it != without
+
+
+def _shown(value: Any) -> str:
+    """A value as it was given; of a part with many settings its class alone."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{type(value).__name__}(...)"
 
 
 def _without(options: Options, name: str) -> Options:

@@ -258,7 +258,7 @@ def test_the_server_stays_within_the_radius_and_needs_something_to_learn_from() 
 def test_feddm_refuses_what_has_no_models_to_act_on() -> None:
     from consilience.client import Proximal
 
-    with pytest.raises(Invalid, match=r"feddm.terms = .* clients send synthetic rows, not models"):
+    with pytest.raises(Invalid, match=r"feddm.terms = .* has no effect in feddm"):
         feddm(terms=(Proximal(),))
     with pytest.raises(Invalid, match=r"shape is missing: .* shape = \[1, 28, 28\]"):
         list(run(feddm(), tiny.engine(tiny.convnet), rounds=1))

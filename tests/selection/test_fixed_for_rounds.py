@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from consilience.selection.held import FixedForRounds
 
 from consilience.core.exchange import Pool
 from consilience.core.settings import Invalid
 from consilience.selection import Everyone, SlidingWindow, Uniform
+from consilience.selection.fixed_for_rounds import FixedForRounds
 
 
 def pool(clients: int = 12, *, gone: tuple[int, ...] = (), empty: tuple[int, ...] = (), loss: float = np.nan) -> Pool:
