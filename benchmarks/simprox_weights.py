@@ -26,7 +26,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "uniform": {"weighting": UniformWeights()},
     "as printed": {},
     "softmax=False": {"softmax": False},
-    "softmax=False, prev=own": {"softmax": False, "prev": "own"},
+    "softmax=False, previous_model=own": {"softmax": False, "previous_model": "own"},
     "scaled_norms, softmax=False": {"scaled_norms": True, "softmax": False},
     "temperature=3": {"temperature": 3.0},
     "compare_on=updates": {"compare_on": "updates"},

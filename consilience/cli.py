@@ -161,6 +161,31 @@ def list_(
 
 
 @app.command()
+def migrate(
+    config: Annotated[Path, typer.Argument(help="A config file of a run, a comparison or a deployment.")],
+    out: Annotated[Path | None, typer.Option(help="Where the new file goes; the old one is replaced.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Rewrite a config file whose settings have other names now; comments, order and layout stay."""
+
+    def work() -> int:
+        from consilience.experiments.config import migrate
+        from consilience.runs import disk, toml_text
+
+        toml_text.read(config)  # refuses what is no config file
+        text, changes = migrate.migrate(config.read_bytes().decode("utf-8"))
+        if changes or out is not None:
+            disk.replace_file(out or config, text.encode("utf-8"))
+        for change in changes:
+            screen().print(f"{config}: {change}", highlight=False, markup=False, soft_wrap=True)
+        if not changes:
+            screen().print(f"{config}: every name is up to date", highlight=False, markup=False, soft_wrap=True)
+        return 0
+
+    guarded(work, debug)
+
+
+@app.command()
 def show(
     run: Annotated[Path | None, typer.Argument(help="The folder of a run; none lists the runs.")] = None,
     runs: Annotated[Path, typer.Option(help="Where to look for runs.")] = Path("runs"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,11 +20,12 @@ from consilience.core.tree import to
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
 from consilience.experiments.assembly import try_client, try_model
+from consilience.experiments.cohort_size import lone_client
 from consilience.experiments.config.catalogue import engine_options
-from consilience.experiments.config.parts import read_options
 from consilience.experiments.personal import personal_test
 from consilience.experiments.privacy_ledger import counted, refuse_overspending
 from consilience.experiments.record import Observer
+from consilience.options.parts import read_options
 from consilience.reporting.progress import shown
 from consilience.runs.observation import Observation
 from consilience.runs.result import Result
@@ -83,6 +85,9 @@ def train(
         local=evaluate_local,
         personal=personal_test(algorithm, vectorised),
     )
+    alone = lone_client(algorithm, len(federation), seed)
+    if alone is not None:
+        warnings.warn(alone, stacklevel=2)
     observations: Iterator[Observation]
     refuse_overspending(algorithm.server, vectorised.start(), clients=len(federation), rounds=rounds)
     finished = counted(run(algorithm, vectorised, rounds=rounds, seed=seed, limits=limits), algorithm.server)

@@ -25,8 +25,8 @@ from consilience.core.rounds import Round, run
 from consilience.core.settings import Option, options_of
 from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
-from consilience.experiments.config.parts import name_of, parts_of
 from consilience.models.siamese import siamese_heads
+from consilience.options.parts import name_of, parts_of
 from consilience.selection import Everyone
 from consilience.server.averaging.weighting.schedule import ScheduleWeights
 

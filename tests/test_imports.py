@@ -14,7 +14,7 @@ ROOT = Path(consilience.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 PARTS = {"selection", "client", "channel", "server"}
-RECIPES = PARTS | {"core", "privacy", "algorithms"}
+RECIPES = PARTS | {"core", "privacy", "options", "algorithms"}
 WORLD = RECIPES | {"meta", "data", "environments", "models", "wire"}
 RUNNING = WORLD | {"engines", "runs", "experiments"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -27,7 +27,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"core"},
     "data": {"core", "models"},  # a data set may be stored as the features of a frozen encoder
     "engines": {"core", "environments"},
-    "algorithms": PARTS | {"core"},
+    "options": PARTS | {"core"},
+    "algorithms": PARTS | {"core", "options"},
     "meta": RECIPES,
     "runs": {"core", "wire"},
     "experiments": WORLD | {"engines", "runs"},

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, TypedDict
+from typing import Literal, ParamSpec, TypedDict
 
 from consilience.algorithms._fit import refuse_misfits
 from consilience.client.local_training import LocalTraining
@@ -14,13 +15,16 @@ from consilience.client.terms.term import Term
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.plans import Work
 from consilience.core.protocols import Channel, Selection
-from consilience.core.settings import Count, Decay, Fraction, Invalid, NonNegative, Positive
+from consilience.core.settings import Count, Decay, Fraction, NonNegative, Positive, options_of
+from consilience.options.recipes import checked
 from consilience.selection.everyone import Everyone
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.averaging.combining.weighted_mean import WeightedMean
 from consilience.server.averaging.steps.replace import Replace
 from consilience.server.averaging.weighting.by_examples import ByExamples
 from consilience.server.protocols import Combine, Ledger, Step, Weighting
+
+P = ParamSpec("P")
 
 
 class Solving(TypedDict, total=False):
@@ -70,11 +74,6 @@ def averaged(
 ) -> Algorithm:
     """Local training from the global model, then a weighted average: what most recipes start from."""
     solver: Solver
-    for name, value, idle in (("momentum", momentum, 0.0), ("lr_decay", lr_decay, 1.0)):
-        if optimiser != "sgd" and value != idle:
-            raise Invalid(
-                f"{name} = {value!r} has no effect with optimiser = {optimiser!r}: leave it out, or use 'sgd'"
-            )
     if optimiser == "sgd":
         solver = SGD(lr=lr, momentum=momentum, weight_decay=weight_decay, decay=lr_decay)
     else:
@@ -93,6 +92,11 @@ def averaged(
             channel=channel or Plain(),
         )
     )
+
+
+def recipe(build: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
+    """Marks a recipe: its options are read and checked as those of a config are, and idle ones are refused."""
+    return checked(build, options_of(averaged))
 
 
 def with_terms(

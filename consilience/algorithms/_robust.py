@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from consilience.algorithms._common import Common, averaged
 from consilience.core.algorithm import Algorithm
-from consilience.core.settings import Invalid
 from consilience.server.averaging.combining.nearest_neighbour_mixing import NearestNeighbourMixing
 from consilience.server.averaging.combining.tolerance import Faulty
 from consilience.server.averaging.weighting.uniform import UniformWeights
 from consilience.server.protocols import Combine
 
 
-def robust(name: str, combine: Combine, mix: Faulty | None, common: Common) -> Algorithm:
+def robust(combine: Combine, mix: Faulty | None, common: Common) -> Algorithm:
     """Local training, then a robust merge; with `mix`, replies are first mixed with their nearest neighbours.
 
     Every reply counts the same unless a weighting is given, since a client could claim any number of examples.
     """
-    if "combine" in common:
-        raise Invalid(f"combine is what {name} decides: leave it out, or give it to fedavg")
     if mix is not None:
         combine = NearestNeighbourMixing(f=mix, then=combine)
     settled: Common = {"weighting": UniformWeights(), **common, "combine": combine}

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.client.reporting import LossAtStart
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Positive
 from consilience.server.averaging.weighting.agnostic import AgnosticWeights
 
 
+@recipe
 def afl(*, lambda_lr: Positive = 0.1, **common: Unpack[Common]) -> Algorithm:
     """Mohri et al. 2019: min_w max_lambda sum_k lambda_k F_k(w), lambda on the simplex, by w <- sum_k lambda_k w_k and
     lambda <- projection of lambda + lambda_lr F(w).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Common
+from consilience.algorithms._common import Common, recipe
 from consilience.algorithms._robust import robust
 from consilience.core.algorithm import Algorithm
 from consilience.server.averaging.combining.bulyan import Bulyan
@@ -12,6 +12,7 @@ from consilience.server.averaging.combining.krum import Neighbours
 from consilience.server.averaging.combining.tolerance import Faulty
 
 
+@recipe
 def bulyan(
     *, f: Faulty = 0.1, neighbours: Neighbours = "n-f-1", mix: bool = False, **common: Unpack[Common]
 ) -> Algorithm:
@@ -24,4 +25,4 @@ def bulyan(
     Use when: some clients may be hostile and each coordinate must be safe, with n >= 4f + 3.
     Not when: few clients reply, or honest clients differ strongly: much of what they know is thrown away.
     """
-    return robust("bulyan", Bulyan(f=f, neighbours=neighbours), f if mix else None, common)
+    return robust(Bulyan(f=f, neighbours=neighbours), f if mix else None, common)

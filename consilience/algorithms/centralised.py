@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.core.algorithm import Algorithm
 from consilience.selection.pooled import Pooled
 
 
+@recipe
 def centralised(**common: Unpack[Common]) -> Algorithm:
     """No paper: plain training on the rows of all clients; a round is `epochs` passes over all of them.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Common
+from consilience.algorithms._common import Common, recipe
 from consilience.algorithms._robust import robust
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Count, Positive
@@ -12,6 +12,7 @@ from consilience.server.averaging.combining.centred_clipping import CentredClipp
 from consilience.server.averaging.combining.tolerance import Faulty
 
 
+@recipe
 def centred_clipping(
     *, tau: Positive | None = None, iterations: Count = 1, mix: Faulty | None = None, **common: Unpack[Common]
 ) -> Algorithm:
@@ -23,4 +24,4 @@ def centred_clipping(
     Use when: some clients may send updates of any size, and a sum of bounded updates is wanted.
     Not when: honest updates differ in size by orders of magnitude for good reasons.
     """
-    return robust("centred_clipping", CentredClipping(tau=tau, iterations=iterations), mix, common)
+    return robust(CentredClipping(tau=tau, iterations=iterations), mix, common)

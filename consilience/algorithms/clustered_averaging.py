@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.core.algorithm import Algorithm
-from consilience.core.settings import Count, Invalid
+from consilience.core.settings import Count
 from consilience.server.rules.clustered import ClusteredAveraging
 from consilience.server.rules.clusters import ClusterMetric, Groups
 
 
+@recipe
 def clustered_averaging(
     *, clusters: Count = 2, metric: ClusterMetric = "distance", groups: Groups | None = None, **common: Unpack[Common]
 ) -> Algorithm:
@@ -24,7 +25,4 @@ def clustered_averaging(
     Not when: one model must serve all, or the first cohort does not hold every kind of client.
     Cost: the server keeps a model for each cluster and compares the pairs of the first cohort.
     """
-    for name in ("weighting", "combine", "step", "ledgers"):
-        if common.get(name):
-            raise Invalid(f"{name} cannot be set for clustered_averaging: each cluster takes a plain mean")
     return replace(averaged(**common), server=ClusteredAveraging(clusters=clusters, metric=metric, groups=groups))

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Count, NonNegative, Probability, Whole
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.rules.bipartition import Bipartition
 
 
+@recipe
 def clustered_fl(
     *,
     eps_1: NonNegative = 0.4,
@@ -30,7 +31,7 @@ def clustered_fl(
 
     Use when: clients fall into kinds that contradict each other, and you do not know how many.
     Not when: few clients take part in a round, or updates differ by noise alone; the thresholds need tuning.
-    Cost: the server compares all pairs of a cluster, O(m^2 P), and keeps `most` models.
+    Cost: the server compares all pairs of a cluster, O(m^2 P), and keeps `max_clusters` models.
     """
     usual = averaged(**common)
     assert isinstance(usual.server, Averaging)

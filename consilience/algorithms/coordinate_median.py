@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Common
+from consilience.algorithms._common import Common, recipe
 from consilience.algorithms._robust import robust
 from consilience.core.algorithm import Algorithm
 from consilience.server.averaging.combining.median import Median
 from consilience.server.averaging.combining.tolerance import Faulty
 
 
+@recipe
 def coordinate_median(*, mix: Faulty | None = None, **common: Unpack[Common]) -> Algorithm:
     """Yin et al. 2018: w = the median of the w_k, coordinate by coordinate.
 
@@ -19,4 +20,4 @@ def coordinate_median(*, mix: Faulty | None = None, **common: Unpack[Common]) ->
     Use when: up to half of the clients may be hostile and nothing is known of them.
     Not when: labels are skewed: the median of unlike clients is nobody's model.
     """
-    return robust("coordinate_median", Median(), mix, common)
+    return robust(Median(), mix, common)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.client.local_training import LocalTraining
 from consilience.client.personal_training import PersonalTraining
 from consilience.client.terms.proximal import Proximal
@@ -13,6 +13,7 @@ from consilience.core.algorithm import Algorithm
 from consilience.core.settings import NonNegative
 
 
+@recipe
 def ditto(*, lam: NonNegative = 0.1, **common: Unpack[Common]) -> Algorithm:
     """Li et al. 2021: beside FedAvg's model w, each client k trains its own v_k on F_k(v) + lam/2 |v - w^t|^2.
 

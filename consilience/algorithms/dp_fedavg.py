@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Solving, averaged
+from consilience.algorithms._common import Solving, averaged, recipe
 from consilience.client.terms.term import Term
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Fraction, Positive, Whole
@@ -21,6 +21,7 @@ class Local(Solving, total=False):
     step: Step
 
 
+@recipe
 def dp_fedavg(
     *,
     bound: Positive = 1.0,

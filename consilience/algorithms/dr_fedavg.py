@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.client.reporting import LossAtStart
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import NonNegative
 from consilience.server.averaging.weighting.dr import DrWeights
 
 
+@recipe
 def dr_fedavg(*, q: NonNegative = 1.0, **common: Unpack[Common]) -> Algorithm:
     """Zhao and Joshi 2022: weights ~ N_k loss_k^(q+1), where loss_k is client k's mean loss at the broadcast model.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.core.algorithm import Algorithm
 from consilience.server.averaging.weighting.schedule import ScheduleWeights
 
 
+@recipe
 def duw_fedavg(*, schedule: str = "", **common: Unpack[Common]) -> Algorithm:
     """Nakai-Kasai and Wadayama 2022: w <- sum_k Theta[t, k] w_k, Theta learned by deep unfolding.
 

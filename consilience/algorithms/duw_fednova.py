@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.client.local_training import LocalTraining
 from consilience.client.paced_training import PacedTraining
 from consilience.core.algorithm import Algorithm
@@ -15,6 +15,7 @@ from consilience.server.averaging.weighting.schedule import ScheduleWeights
 from consilience.server.rules.paced_averaging import PacedAveraging
 
 
+@recipe
 def duw_fednova(*, schedule: str = "", **common: Unpack[Common]) -> Algorithm:
     """Nakai-Kasai and Wadayama 2022, Algorithm 5: steps lr (tau_eff / tau_k) g, then w <- sum_k Theta[t, k] w_k.
 
@@ -29,7 +30,7 @@ def duw_fednova(*, schedule: str = "", **common: Unpack[Common]) -> Algorithm:
     plain = averaged(**common)
     client, server = plain.client, plain.server
     assert isinstance(client, LocalTraining) and isinstance(server, Averaging)
-    if server.ledgers or client.terms:
-        raise Invalid("duw_fednova scales plain SGD steps of the loss: leave out terms and ledgers")
+    if client.terms:
+        raise Invalid("duw_fednova.terms cannot be used: it scales plain SGD steps of the loss alone")
     paced = PacedAveraging(weighting=server.weighting, combine=server.combine, step=server.step)
     return replace(plain, client=PacedTraining(training=client), server=paced)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Decay, Positive
 from consilience.server.averaging.steps.adaptive import AdagradStep
 
 
+@recipe
 def fedadagrad(
     *, server_lr: Positive = 0.01, beta1: Decay = 0.0, tau: Positive = 1e-3, **common: Unpack[Common]
 ) -> Algorithm:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Decay, Positive
 from consilience.server.averaging.steps.adaptive import AdamStep
 
 
+@recipe
 def fedadam(
     *,
     server_lr: Positive = 0.01,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Positive
 from consilience.server.averaging.weighting.fedadp import FedAdpWeights
 
 
+@recipe
 def fedadp(*, beta: Positive = 7.0, **common: Unpack[Common]) -> Algorithm:
     """Wu and Wang 2021: weights ~ N_k exp(h(a_k)), a_k the smoothed angle between client k's gradient and the mean's.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal, Unpack
 
-from consilience.algorithms._common import Common, averaged, with_terms
+from consilience.algorithms._common import Common, averaged, recipe, with_terms
 from consilience.client.memory.trained_model import TrainedModel
 from consilience.client.terms.proximal import Proximal
 from consilience.core.algorithm import Algorithm
@@ -13,6 +13,7 @@ from consilience.core.settings import Invalid, NonNegative, Positive, Probabilit
 from consilience.server.rules.message_passing import MessagePassing
 
 
+@recipe
 def fedamp(
     *,
     lam: NonNegative = 0.1,
@@ -31,11 +32,8 @@ def fedamp(
     Not when: there are thousands of clients: the server keeps a model for each.
     """
     # Paper: does not say where the local solver starts. Here: at u_k, so that clients need no state to train from.
-    for name in ("weighting", "combine", "step", "ledgers", "personal_layers"):
-        if common.get(name):
-            raise Invalid(
-                f"fedamp.{name} = {common.get(name)!r} cannot be used: its server mixes a model for each client"
-            )
+    if common.get("personal_layers") is not None:
+        raise Invalid("fedamp.personal_layers cannot be used: the server compares and mixes whole models")
     algorithm = with_terms(averaged(**common), Proximal(mu=lam / alpha), memory=(TrainedModel(),))
     server = MessagePassing(attention=attention, alpha=alpha, sigma=sigma, own_share=own_share)
     return replace(algorithm, server=server)

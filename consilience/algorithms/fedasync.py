@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Unpack
 
 from consilience.algorithms._buffered import buffered
-from consilience.algorithms._common import Common, averaged, with_terms
+from consilience.algorithms._common import Common, averaged, recipe, with_terms
 from consilience.client.terms.proximal import Proximal
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Count, Fraction, NonNegative
 from consilience.server.rules.staleness import PolynomialStaleness, Staleness
 
 
+@recipe
 def fedasync(
     *,
     alpha: Fraction = 0.6,

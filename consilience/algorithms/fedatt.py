@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import NonNegative, Positive, Whole
 from consilience.server.averaging.combining.attention import Attention, Norm
@@ -12,6 +12,7 @@ from consilience.server.averaging.steps.noisy import Noisy
 from consilience.server.averaging.steps.replace import Replace
 
 
+@recipe
 def fedatt(
     *,
     epsilon: Positive = 1.0,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.core.algorithm import Algorithm
 
 
+@recipe
 def fedavg(**common: Unpack[Common]) -> Algorithm:
     """McMahan et al. 2017: w = sum_k (N_k / N) w_k after local SGD from the global model.
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Decay, Positive
 from consilience.server.averaging.steps.momentum import MomentumStep
 
 
+@recipe
 def fedavgm(*, server_lr: Positive = 1.0, beta: Decay = 0.9, **common: Unpack[Common]) -> Algorithm:
     """Hsu et al. 2019: v <- beta v + d, w <- w + server_lr v, where d = sum_k (N_k / N) (w_k - w).
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.client.personal_layers import Normalisation
 from consilience.core.algorithm import Algorithm
 
 
+@recipe
 def fedbn(**common: Unpack[Common]) -> Algorithm:
     """Li et al. 2021: FedAvg of all leaves but those of normalisation layers, which each client keeps for itself.
 

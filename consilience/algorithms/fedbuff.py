@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Unpack
 
 from consilience.algorithms._buffered import buffered
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Count
 from consilience.server.averaging.weighting.uniform import UniformWeights
 from consilience.server.rules.staleness import PolynomialStaleness, Staleness
 
 
+@recipe
 def fedbuff(
     *,
     buffer: Count = 10,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged, with_terms
+from consilience.algorithms._common import Common, averaged, recipe, with_terms
 from consilience.client.memory.control_variate import ControlVariate
 from consilience.client.memory.drift import Drift
 from consilience.client.terms.drift_corrected import DriftCorrected
@@ -16,6 +16,7 @@ from consilience.server.averaging.ledgers.mean_drift import MeanDrift
 from consilience.server.averaging.weighting.uniform import UniformWeights
 
 
+@recipe
 def feddc(*, alpha: NonNegative = 0.1, **common: Unpack[Common]) -> Algorithm:
     """Gao et al. 2022: clients minimise F_i(w) + alpha/2 |h_i + w - w^t|^2 + <g - g_i, w>, then h_i <- h_i + w_i - w^t.
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal, Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.client.distribution_matching import DistributionMatching
 from consilience.client.local_training import LocalTraining
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.settings import Count, Invalid, NonNegative, Positive
 from consilience.server.rules.synthetic_training import SyntheticTraining
 
-_UNUSED = ("terms", "memory", "personal_layers", "weighting", "combine", "step", "ledgers")
 
-
+@recipe
 def feddm(
     *,
     per_class: Count = 10,
@@ -40,11 +39,6 @@ def feddm(
     # at a uniform distance, so that models of any size get near and far ones alike; Adam, because the right rate of SGD
     # depends on the size of the features (accuracy on `digits`, Dirichlet 0.05, five rounds, one seed: 0.38 at rate 1,
     # 0.69 at 0.3, 0.82 at 0.1; Adam 0.83).
-    for name in _UNUSED:
-        if common.get(name):
-            raise Invalid(
-                f"feddm.{name} = {common.get(name)!r} cannot be used: clients send synthetic rows, not models"
-            )
     if common.get("channel", Plain()) != Plain():
         raise Invalid(f"feddm.channel = {common.get('channel')!r} cannot be used: channels carry models, not rows")
     common.setdefault("optimiser", "adam")

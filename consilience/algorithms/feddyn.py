@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged, with_terms
+from consilience.algorithms._common import Common, averaged, recipe, with_terms
 from consilience.client.memory.gradient import Gradient
 from consilience.client.terms.linear import Linear
 from consilience.client.terms.proximal import Proximal
@@ -14,6 +14,7 @@ from consilience.server.averaging.ledgers.mean_drift import MeanDrift
 from consilience.server.averaging.weighting.uniform import UniformWeights
 
 
+@recipe
 def feddyn(*, alpha: Positive = 0.1, **common: Unpack[Common]) -> Algorithm:
     """Acar et al. 2021: clients minimise F_k(w) - <g_k, w> + alpha/2 |w - w^t|^2, then g_k <- g_k - alpha (w_k - w^t).
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.client.reporting import ScoreAtEnd
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Probability
 from consilience.server.averaging.weighting.fedfa import FedFaWeights
 
 
+@recipe
 def fedfa(*, gamma: Probability = 0.5, **common: Unpack[Common]) -> Algorithm:
     """Huang et al. 2022, as DUW prints it: gamma M_k + (1 - gamma) E_k from accuracy and participation.
 

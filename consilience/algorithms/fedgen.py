@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged, with_terms
+from consilience.algorithms._common import Common, averaged, recipe, with_terms
 from consilience.client.label_counting import LabelCounting
 from consilience.client.local_training import LocalTraining
 from consilience.client.terms.generated_features import GeneratedFeatures
@@ -14,6 +14,7 @@ from consilience.core.settings import Count, Fraction, NonNegative, Positive
 from consilience.server.averaging.ledgers.generator import Generator
 
 
+@recipe
 def fedgen(
     *,
     alpha: NonNegative = 1.0,
@@ -22,7 +23,7 @@ def fedgen(
     generator_steps: Count = 50,
     generator_lr: Positive = 0.01,
     diversity: NonNegative = 1.0,
-    noise: Count = 32,
+    noise_size: Count = 32,
     hidden: Count = 128,
     **common: Unpack[Common],
 ) -> Algorithm:
@@ -37,7 +38,9 @@ def fedgen(
     # Paper: batch norm in the generator, y' uniform in the authors' code. Here: none, since its statistics would be one
     # more state; y' by the counts that clients send, as the paper's p(y).
     term = GeneratedFeatures(alpha=alpha, beta=beta, decay=decay)
-    ledger = Generator(noise=noise, hidden=hidden, steps=generator_steps, lr=generator_lr, diversity=diversity)
+    ledger = Generator(
+        noise_size=noise_size, hidden=hidden, steps=generator_steps, lr=generator_lr, diversity=diversity
+    )
     algorithm = with_terms(averaged(**common), term, ledgers=(ledger,))
     assert isinstance(algorithm.client, LocalTraining)
     return replace(algorithm, client=LabelCounting(training=algorithm.client))

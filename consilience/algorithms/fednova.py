@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.client.local_training import LocalTraining
 from consilience.client.solvers import SGD
 from consilience.client.terms.proximal import Proximal
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Invalid
 from consilience.server.averaging.averaging import Averaging
-from consilience.server.averaging.combining.weighted_mean import WeightedMean
-from consilience.server.averaging.steps.replace import Replace
 from consilience.server.rules.normalised_averaging import NormalisedAveraging
 
 
+@recipe
 def fednova(**common: Unpack[Common]) -> Algorithm:
     """Wang et al. 2020: w <- w - tau_eff sum_k (N_k / N) (w - w_k) / tau_k, tau_eff = sum_k (N_k / N) tau_k.
 
@@ -31,9 +30,9 @@ def fednova(**common: Unpack[Common]) -> Algorithm:
     assert isinstance(client, LocalTraining) and isinstance(server, Averaging)
     solver, proximal = client.solver, [term for term in client.terms if isinstance(term, Proximal)]
     if not isinstance(solver, SGD) or solver.nesterov or len(proximal) < len(client.terms):
-        raise Invalid("fednova knows how the steps of SGD add up, with momentum or FedProx's term: leave out the rest")
-    if server.combine != WeightedMean() or server.step != Replace() or server.ledgers or client.personal_layers:
-        raise Invalid("fednova merges by its own rule: leave out combine, step, ledgers and personal_layers")
+        raise Invalid("fednova needs optimiser = 'sgd' and no terms but 'proximal': it must know how steps add up")
+    if client.personal_layers is not None:
+        raise Invalid("fednova.personal_layers cannot be used: its server rescales whole models")
     shrink = solver.lr * sum(term.mu for term in proximal)
     return replace(
         plain, server=NormalisedAveraging(weighting=server.weighting, momentum=solver.momentum, shrink=shrink)

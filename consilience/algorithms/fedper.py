@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.client.personal_layers import Head
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Count
 
 
+@recipe
 def fedper(*, layers: Count = 1, **common: Unpack[Common]) -> Algorithm:
     """Arivazhagan et al. 2019: FedAvg of the body; each client keeps and trains its own last `layers` layers.
 

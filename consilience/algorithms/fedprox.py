@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged, with_terms
+from consilience.algorithms._common import Common, averaged, recipe, with_terms
 from consilience.client.inexactness import ReportsGamma
 from consilience.client.terms.proximal import Proximal
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import NonNegative
 
 
+@recipe
 def fedprox(*, mu: NonNegative = 0.1, report_gamma: bool = False, **common: Unpack[Common]) -> Algorithm:
     """Li et al. 2020: clients minimise F_k(w) + mu/2 |w - w_global|^2, as many steps as each can afford.
 

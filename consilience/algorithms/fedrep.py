@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.client.local_training import LocalTraining
 from consilience.client.personal_layers import Head
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Count
 
 
+@recipe
 def fedrep(*, head_epochs: Count = 1, layers: Count = 1, **common: Unpack[Common]) -> Algorithm:
     """Collins et al. 2021: `head_epochs` epochs on the client's own head alone, then `epochs` on the body alone.
 

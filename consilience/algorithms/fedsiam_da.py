@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal, Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.client.local_training import LocalTraining
 from consilience.client.memory.previous_model import PreviousModel
 from consilience.client.siamese_training import SiameseTraining
 from consilience.core.algorithm import Algorithm
-from consilience.core.settings import Invalid, NonNegative
+from consilience.core.settings import NonNegative
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.averaging.weighting.dual import DualWeights
 from consilience.server.protocols import read_by
 from consilience.server.rules.dual_averaging import LayerwiseDual
 
 
+@recipe
 def fedsiam_da(
     *,
     mu: NonNegative = 0.1,
@@ -31,14 +32,13 @@ def fedsiam_da(
     """Yang et al. 2022: F_k(w) + mu (cos(z_past, z) - cos(p', sg z)/2 - cos(p, sg z')/2), then xi_k ~ cos(w_k, mean).
 
     The server averages twice: the plain mean f, then sum_k xi_k w_k with xi_k = cos(w_k, f) / sum_j cos(w_j, f). These
-    weights are nearly the plain mean's: of = "updates" compares the updates, which do differ. Needs a model
+    weights are nearly the plain mean's: compare_on = "updates" compares the updates, which do differ. Needs a model
     with projection and prediction heads, such as model.name = "siamese"; `weighting` replaces the dual aggregation.
 
     Use when: representations drift apart and the model can have projection and prediction heads.
     Not when: compute is short: each step passes three networks; in our runs it did not beat FedAvg.
     """
     dual = DualWeights(compare_on=compare_on, first_stage=first_stage)
-    _refuse_idle(per_layer, dual, common)
     weighting, memory = common.setdefault("weighting", dual), common.get("memory", ())
     if "previous" not in [part.name for part in memory]:
         wanted = "moved" in read_by(weighting)
@@ -61,19 +61,3 @@ def fedsiam_da(
     )
     layered = LayerwiseDual(compare_on=compare_on, first_stage=first_stage, step=server.step)
     return replace(algorithm, client=siamese, server=layered if per_layer else server)
-
-
-def _refuse_idle(per_layer: bool, dual: DualWeights, common: Common) -> None:
-    """Refuse unsupported parts, and settings of the dual aggregation beside another weighting."""
-    if common.get("personal_layers") is not None:
-        raise Invalid(
-            f"personal_layers = {common['personal_layers']!r} is incompatible with siamese training, whose copy and "
-            "past are whole models"
-        )
-    given = [part for part in ("weighting", "combine", "ledgers") if common.get(part)]
-    if per_layer and given:
-        raise Invalid(f"per_layer = True weighs and merges every layer itself: leave out {given[0]}")
-    if "weighting" in given and dual not in (DualWeights(), common["weighting"]):
-        raise Invalid(
-            f"compare_on and first_stage are settings of the dual aggregation, which {common['weighting']!r} replaces"
-        )

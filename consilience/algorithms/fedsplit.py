@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Literal, Unpack
 
+from consilience.algorithms._common import recipe
 from consilience.algorithms._splitting import Local, splitting
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Fraction, Positive
 
 
+@recipe
 def fedsplit(
     *,
     step: Positive,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Common
+from consilience.algorithms._common import Common, recipe
 from consilience.algorithms._swapped import swapped
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Count, Probability
 from consilience.server.geometry.pairing import Random
 
 
+@recipe
 def fedswap(*, swap_percentage: Probability = 1.0, h1: Count = 1, h2: Count = 3, **common: Unpack[Common]) -> Algorithm:
     """Chiu et al. 2020: after h1 local steps models swap in random pairs, after every h2-th time they are averaged.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Common
+from consilience.algorithms._common import Common, recipe
 from consilience.algorithms._robust import robust
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Positive
@@ -12,6 +12,7 @@ from consilience.server.averaging.combining.geometric_median import GeometricMed
 from consilience.server.averaging.combining.tolerance import Faulty
 
 
+@recipe
 def geometric_median(*, nu: Positive = 1e-6, mix: Faulty | None = None, **common: Unpack[Common]) -> Algorithm:
     """Pillutla et al. 2022 (RFA): w = argmin_v sum_k |w_k - v|, by the smoothed Weiszfeld iteration.
 
@@ -22,4 +23,4 @@ def geometric_median(*, nu: Positive = 1e-6, mix: Faulty | None = None, **common
     Not when: labels are skewed and all clients are honest: it leans to the majority.
     """
     # Paper: weights N_k / N. Here: equal ones by default, because a client could claim any N_k.
-    return robust("geometric_median", GeometricMedian(nu=nu), mix, common)
+    return robust(GeometricMedian(nu=nu), mix, common)

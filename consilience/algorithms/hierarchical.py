@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Count, Whole
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.rules.edge_cloud import EdgeCloud
 
 
+@recipe
 def hierarchical(
     *,
     edges: Count = 2,

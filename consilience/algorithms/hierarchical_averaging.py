@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Count
 from consilience.server.averaging.weighting.hierarchical import HierarchicalWeights
 from consilience.server.rules.clusters import ClusterMetric, Groups
 
 
+@recipe
 def hierarchical_averaging(
     *, clusters: Count = 2, metric: ClusterMetric = "distance", groups: Groups | None = None, **common: Unpack[Common]
 ) -> Algorithm:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.client.choosing_training import ChoosingTraining
 from consilience.client.local_training import LocalTraining
 from consilience.core.algorithm import Algorithm
@@ -13,6 +13,7 @@ from consilience.server.averaging.averaging import Averaging
 from consilience.server.rules.chosen_clusters import ChosenClusters
 
 
+@recipe
 def ifca(*, clusters: Count = 2, cluster_seed: Whole = 0, **common: Unpack[Common]) -> Algorithm:
     """Ghosh et al. 2020: client k trains w_j with j = argmin_j F_k(w_j); each w_j is averaged over those who chose it.
 

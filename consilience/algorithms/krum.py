@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Common
+from consilience.algorithms._common import Common, recipe
 from consilience.algorithms._robust import robust
 from consilience.core.algorithm import Algorithm
 from consilience.server.averaging.combining.krum import Krum, Neighbours
 from consilience.server.averaging.combining.tolerance import Faulty
 
 
+@recipe
 def krum(
     *, f: Faulty = 0.2, neighbours: Neighbours = "n-f-1", mix: bool = False, **common: Unpack[Common]
 ) -> Algorithm:
@@ -22,4 +23,4 @@ def krum(
     Use when: a few clients may be hostile and one honest model is better than a spoilt mean.
     Not when: clients are unlike: it keeps one client's model and drops the rest.
     """
-    return robust("krum", Krum(f=f, neighbours=neighbours), f if mix else None, common)
+    return robust(Krum(f=f, neighbours=neighbours), f if mix else None, common)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.client.local_only import LocalOnly
 from consilience.client.local_training import LocalTraining
 from consilience.core.algorithm import Algorithm
-from consilience.core.settings import Invalid
 from consilience.server.rules.no_server import NoServer
 
 
+@recipe
 def local_only(**common: Unpack[Common]) -> Algorithm:
     """No paper: w_k <- local training from w_k, and nothing is shared.
 
@@ -21,9 +22,7 @@ def local_only(**common: Unpack[Common]) -> Algorithm:
     Use when: you want to know whether taking part is worth it for each client.
     Not when: one model for all is wanted.
     """
-    for key in ("weighting", "combine", "step", "ledgers", "channel", "personal_layers"):
-        if common.get(key):
-            raise Invalid(f"{key} = {common[key]!r} has no effect in local_only, where nothing is sent: leave it out")
     usual = averaged(**common)
     assert isinstance(usual.client, LocalTraining)
-    return Algorithm(selection=usual.selection, client=LocalOnly(training=usual.client), server=NoServer())
+    training = replace(usual.client, personal_layers=None)  # nothing is sent, so the whole model is the client's own
+    return Algorithm(selection=usual.selection, client=LocalOnly(training=training), server=NoServer())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged, with_terms
+from consilience.algorithms._common import Common, averaged, recipe, with_terms
 from consilience.client.memory.previous_model import PreviousModel
 from consilience.client.terms.contrastive import Contrastive
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import NonNegative, Positive
 
 
+@recipe
 def moon(*, mu: NonNegative = 1.0, temperature: Positive = 0.5, **common: Unpack[Common]) -> Algorithm:
     """Li, He, Song 2021: F_k(w) - mu log(e^{cos(z, z_glob)/T} / (e^{cos(z, z_glob)/T} + e^{cos(z, z_prev)/T})).
 

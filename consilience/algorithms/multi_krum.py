@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Common
+from consilience.algorithms._common import Common, recipe
 from consilience.algorithms._robust import robust
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Count
@@ -12,6 +12,7 @@ from consilience.server.averaging.combining.krum import MultiKrum, Neighbours
 from consilience.server.averaging.combining.tolerance import Faulty
 
 
+@recipe
 def multi_krum(
     *,
     f: Faulty = 0.2,
@@ -28,4 +29,4 @@ def multi_krum(
     Use when: as Krum, with the mean of several trusted models.
     Not when: clients are unlike: rare kinds of clients are dropped as outliers.
     """
-    return robust("multi_krum", MultiKrum(f=f, keep=keep, neighbours=neighbours), f if mix else None, common)
+    return robust(MultiKrum(f=f, keep=keep, neighbours=neighbours), f if mix else None, common)

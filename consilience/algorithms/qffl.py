@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.client.reporting import LossAtStart
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import NonNegative, Positive
@@ -13,6 +13,7 @@ from consilience.server.averaging.ledgers.qffl_step import QfflStep
 from consilience.server.averaging.weighting.qffl import QfflWeights
 
 
+@recipe
 def qffl(*, q: NonNegative = 1.0, lipschitz: Positive | None = None, **common: Unpack[Common]) -> Algorithm:
     """Li et al. 2020 (q-FedAvg): w <- w - sum_k Delta_k / sum_k h_k, Delta_k = F_k^q L (w - w_k),
     h_k = q F_k^(q-1) |L (w - w_k)|^2 + L F_k^q, where F_k is client k's loss at w and L = 1 / lr.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged, with_terms
+from consilience.algorithms._common import Common, averaged, recipe, with_terms
 from consilience.client.memory.control_variate import ControlVariate
 from consilience.client.terms.linear import Linear
 from consilience.core.algorithm import Algorithm
@@ -12,6 +12,7 @@ from consilience.server.averaging.ledgers.control_variates import ControlVariate
 from consilience.server.averaging.weighting.uniform import UniformWeights
 
 
+@recipe
 def scaffold(**common: Unpack[Common]) -> Algorithm:
     """Karimireddy et al. 2020, option II: y_i <- y_i - eta (g_i(y_i) - c_i + c), that is F_i(w) + <c - c_i, w>.
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Positive
 from consilience.selection.sliding_window import SlidingWindow
 from consilience.server.averaging.combining.simagg import SimAgg
 
 
+@recipe
 def simagg(*, eps: Positive = 1e-5, **common: Unpack[Common]) -> Algorithm:
     """Khan et al. 2021: per tensor p, share_k ~ u_k + v_k with u_k ~ 1 / (|p_k - mean p|_1 + eps) and v_k = N_k / N.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Common
+from consilience.algorithms._common import Common, recipe
 from consilience.algorithms._swapped import swapped
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Count, Invalid, Probability
@@ -13,6 +13,7 @@ from consilience.server.geometry.pairing import MinimumSimilarity, Pairing
 from consilience.server.geometry.similarity import Metric
 
 
+@recipe
 def simfedswap(
     *,
     metric: Metric | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.client.memory.previous_model import PreviousModel
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Count, Positive, Probability
@@ -13,13 +13,14 @@ from consilience.server.averaging.weighting.simprox import CompareOn, Previous, 
 from consilience.server.protocols import read_by
 
 
+@recipe
 def simprox(
     *,
     lambda_0: Probability = 0.7,
     tau: Positive = 0.5,
     softmax: bool = True,
     temperature: Positive | None = None,
-    prev: Previous = "global",
+    previous_model: Previous = "global",
     scaled_norms: bool = False,
     similarity: Similarity = "both",
     compare_on: CompareOn = "weights",
@@ -29,8 +30,8 @@ def simprox(
     """El-Niss et al. 2024: alpha_i ~ exp(-|w_i - w|) (1 + mean_j S_ij), S = lambda cosine + (1 - lambda) Gaussian.
 
     30 % of the clients a round, by a sliding window over a shuffled list. Local training is plain SGD: "proximal" is
-    only the factor exp(-g) in the weights. The options are those of `SimProxWeights`; with `prev="own"` each client
-    remembers its last model and reports how far it has moved from it.
+    only the factor exp(-g) in the weights. The options are those of `SimProxWeights`; with
+    `previous_model="own"` each client remembers its last model and reports how far it has moved from it.
 
     Use when: some clients may go astray, and the server may see every model.
     Not when: the server must see sums alone, or moves are small (weights are then within a few per cent of uniform).
@@ -41,7 +42,7 @@ def simprox(
         tau=tau,
         softmax=softmax,
         temperature=temperature,
-        prev=prev,
+        previous_model=previous_model,
         scaled_norms=scaled_norms,
         similarity=similarity,
         compare_on=compare_on,

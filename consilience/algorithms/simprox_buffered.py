@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from consilience.algorithms._buffered import buffered
-from consilience.algorithms._common import Common
+from consilience.algorithms._common import Common, recipe
 from consilience.algorithms.simprox import simprox
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Count, Positive, Probability
@@ -13,6 +13,7 @@ from consilience.selection.everyone import Everyone
 from consilience.server.rules.staleness import PolynomialStaleness, Staleness
 
 
+@recipe
 def simprox_buffered(
     *,
     buffer: Count = 10,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Common
+from consilience.algorithms._common import Common, recipe
 from consilience.algorithms._robust import robust
 from consilience.core.algorithm import Algorithm
 from consilience.server.averaging.combining.tolerance import Faulty
 from consilience.server.averaging.combining.trimmed_mean import TrimmedMean
 
 
+@recipe
 def trimmed_mean(*, f: Faulty = 0.2, mix: bool = False, **common: Unpack[Common]) -> Algorithm:
     """Yin et al. 2018: of every coordinate, the mean of the w_k without the f smallest and the f largest.
 
@@ -20,4 +21,4 @@ def trimmed_mean(*, f: Faulty = 0.2, mix: bool = False, **common: Unpack[Common]
     Use when: a known share of clients may be hostile in any coordinate.
     Not when: labels are skewed: rare classes are what gets trimmed.
     """
-    return robust("trimmed_mean", TrimmedMean(f=f), f if mix else None, common)
+    return robust(TrimmedMean(f=f), f if mix else None, common)

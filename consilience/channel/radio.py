@@ -12,7 +12,7 @@ from consilience.channel.update import by_row, carrying, closed, each_floating, 
 from consilience.core import rng
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.rng import exponentials, normals
-from consilience.core.settings import Positive, Range, check
+from consilience.core.settings import OnlyWith, Positive, Range, check
 from consilience.core.tree import Tree
 
 Fading = Literal["none", "rayleigh"]
@@ -25,12 +25,12 @@ class Radio:
 
     The server receives y = h x + n and, knowing h, takes x + n/h: noise of variance mean(x^2) / (snr |h|^2) on every
     value x of the update. Without fading h = 1; with "rayleigh", |h|^2 is exponential with mean 1, drawn afresh for
-    every client and round, and where it is below `floor` the client sends with more power, as if it were `floor`.
+    every client and round, and where it is below `min_gain` the client sends with more power, as if it were `min_gain`.
     """
 
     snr_db: Decibels = 20.0
     fading: Fading = "none"
-    floor: Positive = 0.1
+    min_gain: Annotated[Positive, OnlyWith("fading", ("rayleigh",))] = 0.1
 
     def __post_init__(self) -> None:
         check(self)
@@ -54,7 +54,7 @@ class Radio:
             return cohort
         update = cohort.reply["model"]["params"]
         keys = client_keys(cohort, key)
-        loudness = rms(update) / (10 ** (self.snr_db / 20) * gains(keys, self.fading, self.floor).sqrt())  # [m]
+        loudness = rms(update) / (10 ** (self.snr_db / 20) * gains(keys, self.fading, self.min_gain).sqrt())  # [m]
         noise = [normals(leaf_key(keys, 1 + n), leaf[0].numel()) for n, leaf in enumerate(floating(update))]
 
         def disturb(leaf: Tensor, number: int) -> Tensor:
@@ -74,7 +74,7 @@ class OverTheAir:
 
     snr_db: Decibels = 20.0
     fading: Fading = "none"
-    floor: Positive = 0.1
+    min_gain: Annotated[Positive, OnlyWith("fading", ("rayleigh",))] = 0.1
 
     def __post_init__(self) -> None:
         check(self)
@@ -105,7 +105,7 @@ class OverTheAir:
         if not len(heard):
             return models
         loud = rms(update)[list(heard)].max()
-        weakest = gains(client_keys(cohort, key)[list(heard)], self.fading, self.floor).min()
+        weakest = gains(client_keys(cohort, key)[list(heard)], self.fading, self.min_gain).min()
         deviation = loud / (10 ** (self.snr_db / 20) * weakest.sqrt() * len(heard))
         common = torch.tensor(rng.key(key, "air"), device=loud.device)
 
@@ -121,10 +121,10 @@ def client_keys(cohort: Cohort, key: int) -> Tensor:
     return rng.fold(key, torch.from_numpy(cohort.ids).to(cohort.examples.device))
 
 
-def gains(keys: Tensor, fading: Fading, floor: float) -> Tensor:
-    """[m] |h|^2, at least `floor`."""
+def gains(keys: Tensor, fading: Fading, min_gain: float) -> Tensor:
+    """[m] |h|^2, at least `min_gain`."""
     ones = torch.ones(keys.shape, dtype=torch.float64, device=keys.device)
-    return ones if fading == "none" else exponentials(keys).clamp(min=floor)
+    return ones if fading == "none" else exponentials(keys).clamp(min=min_gain)
 
 
 def rms(update: Tree) -> Tensor:

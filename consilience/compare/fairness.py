@@ -8,7 +8,6 @@ from typing import Any
 from consilience.compare.plan import LOCAL_WORK, Cell, Comparison
 from consilience.compare.results import CellResult
 from consilience.core.algorithm import Algorithm
-from consilience.experiments.config.catalogue import KINDS
 from consilience.runs.identity import changed_keys
 
 _THE_METHOD = ("algorithm", "name", "seed", "runs")
@@ -45,7 +44,7 @@ def recorded_differences(comparison: Comparison, cells: Sequence[CellResult]) ->
 
 
 def _algorithm(cell: Cell) -> Algorithm:
-    found: Algorithm = KINDS["algorithm"].build(cell.config.algorithm.name, cell.config.algorithm.options)
+    found: Algorithm = cell.config.algorithm.built
     return found
 
 

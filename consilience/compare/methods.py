@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from consilience.core.settings import Invalid, Option, nearest, refuse_unknown
-from consilience.experiments.config import parts
 from consilience.experiments.config.catalogue import KINDS, section_options
+from consilience.options import parts
 from consilience.runs import toml_text
 from consilience.runs.names import LONGEST, plain
 

@@ -15,9 +15,10 @@ from typing import Any
 from consilience.compare.methods import Method, read_methods
 from consilience.core.capabilities import PoolsData, capability
 from consilience.core.settings import Fraction, Invalid, check_value, nearest, refuse_unknown
-from consilience.experiments.config import parts
-from consilience.experiments.config.catalogue import KINDS, default_part, has_own_default, section_options
+from consilience.experiments.config.catalogue import KINDS, has_own_default, section_options
 from consilience.experiments.config.config import Config, Seed, from_table
+from consilience.options import parts
+from consilience.options.recipes import default_part
 from consilience.runs import identity, toml_text
 from consilience.runs.names import LONGEST, safe_name
 from consilience.selection.fixed_for_rounds import FixedForRounds
@@ -154,7 +155,7 @@ def carried(base: Config, name: str) -> Table:
 
 def _with_selection(options: Table, base: Config) -> Table:
     """The selection of the base run, spelled out: recipes differ in what they choose by default."""
-    selection = KINDS["algorithm"].build(base.algorithm.name, base.algorithm.options).selection
+    selection = base.algorithm.built.selection
     if capability(selection, PoolsData) is not None:
         return options
     return {

@@ -13,7 +13,6 @@ import numpy as np
 from consilience.compare.methods import Method
 from consilience.compare.paired import Paired, paired
 from consilience.compare.plan import Cell, Comparison
-from consilience.experiments.config.catalogue import KINDS
 from consilience.runs import canonical
 from consilience.runs.folder import RunFolder
 
@@ -102,7 +101,7 @@ def read_cell(path: Path, cell: Cell, target: float | None) -> CellResult:
     if known["status"] != "finished" or not rows:
         return CellResult(**known)
     seconds = sum(row["seconds"] + row["evaluation_seconds"] for row in folder.timing.read().rows)
-    algorithm = KINDS["algorithm"].build(cell.config.algorithm.name, cell.config.algorithm.options)
+    algorithm = cell.config.algorithm.built
     return CellResult(
         **known,
         qualities=qualities(rows),

@@ -7,11 +7,14 @@ import difflib
 import functools
 import inspect
 import math
+import numbers
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
+
+from consilience.core import renamed
 
 
 class Invalid(ValueError):
@@ -42,6 +45,18 @@ class Range:
         return " and ".join(f"{sign} {bound:g}" for sign, bound in signs if bound is not None)
 
 
+@dataclass(frozen=True)
+class OnlyWith:
+    """A setting that does nothing unless the setting `key` beside it has one of these values (None: is left out)."""
+
+    key: str
+    values: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        chosen = " | ".join("none" if value is None else str(value) for value in self.values)
+        return f"(only with {self.key}{f' = {chosen}' if chosen else ''})"
+
+
 Positive = Annotated[float, Range(above=0)]
 NonNegative = Annotated[float, Range(least=0)]
 Fraction = Annotated[float, Range(above=0, most=1)]
@@ -66,6 +81,19 @@ def check(part: Any) -> None:
         settled = check_value(f"{type(part).__name__}.{field.name}", value, hints[field.name])
         if settled is not value:
             object.__setattr__(part, field.name, settled)
+    for field in dataclasses.fields(part):
+        for note in getattr(hints[field.name], "__metadata__", ()):
+            if isinstance(note, OnlyWith):
+                _refuse_idle(part, field, note)
+
+
+def _refuse_idle(part: Any, field: dataclasses.Field[Any], needs: OnlyWith) -> None:
+    """Refuse a field that was set although the field beside it, on which it depends, keeps it from having an effect."""
+    value, other = getattr(part, field.name), getattr(part, needs.key)
+    live = other in needs.values if needs.values else other is not None
+    if value != field.default and not live:
+        owner = type(part).__name__
+        raise Invalid(f"{owner}.{field.name} = {value!r} has no effect with {needs.key} = {other!r}: leave it out")
 
 
 def check_value(key: str, value: Any, annotation: Any) -> Any:
@@ -87,6 +115,8 @@ def check_value(key: str, value: Any, annotation: Any) -> Any:
         return value
     if origin is tuple:
         return _check_tuple(key, value, typing.get_args(annotation))
+    if annotation in (int, float) and isinstance(value, numbers.Real) and hasattr(value, "item"):  # NumPy's numbers
+        value = value.item()
     if annotation is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     wrong_bool = isinstance(value, bool) and annotation in (int, float)
@@ -134,6 +164,9 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], key: str) -> None
     for name in given:
         if name not in known:
             place = f"{key}.{name}" if key else name
+            new = renamed.option(name, known)
+            if new is not None:
+                raise Invalid(f"{place} is now called {new}: write that (`consilience migrate` rewrites a config file)")
             raise Invalid(f"{place} is not a setting{nearest(name, known)}; known here: {_listed(known)}")
 
 

@@ -14,8 +14,7 @@ import torch
 from consilience import models
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm
-from consilience.core.capabilities import Buffers, ChecksSurroundings, ChecksTask, ChoosesCount, PoolsData, capability
-from consilience.core.exchange import Pool
+from consilience.core.capabilities import ChecksSurroundings, ChecksTask, PoolsData, capability
 from consilience.core.federation import Federation
 from consilience.core.protocols import Engine, RunnerEngine
 from consilience.core.settings import Invalid, options_of
@@ -25,13 +24,13 @@ from consilience.data.dataset import Dataset
 from consilience.data.federate import federate
 from consilience.data.partition import fingerprint
 from consilience.environments.environment import Environment
+from consilience.experiments.cohort_size import try_selection
 from consilience.experiments.config.catalogue import ENGINES, KINDS
 from consilience.experiments.config.config import Config
-from consilience.experiments.config.parts import made
 from consilience.experiments.experiment import Experiment
 from consilience.experiments.privacy_ledger import refuse_overspending
 from consilience.experiments.private_data import refuse_shared_preparation
-from consilience.server.protocols import Merges, Tolerant
+from consilience.options.parts import made
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -78,12 +77,12 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
         torch.set_num_threads(config.threads)
     data = read_data(config) if data is None else data
     federation, rows = spread(config, data)
-    algorithm = KINDS["algorithm"].build(config.algorithm.name, config.algorithm.options)
+    algorithm: Algorithm = config.algorithm.built
     if capability(algorithm.selection, PoolsData) is not None:
         federation = federation.pooled()
     task = Task(_model(config, data), loss_name(config, data))
     try_model(task, federation, f"model.name = {config.model.name!r}", f"data.name = {config.data.name!r}")
-    environment = KINDS["environment"].build(config.environment.name, config.environment.options)
+    environment = config.environment.built
     made("environment", lambda: environment.check_against(len(federation)), {})
     settings = {**config.engine, "environment": environment, "rounds_ahead": config.rounds}
     where = ENGINES[settings.pop("name", "vectorised")]
@@ -91,7 +90,7 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
     try_client(algorithm, task)
     _try_surroundings(config, algorithm, engine)
     _try_budget(0 if resumed else config.rounds, algorithm, engine)
-    _try_selection(config, algorithm, federation)
+    try_selection(algorithm, federation, config.seed)
     prints = {"data": data_fingerprint(data), "partition": fingerprint(rows)}
     return Simulation(
         config=config,
@@ -113,8 +112,7 @@ def read_data(config: Config) -> Dataset:
 
 def spread(config: Config, data: Dataset) -> tuple[Federation, list[np.ndarray]]:
     """The data over clients, with enough test rows for what is to be measured."""
-    partition = KINDS["partition"].build(config.partition.name, config.partition.options)
-    federation, rows = made("partition", lambda: federate(data, partition, seed=config.seed), {})
+    federation, rows = made("partition", lambda: federate(data, config.partition.built, seed=config.seed), {})
     if config.evaluation.every and federation.test is None:
         hint = "set data.test_fraction" if "test_fraction" in options_of(_loader(config)) else "give a test set"
         raise Invalid(
@@ -206,20 +204,3 @@ def _try_budget(rounds: int, algorithm: Algorithm, engine: Engine) -> None:
     clients = len(engine.sizes)
     refuse = functools.partial(refuse_overspending, algorithm.server, engine.start(), clients=clients)
     made("algorithm", functools.partial(refuse, rounds=rounds), {})
-
-
-def _try_selection(config: Config, algorithm: Algorithm, federation: Federation) -> None:
-    """Refuse a selection that asks for more clients than there are, or that finds nobody."""
-    clients, sizes = len(federation), federation.train.sizes.numpy()
-    counting = capability(algorithm.selection, ChoosesCount)
-    count = None if counting is None else counting.count
-    if count is not None and count > clients:
-        raise Invalid(f"algorithm.selection.count = {count} is more than the {clients} clients there are")
-    nothing = np.full(clients, np.nan)
-    pool = Pool(sizes=sizes, losses=nothing, available=np.ones(clients, dtype=bool))
-    chosen = made("algorithm.selection", lambda: algorithm.selection.choose(0, pool, config.seed), {})
-    merging, buffers = capability(algorithm.server, Merges), capability(algorithm.server, Buffers)
-    tolerant = None if merging is None else capability(merging.combine, Tolerant)
-    if tolerant is not None:  # with a buffer, replies of several selections add up to a round
-        replies = len(chosen) if buffers is None else min(buffers.buffer, clients)
-        made("algorithm.combine", functools.partial(tolerant.check_against, replies), {})

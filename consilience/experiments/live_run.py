@@ -16,6 +16,7 @@ from consilience.core.rounds import Diverged, Snapshot, run
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.experiments import privacy_ledger, trackers
+from consilience.experiments.cohort_size import lone_client
 from consilience.experiments.config.config import Config
 from consilience.experiments.experiment import Experiment
 from consilience.experiments.export import export
@@ -47,7 +48,8 @@ class Run:
         self._resume: Snapshot | None = None
         self._traffic = (0, 0)
         self._tracker: trackers.Tracker | None = None
-        self.notes: list[str] = []
+        alone = lone_client(experiment.algorithm, experiment.clients, self.config.seed)
+        self.notes: list[str] = [alone] if alone is not None else []
         if saved is not None and self.config.rounds < saved.round:
             raise Invalid(f"rounds = {self.config.rounds}, but {saved.round} rounds are finished: give at least that")
         self._privacy = privacy_ledger.opened(folder, experiment.algorithm.server, saved)
@@ -109,7 +111,7 @@ class Run:
     def complete(self, watch: Watch | None = None) -> Result:
         """Run to the end (or to a signal), export the model and say how it went."""
         self._tracker = trackers.opened(self.config.log, self.folder, self.config.table())
-        self.folder.record(status="running")
+        self.folder.record(status="running", **({"notes": self.notes} if self.notes else {}))
         try:
             for _ in watch(self) if watch else self.observations():
                 pass

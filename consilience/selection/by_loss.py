@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
 from consilience.core.exchange import Pool
 from consilience.core.rng import host
-from consilience.core.settings import Count, Fraction, Invalid, Positive, check
+from consilience.core.settings import Count, Fraction, Invalid, OnlyWith, Positive, check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,29 +17,24 @@ class ByLoss:
     """`count` clients, or floor(`fraction` x all clients) but at least one, drawn without replacement by their loss.
 
     proportional_to: probabilities follow the "loss" F_k, the "softmax" exp(F_k / temperature), or the "total" N_k F_k.
-    fresh: ask every candidate for its loss at the current model (a pass over its training rows, and the model sent);
+    fresh_losses: ask every candidate for its loss at the current model (a pass over its rows, and the model sent);
     otherwise the loss it last reported counts, and a client that has reported none counts as the worst known.
     """
 
     fraction: Fraction | None = None
     count: Count | None = None
     proportional_to: Literal["loss", "softmax", "total"] = "loss"
-    temperature: Positive = 1.0
-    fresh: bool = True
+    temperature: Annotated[Positive, OnlyWith("proportional_to", ("softmax",))] = 1.0
+    fresh_losses: bool = True
 
     def __post_init__(self) -> None:
         check(self)
         if (self.fraction is None) == (self.count is None):
             raise Invalid("ByLoss takes either fraction or count: give exactly one of them")
-        if self.temperature != 1 and self.proportional_to != "softmax":
-            raise Invalid(
-                f"ByLoss.temperature has no effect with proportional_to = {self.proportional_to!r}: leave it out, or "
-                "use 'softmax'"
-            )
 
     def queries(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """Everyone who could be chosen, unless old losses will do."""
-        return pool.candidates if self.fresh else pool.candidates[:0]
+        return pool.candidates if self.fresh_losses else pool.candidates[:0]
 
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """A fresh sample; a client's luck depends on nobody else."""

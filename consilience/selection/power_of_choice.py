@@ -16,7 +16,7 @@ class PowerOfChoice:
     """`candidates` clients are drawn by their share of the rows; of these the `count` (or floor(`fraction` x all
     clients), at least one) with the largest losses at the current model take part.
 
-    candidates: the paper's d, by default twice as many as take part. fresh: ask the candidates for their losses (a
+    candidates: the paper's d, by default twice as many as take part. fresh_losses: ask the candidates for theirs (a
     pass over their rows, and the model sent); otherwise the losses they last reported count (the paper's rpow-d), and
     a client that has reported none counts as the worst.
     """
@@ -24,7 +24,7 @@ class PowerOfChoice:
     fraction: Fraction | None = None
     count: Count | None = None
     candidates: Count | None = None
-    fresh: bool = True
+    fresh_losses: bool = True
 
     def __post_init__(self) -> None:
         check(self)
@@ -35,7 +35,7 @@ class PowerOfChoice:
 
     def queries(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """The candidates, unless old losses will do."""
-        return self._drawn(round, pool, seed) if self.fresh else pool.candidates[:0]
+        return self._drawn(round, pool, seed) if self.fresh_losses else pool.candidates[:0]
 
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """The candidates with the largest losses; of equal ones, those drawn first by number."""

@@ -26,7 +26,7 @@ from consilience.core.rounds import run
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.environments.environment import Environment
-from consilience.experiments.config import parts
+from consilience.options import parts
 from consilience.selection import Uniform
 
 pytestmark = pytest.mark.usefixtures("untraced")
@@ -410,7 +410,7 @@ def test_fading_is_drawn_for_every_client_and_bounded_by_the_floor() -> None:
     start, replies = wide(20, 500)
     measured = []
     for seed in range(100):
-        _, got, _ = through(Radio(snr_db=0.0, fading="rayleigh", floor=0.2), replies, start, seed=seed)
+        _, got, _ = through(Radio(snr_db=0.0, fading="rayleigh", min_gain=0.2), replies, start, seed=seed)
         measured.append(4.0 ** np.arange(20) / errors(got, replies).square().mean(1).numpy())
     gains = np.concatenate(measured)
     assert gains.min() > 0.2 * 0.75

@@ -125,7 +125,7 @@ def test_fedgens_terms_leave_out_padding_and_an_untrained_generator() -> None:
 
 def test_the_generators_loss_by_hand() -> None:
     """Each classifier counts by its client's share of the label; plus exp(-mean |e - e'|^2 |z - z'|)."""
-    rule = Generator(noise=2, hidden=3, diversity=0.7)
+    rule = Generator(noise_size=2, hidden=3, diversity=0.7)
     params = new_generator(2, 4, noise=2, hidden=3, like=random(1))
     weights, biases = random(2, 2, 4, seed=1), random(2, 2, seed=2)
     expertise = torch.tensor([[0.9, 0.25], [0.1, 0.75]], dtype=DOUBLE)  # [clients, labels]
@@ -146,7 +146,7 @@ def test_the_generator_learns_what_the_classifiers_agree_on() -> None:
     """Two clients, each an expert of its own labels: features of a label satisfy its expert."""
     heads = random(2, 4, 6, seed=5)
     counts = torch.tensor([[50.0, 50.0, 0, 0], [0, 0, 60.0, 40.0]], dtype=DOUBLE)
-    rule = Generator(steps=150, hidden=32, noise=8)
+    rule = Generator(steps=150, hidden=32, noise_size=8)
     params = rule._train(new_generator(4, 6, noise=8, hidden=32, like=heads), (heads, None), counts, key=1)
     y = torch.arange(4).repeat(25)
     z = generate(params, y, random(100, 8, seed=6))
@@ -258,7 +258,7 @@ def test_the_server_stays_within_the_radius_and_needs_something_to_learn_from() 
 def test_feddm_refuses_what_has_no_models_to_act_on() -> None:
     from consilience.client import Proximal
 
-    with pytest.raises(Invalid, match=r"feddm.terms = .* clients send synthetic rows, not models"):
+    with pytest.raises(Invalid, match=r"feddm.terms = .* has no effect in feddm"):
         feddm(terms=(Proximal(),))
     with pytest.raises(Invalid, match=r"shape is missing: .* shape = \[1, 28, 28\]"):
         list(run(feddm(), tiny.engine(tiny.convnet), rounds=1))

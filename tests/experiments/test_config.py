@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Invalid
 from consilience.data.partition import Dirichlet, Iid, Mixture
-from consilience.experiments.config import catalogue, config, parts
+from consilience.experiments.config import catalogue, config
 from consilience.experiments.config.catalogue import KINDS, engine_options, listing
+from consilience.options import parts
 from consilience.runs import toml_text
 from consilience.selection import Everyone, SlidingWindow, Uniform
 from consilience.server.protocols import Weighting
@@ -135,6 +136,7 @@ def test_the_algorithm_is_what_the_recipe_builds_from_python() -> None:
     assert built == fedprox(mu=0.7, lr=0.2, epochs=3, batch_size=16, selection=Everyone())
 
 
+@recipe
 def eager(**common: Unpack[Common]) -> Algorithm:
     """A recipe with a default of its own for an option that all recipes share."""
     common.setdefault("lr", 0.5)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from consilience.core.settings import Invalid, Option, Range
-from consilience.experiments.config import config, parts
+from consilience.experiments.config import config
 from consilience.experiments.config.catalogue import KINDS, engine_options, section_options
+from consilience.options import parts
 from consilience.runs import toml_text
 
 Case = tuple[dict[str, Any], str, str]

@@ -133,7 +133,7 @@ def test_fresh_losses_are_those_of_the_current_model_and_are_paid_for() -> None:
 
 def test_old_losses_cost_nothing() -> None:
     engine = tiny.engine(tiny.mlp)
-    selection = ByLoss(count=2, fresh=False)
+    selection = ByLoss(count=2, fresh_losses=False)
     assert len(selection.queries(0, pool_of([1.0, 2.0]), 0)) == 0
     rounds = list(run(fedavg(lr=0.05, batch_size=4, selection=selection), engine, rounds=2))
     plain = next(iter(run(fedavg(lr=0.05, batch_size=4, selection=Everyone()), engine, rounds=1)))

@@ -48,7 +48,7 @@ def test_as_many_candidates_as_chosen_is_sampling_by_rows() -> None:
 
 
 def test_unknown_losses_count_as_the_worst_and_nobody_is_asked_twice_without_need() -> None:
-    lazy = PowerOfChoice(count=1, candidates=3, fresh=False)
+    lazy = PowerOfChoice(count=1, candidates=3, fresh_losses=False)
     here = pool([1, 1, 1], [3.0, np.nan, 9.0])
     assert lazy.queries(0, here, 0).tolist() == [] and lazy.choose(0, here, 0).tolist() == [1]
 

@@ -203,6 +203,6 @@ def test_clusters_find_two_opposed_kinds_of_clients() -> None:
 
 
 def test_parts_that_a_cluster_cannot_use_are_refused() -> None:
-    with pytest.raises(Invalid, match="weighting cannot be set for clustered_averaging"):
+    with pytest.raises(Invalid, match=r"weighting = UniformWeights\(\) has no effect in clustered_averaging"):
         clustered_averaging(weighting=UniformWeights())
     clustered_averaging(ledgers=())  # as a config writes it

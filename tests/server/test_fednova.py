@@ -160,10 +160,10 @@ def test_with_equal_steps_paced_training_is_plain() -> None:
 @pytest.mark.parametrize(
     ("recipe", "options", "message"),
     [
-        (cs.fednova, {"optimiser": "adam"}, "fednova knows how the steps of SGD add up"),
+        (cs.fednova, {"optimiser": "adam"}, "fednova needs optimiser = 'sgd'"),
         (cs.fednova, {"momentum": 0.9, "terms": (Proximal(mu=0.1),)}, "momentum or with a proximal term, not both"),
         (cs.duw_fednova, {"momentum": 0.9}, "scales the steps of plain SGD"),
-        (cs.duw_fednova, {"terms": (Proximal(mu=0.1),)}, "leave out terms and ledgers"),
+        (cs.duw_fednova, {"terms": (Proximal(mu=0.1),)}, "duw_fednova.terms cannot be used"),
     ],
 )
 def test_what_cannot_meet_is_refused(recipe: Any, options: dict[str, Any], message: str) -> None:

@@ -239,10 +239,10 @@ def test_prev_own_takes_the_reported_distance() -> None:
     w, w_global = clients(9, 4)
     g = np.array([0.1, 5.0, 1.0, 2.0])
     cohort = cohort_of(w, reply={"moved": torch.from_numpy(g)})
-    got, notes = weigh(w, w_global, cohort, prev="own")
+    got, notes = weigh(w, w_global, cohort, previous_model="own")
     np.testing.assert_allclose(got, literal(w, w_global, g=g), rtol=0, atol=1e-12)
     assert notes["movement"].tolist() == g.tolist()
-    scaled, _ = weigh(w, w_global, cohort, prev="own", scaled_norms=True)
+    scaled, _ = weigh(w, w_global, cohort, previous_model="own", scaled_norms=True)
     np.testing.assert_allclose(scaled, literal(w, w_global, g=g, scaled_norms=True), rtol=0, atol=1e-12)
 
 
@@ -251,26 +251,26 @@ def test_prev_own_measures_stand_ins_from_the_broadcast_model() -> None:
     w[1] = w_global
     said = torch.tensor([0.5, 77.0, 1.5], dtype=torch.float64)
     cohort = cohort_of(w, reply={"moved": said}, heard=np.array([True, False, True]))
-    assert weigh(w, w_global, cohort, prev="own")[1]["movement"].tolist() == [0.5, 0.0, 1.5]
+    assert weigh(w, w_global, cohort, previous_model="own")[1]["movement"].tolist() == [0.5, 0.0, 1.5]
 
 
 def test_prev_own_without_the_report_is_refused() -> None:
     with pytest.raises(Invalid, match=r"needs to know how far clients moved .* PreviousModel\(report=True\)"):
-        weigh(*clients(0), prev="own")
+        weigh(*clients(0), previous_model="own")
     with pytest.raises(
         Invalid, match="SimProxWeights reads 'moved' in the replies, which no memory of the client says"
     ):
-        fedavg(weighting=SimProxWeights(prev="own"))
-    own = simprox(prev="own")
-    assert simprox(weighting=SimProxWeights(prev="own")) == own
-    assert simprox(prev="own", memory=(PreviousModel(),)) == own  # not two memories of one name
+        fedavg(weighting=SimProxWeights(previous_model="own"))
+    own = simprox(previous_model="own")
+    assert simprox(weighting=SimProxWeights(previous_model="own")) == own
+    assert simprox(previous_model="own", memory=(PreviousModel(),)) == own  # not two memories of one name
 
 
 @pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize("lane", ["serial", "batched"])
 def test_prev_own_in_a_run(lane: str) -> None:
     """First the broadcast model, then the client's own last one, many rounds old with a sliding window."""
-    algorithm = simprox(prev="own", batch_size=4, lr=0.1, selection=SlidingWindow(fraction=0.4))
+    algorithm = simprox(previous_model="own", batch_size=4, lr=0.1, selection=SlidingWindow(fraction=0.4))
     engine = tiny.engine(tiny.convnet, lane=lane, environment=Environment(communication=0.8, silent="stand_in"))
     last: dict[int, torch.Tensor] = {}
     before, returned = engine.start(), 0
@@ -296,7 +296,13 @@ def test_prev_own_in_a_run(lane: str) -> None:
 @pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize(
     "options",
-    [{"compare_on": "updates"}, {"temperature": 0.5}, {"sketch": 64}, {"similarity": "cosine"}, {"prev": "own"}],
+    [
+        {"compare_on": "updates"},
+        {"temperature": 0.5},
+        {"sketch": 64},
+        {"similarity": "cosine"},
+        {"previous_model": "own"},
+    ],
     ids=str,
 )
 def test_options_run_and_lanes_agree(options: dict[str, Any]) -> None:
@@ -324,7 +330,7 @@ def test_weights_of_updates_depend_on_the_updates_alone() -> None:
     ("options", "message"),
     [
         ({"temperature": 0}, r"SimProxWeights.temperature = 0.0 is out of range: it must be > 0"),
-        ({"prev": "mine"}, r"SimProxWeights.prev = 'mine' is not one of global, own"),
+        ({"previous_model": "mine"}, r"SimProxWeights.previous_model = 'mine' is not one of global, own"),
         ({"similarity": "cosin"}, r"not one of both, cosine, gaussian \(did you mean 'cosine'\?\)"),
         ({"compare_on": "update"}, r"SimProxWeights.compare_on = 'update' is not one of weights, updates"),
         ({"sketch": 0}, r"SimProxWeights.sketch = 0 is out of range: it must be >= 1"),

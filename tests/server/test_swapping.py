@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from consilience.experiments.assembly import assemble
 from consilience.experiments.config import config
 from consilience.selection import Everyone, SlidingWindow, Uniform
 from consilience.selection.fixed_for_rounds import FixedForRounds
+from consilience.server.averaging.ledgers.mean_drift import MeanDrift
 from consilience.server.averaging.weighting.uniform import UniformWeights
 from consilience.server.geometry.model_similarity import Layerwise
 from consilience.server.geometry.pairing import ExactMatching, Greedy, MinimumSimilarity, Random
@@ -366,7 +366,7 @@ def test_combinations_without_sense_are_refused() -> None:
     with pytest.raises(
         Invalid, match="is incompatible with swapping: a ledger follows one global model from round to round"
     ):
-        fedswap(ledgers=(SimpleNamespace(name="c", needs_each_reply=False),))  # type: ignore[arg-type]
+        fedswap(ledgers=(MeanDrift(),))
     with pytest.raises(Invalid, match=r"Swapping\.swap_percentage = 1\.5 is out of range"):
         Swapping(swap_percentage=1.5)
 

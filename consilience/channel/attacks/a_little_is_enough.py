@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from consilience.channel.attacks.search import Target, strongest
 from consilience.channel.attacks.traitors import alike, forged, require_some, split
 from consilience.core.exchange import Broadcast, Cohort
-from consilience.core.settings import Count, Fraction, Positive, Whole, check
+from consilience.core.settings import Count, Fraction, OnlyWith, Positive, Whole, check
 from consilience.core.tree import Tree, map_leaves
 
 
@@ -27,7 +28,7 @@ class ALittleIsEnough:
     fraction: Fraction | None = None
     strength: Positive | None = 1.5
     against: Target | None = None
-    tries: Count = 21
+    tries: Annotated[Count, OnlyWith("against")] = 21
 
     def __post_init__(self) -> None:
         check(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from consilience.channel.attacks.search import Target, strongest
 from consilience.channel.attacks.traitors import alike, forged, require_some, split
 from consilience.core.exchange import Broadcast, Cohort
-from consilience.core.settings import Count, Fraction, Positive, Whole, check
+from consilience.core.settings import Count, Fraction, OnlyWith, Positive, Whole, check
 from consilience.core.tree import Tree, map_leaves
 
 
@@ -25,7 +26,7 @@ class InnerProduct:
     fraction: Fraction | None = None
     strength: Positive = 2.0
     against: Target | None = None
-    tries: Count = 21
+    tries: Annotated[Count, OnlyWith("against")] = 21
 
     def __post_init__(self) -> None:
         check(self)

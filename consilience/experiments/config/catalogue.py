@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from consilience import algorithms, environments, models
-from consilience.algorithms._common import averaged
 from consilience.core.protocols import RunnerEngine
 from consilience.core.settings import Invalid, Option, nearest, options_of
 from consilience.data import datasets, partition
 from consilience.engines.ray.cluster import RayCluster
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
-from consilience.experiments.config.parts import parts_of, protocol_in
+from consilience.options.parts import parts_of, protocol_in
+from consilience.options.recipes import default_algorithm, default_part, shared_defaults
 
 Factory = Callable[..., Any]
 MANY = 12  # names: more are not spelled out where a near one is known
@@ -124,7 +125,7 @@ def with_defaults(section: str, name: str, given: Mapping[str, Any]) -> dict[str
     known = section_options(section, name)
     own = {key: option.default for key, option in options_of(factory).items() if key in known}
     if section == "algorithm":
-        own = {key: _shared_default(factory, key, given) if value is None else value for key, value in own.items()}
+        own = {**shared_defaults(factory), **{key: value for key, value in own.items() if value is not None}}
     return filled(known, given, own)
 
 
@@ -153,15 +154,7 @@ def has_own_default(recipe: Factory, key: str) -> bool:
     """Whether a recipe has a default of its own for an option that all recipes share."""
     if key in inspect.signature(recipe).parameters:
         return True
-    return not _needs_something(recipe) and _shared_default(recipe, key, {}) is None
-
-
-def _shared_default(recipe: Factory, key: str, given: Mapping[str, Any]) -> Any:
-    """The default of an option that all recipes share, if stating it makes no difference to this recipe."""
-    default = {name: option.default for name, option in options_of(averaged).items()}.get(key)
-    if default is None or key in given:
-        return default
-    return default if recipe(**given) == recipe(**given, **{key: default}) else None
+    return default_algorithm(recipe) is not None and key not in shared_defaults(recipe)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +176,7 @@ def listing() -> dict[str, list[Entry]]:
         if protocol is not None:
             known = parts_of(protocol).items()
             entries = [Entry(name=name, about=_about(part), options=dict(options_of(part))) for name, part in known]
-            found[f"{protocol.__name__.lower()}s"] = entries
+            found[_plural(protocol)] = entries
     found["engine"] = [Entry(name=n, about=_about(kind), options=engine_options(n)) for n, kind in ENGINES.items()]
     return found
 
@@ -198,14 +191,6 @@ def narrowed(found: dict[str, list[Entry]], wanted: list[str]) -> dict[str, list
             )
     chosen = {title: [e for e in entries if title in wanted or e.name in wanted] for title, entries in found.items()}
     return {title: entries for title, entries in chosen.items() if entries}
-
-
-def default_part(recipe: Factory, key: str) -> Any:
-    """The part that a recipe is built with where none is given, if it can be built from nothing."""
-    if _needs_something(recipe):
-        return None
-    algorithm = recipe()
-    return getattr(algorithm, key, None) or getattr(algorithm.server, key, None)
 
 
 def _entry(kind: Kind, name: str) -> Entry:
@@ -223,11 +208,19 @@ def _with_default(recipe: Factory, key: str, option: Option) -> Option:
     """A shared option with the default this recipe really has: what it is built with when nothing is given."""
     if key in inspect.signature(recipe).parameters or _needs_something(recipe):
         return option
-    return Option(option.annotation, default_part(recipe, key) or _shared_default(recipe, key, {}))
+    return Option(option.annotation, default_part(recipe, key) or shared_defaults(recipe).get(key))
 
 
 def _needs_something(factory: Factory) -> bool:
     return any(option.required for option in options_of(factory).values())
+
+
+def _plural(protocol: type) -> str:
+    """'weightings', 'personal_layers': what the catalogue calls all parts of one protocol."""
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", protocol.__name__).lower()
+    if words.endswith("ss"):
+        return f"{words}es"
+    return words if words.endswith("s") else f"{words[:-1]}ies" if words.endswith("y") else f"{words}s"
 
 
 def _about(thing: Any) -> str:

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from consilience.core.settings import Option
 from consilience.experiments.config.catalogue import Entry
-from consilience.experiments.config.parts import describe, name_of, write
+from consilience.options.parts import describe, name_of, write
 
 
 def entries(title: str, found: Sequence[Entry]) -> RenderableType:

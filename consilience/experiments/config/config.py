@@ -14,12 +14,10 @@ from typing import Annotated, Any, Literal
 
 from consilience.core.screening import Limits
 from consilience.core.settings import Count, Invalid, Option, Range, Whole, check, hints_of, nearest, refuse_unknown
-from consilience.experiments.config import parts
 from consilience.experiments.config.catalogue import (
     DEFAULTS,
     ENGINES,
     KINDS,
-    default_part,
     engine_options,
     filled,
     offered,
@@ -27,13 +25,12 @@ from consilience.experiments.config.catalogue import (
     with_defaults,
 )
 from consilience.experiments.config.overrides import overridden
+from consilience.options import parts, recipes
 from consilience.runs import canonical, toml_text
 from consilience.runs.names import safe_name
 
 Seed = Annotated[int, Range(least=0, below=2**63)]
 Table = dict[str, Any]
-
-"""Settings that a resumed run may change: no number it computes depends on them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +39,7 @@ class Chosen:
 
     name: str
     options: Table = field(default_factory=dict)
+    built: Any = field(default=None, compare=False, repr=False)  # the thing itself, where no data are needed for it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,25 +168,21 @@ def _with_tables(given: Mapping[str, Any]) -> Table:
 def _chosen(section: str, given: Table) -> Chosen:
     """A named section: the options given, and of the default section those that belong to this name as well."""
     kind, default = KINDS[section], DEFAULTS[section]
-    name, _ = kind.find(given.get("name", default["name"]))
+    name, factory = kind.find(given.get("name", default["name"]))
     known = section_options(section, name)
     for key, place in kind.elsewhere.items():
         if key in given:
             raise Invalid(f"{section}.{key} = {given[key]!r} is not set here: it comes from {place}")
-    own = {key: _named(section, name, key, value) for key, value in given.items() if key != "name"}
-    options = parts.read_options(section, {**offered(section, name, known), **own}, known, name)
-    if not kind.needs_data:
-        parts.made(section, lambda: kind.build(name, options), {})  # settings that contradict each other
-    return Chosen(name=name, options=with_defaults(section, name, options))
-
-
-def _named(section: str, name: str, key: str, value: Any) -> Any:
-    """`algorithm.selection.fraction=0.5` alone changes the selection that the algorithm would have anyway."""
-    if section == "algorithm" and isinstance(value, Mapping) and "name" not in value:
-        part = default_part(KINDS[section].find(name)[1], key)
-        written = parts.write(part) if part is not None else None
-        return {**written, **value} if isinstance(written, Mapping) else value
-    return value
+    own = {key: value for key, value in given.items() if key != "name"}
+    wanted = {**offered(section, name, known), **own}
+    built: Any
+    if section == "algorithm":
+        built, options = recipes.built(factory, wanted, key=section, explicit=own)
+    else:
+        options = parts.read_options(section, wanted, known, name)
+        # settings that contradict each other are refused here
+        built = None if kind.needs_data else parts.made(section, lambda: kind.build(name, options), {})
+    return Chosen(name=name, options=with_defaults(section, name, options), built=built)
 
 
 def _engine(given: Table) -> Table:

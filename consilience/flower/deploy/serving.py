@@ -14,7 +14,6 @@ import torch
 from consilience.core import tree
 from consilience.core.rounds import Diverged, TooFewClients
 from consilience.core.settings import Invalid
-from consilience.experiments.config.catalogue import KINDS
 from consilience.experiments.config.config import Config
 from consilience.experiments.experiment import Experiment
 from consilience.experiments.live_run import Run
@@ -118,7 +117,7 @@ def refuse_plain_text(connection: str, *, allowed: bool) -> None:
 def _engine(grid: Any, config: DeployedConfig, source: Source, case: str) -> FlowerEngine:
     """The engine, whose clients are on other machines."""
     test = source.test()
-    environment = KINDS["environment"].build(config.environment.name, config.environment.options)
+    environment = config.environment.built
     clients = config.deploy.clients
     if test is not None and len(test.sizes) != clients:
         raise Invalid(f"deploy.clients = {clients}, but the partition has {len(test.sizes)} clients")
@@ -160,6 +159,8 @@ def _experiment(config: DeployedConfig, source: Source, engine: FlowerEngine) ->
 
 def _watched(run: Run, connection: str) -> Iterator[Observation]:
     """Every round as a line in the log."""
+    for note in run.notes:
+        log.warning("note: %s", note)
     for observation in run.observations():
         log.info("%s", _line(observation, run.config.rounds))
         if connection not in ENCRYPTED:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,13 +10,13 @@ from typing import Any
 
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Count, Invalid, NonNegative, Option, Positive, Whole, check, hints_of
-from consilience.experiments.config import parts
 from consilience.experiments.config.catalogue import KINDS
 from consilience.experiments.config.config import Config, from_table
 from consilience.experiments.config.overrides import overridden
 from consilience.flower.engine.mail import Waiting
 from consilience.flower.secure import eligibility
 from consilience.flower.secure.terms import Levels, SecureTerms, Share
+from consilience.options import parts
 from consilience.runs import toml_text
 from consilience.runs.names import safe_name
 
@@ -89,12 +88,8 @@ class DeployedConfig(Config):
         return self.checkpoint.every * self.checkpoint.keep + 2
 
     def build_algorithm(self) -> Algorithm:
-        """The algorithm that the settings name: built once, since it holds settings only."""
-        return self._built
-
-    @functools.cached_property
-    def _built(self) -> Algorithm:
-        return KINDS["algorithm"].build(self.algorithm.name, self.algorithm.options)
+        """The algorithm that the settings name."""
+        return self.algorithm.built
 
     def build_terms(self) -> SecureTerms | None:
         """The terms of secure sums; None where replies go in clear."""

@@ -10,7 +10,8 @@ from consilience import algorithms
 from consilience.algorithms._common import Common
 from consilience.core.algorithm import Algorithm
 from consilience.core.capabilities import ReceivesSizes, capability
-from consilience.core.settings import Invalid, Option, check_options, options_of, refuse_unknown
+from consilience.core.settings import Invalid, Option, options_of, refuse_unknown
+from consilience.options.recipes import built
 from consilience.server.protocols import read_by
 
 SERVER_PARTS = ("weighting", "combine", "step")  # of the options that recipes share, those of the server
@@ -46,7 +47,7 @@ class Entry:
     def algorithm(self, given: dict[str, Any], name: str) -> Algorithm:
         """The algorithm with these options, checked as the recipe's own are."""
         refuse_unknown(given, self.options, name)
-        return self.build(**check_options(self.build, given, name))
+        return built(self.build, given, key=name)[0]
 
     def sent(self, given: dict[str, Any]) -> dict[str, Any]:
         """The options that are numbers or words, with their defaults: clients are told them."""

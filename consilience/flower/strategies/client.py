@@ -21,6 +21,7 @@ from consilience.flower.strategies.memory import recall, remember
 from consilience.flower.strategies.records import flwr, to_tensors
 from consilience.flower.strategies.replies import STEPS
 from consilience.flower.strategies.strategy import ALGORITHM
+from consilience.options.recipes import built
 
 MEMORY = "consilience-memory"
 Split = tuple[Any, Tensor]
@@ -75,7 +76,7 @@ class Client:
         for key, value in self.options.items():
             if key in theirs and theirs[key] != value:
                 raise Invalid(f"{key} = {value!r} here, but the server has {theirs[key]!r}: set it in one place")
-        return recipe(**check_options(recipe, {**theirs, **self.options}, self.algorithm))
+        return built(recipe, {**theirs, **self.options}, key=self.algorithm, explicit=self.options)[0]
 
     def _answering(self, content: Any, context: Any, module: nn.Module) -> Answering:
         algorithm, number = self._settled(content), context.node_config.get(self.client_id_key)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Literal, Protocol, runtime_checkable
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from consilience.core.settings import Invalid, NonNegative, Positive, Probability, check
+from consilience.core.settings import Invalid, NonNegative, OnlyWith, Positive, Probability, check
 from consilience.core.tree import Tree
 from consilience.server.geometry.similarity import Metric, between
 
@@ -34,8 +34,8 @@ class Layerwise:
     metric: Metric = "cka_linear"
     layers: Literal["uniform", "by_size"] | tuple[NonNegative, ...] = "uniform"
     cross: Probability = 0.0
-    bandwidth: Positive = 0.5
-    offdiag: bool = False
+    bandwidth: Annotated[Positive, OnlyWith("metric", ("cka_rbf",))] = 0.5
+    offdiag: Annotated[bool, OnlyWith("metric", ("cka_rbf",))] = False
 
     def __post_init__(self) -> None:
         check(self)
@@ -104,7 +104,7 @@ class Mixed:
     """
 
     parts: tuple[ModelSimilarity, ...]
-    weights: tuple[NonNegative, ...] = ()
+    weights: Annotated[tuple[NonNegative, ...], OnlyWith("take", ("mean",))] = ()
     take: Literal["mean", "lowest"] = "mean"
     normalise: Literal["range", "rank", "none"] = "range"
 
@@ -114,8 +114,6 @@ class Mixed:
             raise Invalid("Mixed.parts is empty: name at least one similarity")
         if self.weights and (len(self.weights) != len(self.parts) or not sum(self.weights) > 0):
             raise Invalid(f"Mixed.weights = {self.weights!r} must be {len(self.parts)} numbers, not all zero")
-        if self.weights and self.take == "lowest":
-            raise Invalid("Mixed.weights has no effect with take = 'lowest': leave it out")
 
     def compare(self, models: Tree, ancestor: Tree) -> Tensor:
         """[m, m] over the parts."""

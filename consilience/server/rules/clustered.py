@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from consilience.core import tree
 from consilience.core.exchange import Broadcast, Cohort, Notes
-from consilience.core.settings import Count, check
+from consilience.core.settings import Count, OnlyWith, check
 from consilience.core.tree import Tree, map_leaves
 from consilience.server.averaging.combining.weighted_mean import weighted_mean
 from consilience.server.geometry.geometry import measure
@@ -28,7 +29,7 @@ class ClusteredAveraging:
     mean of the clusters' models (eq 6). A newcomer that did not move stays without a cluster and does not count.
     """
 
-    clusters: Count = 2
+    clusters: Annotated[Count, OnlyWith("groups", (None,))] = 2
     metric: ClusterMetric = "distance"
     groups: Groups | None = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from consilience.core import tree
 from consilience.core.exchange import Broadcast, Cohort, Notes
-from consilience.core.settings import Positive, Probability, check
+from consilience.core.settings import OnlyWith, Positive, Probability, check
 from consilience.core.tree import Tree
 from consilience.server.averaging.combining.weighted_mean import weighted_mean
 
@@ -27,7 +27,7 @@ class MessagePassing:
     attention: Literal["distance", "cosine"] = "distance"
     alpha: Positive = 1.0
     sigma: Positive = 1.0
-    own_share: Probability = 0.5
+    own_share: Annotated[Probability, OnlyWith("attention", ("cosine",))] = 0.5
 
     def __post_init__(self) -> None:
         check(self)

@@ -80,11 +80,11 @@ def test_the_model_is_the_vectorised_engines(name: str) -> None:
 
 
 def test_distances_that_clients_measure_from_their_own_past_reach_the_weights() -> None:
-    """SimProx with prev="own" reads a number that the client's memory adds to the reply."""
+    """SimProx with previous_model="own" reads a number that the client's memory adds to the reply."""
     engine = tiny.engine(tiny.mlp)
-    *_, last = run(build("simprox", selection=Everyone(), prev="own"), engine, rounds=ROUNDS, seed=5)
+    *_, last = run(build("simprox", selection=Everyone(), previous_model="own"), engine, rounds=ROUNDS, seed=5)
     app = client_app(lambda: tiny.mlp().double(), rows_of, "simprox", **LOCAL)
-    mine = strategy("SimProx")(seed=5, prev="own")
+    mine = strategy("SimProx")(seed=5, previous_model="own")
     got = play("SimProx", app, mine, tiny.mlp().double().state_dict(), contexts())
     expected = fm.state_dict(last.model)
     assert tiny.gap({key: fm.values_of(got)[key] for key in expected}, expected) <= 1e-12

@@ -19,7 +19,7 @@ from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.experiments.config.catalogue import KINDS
 from consilience.experiments.config.config import load
-from consilience.experiments.config.parts import build, write
+from consilience.options.parts import build, write
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.averaging.weighting.by_examples import ByExamples
 from consilience.server.averaging.weighting.capped import CappedWeights, capped_shares, connected
@@ -57,7 +57,7 @@ def weigh(rule: Weighting, updates: Any, examples: Any = None) -> np.ndarray:
 
 
 def test_what_is_above_a_clients_cap_goes_to_the_others_in_proportion() -> None:
-    rule = CappedWeights(client=0.4)
+    rule = CappedWeights(max_client=0.4)
     assert weigh(rule, np.eye(3), [60, 30, 10]) == pytest.approx([0.4, 0.4, 0.2])  # 0.45 is again above: second pass
     assert weigh(rule, np.eye(4), [60, 20, 10, 10]) == pytest.approx([0.4, 0.3, 0.15, 0.15])
     unmoved = weigh(rule, np.eye(3), [40, 35, 25])
@@ -65,10 +65,10 @@ def test_what_is_above_a_clients_cap_goes_to_the_others_in_proportion() -> None:
 
 
 def test_what_is_above_a_groups_cap_goes_to_the_others() -> None:
-    rule = CappedWeights(inner=UniformWeights(), group=0.3)
+    rule = CappedWeights(inner=UniformWeights(), max_group=0.3)
     updates = [[1, 0, 0, 0], [2, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]  # 3 of one direction
     assert weigh(rule, updates) == pytest.approx([0.1, 0.1, 0.1, 0.7 / 3, 0.7 / 3, 0.7 / 3])
-    by_size = CappedWeights(group=0.3)
+    by_size = CappedWeights(max_group=0.3)
     assert weigh(by_size, updates, [4, 1, 1, 1, 1, 2]) == pytest.approx([0.2, 0.05, 0.05, 0.2, 0.2, 0.3])
 
 
@@ -86,7 +86,7 @@ def test_groups_are_what_near_identical_updates_connect() -> None:
     alike[4, 2] = alike[2, 4] = alike[0, 2] = alike[2, 0] = True
     assert connected(alike).tolist() == [0, 1, 0, 3, 0]
     still = [[0, 0], [0, 0], [0, 1], [1, 0]]  # who did not move has no direction, but is the same as another such
-    rule = CappedWeights(inner=UniformWeights(), group=0.34)
+    rule = CappedWeights(inner=UniformWeights(), max_group=0.34)
     weights, _, notes = rule.weigh(cohort_of(still), model_of(2), {})
     assert notes["near_groups"].tolist() == [0, 0, 2, 3] and int(notes["capped"]) == 2
     assert weights.tolist() == pytest.approx([0.17, 0.17, 0.33, 0.33])
@@ -95,11 +95,13 @@ def test_groups_are_what_near_identical_updates_connect() -> None:
 def test_near_is_a_cosine() -> None:
     updates = [[1, 0, 0], [np.cos(0.2), np.sin(0.2), 0], [0, 0, 1], [0, -1, 0]]
     for near, expected in ((0.98, [0.2, 0.2, 0.3, 0.3]), (0.981, [0.25] * 4)):  # cos 0.2 = 0.98007
-        assert weigh(CappedWeights(inner=UniformWeights(), group=0.4, near=near), updates) == pytest.approx(expected)
+        assert weigh(CappedWeights(inner=UniformWeights(), max_group=0.4, min_cosine=near), updates) == pytest.approx(
+            expected
+        )
 
 
 def test_clients_of_weight_zero_keep_it_and_totals_other_than_one_stay() -> None:
-    assert weigh(CappedWeights(client=0.5), np.eye(3), [0, 3, 1]) == pytest.approx([0, 0.5, 0.5])
+    assert weigh(CappedWeights(max_client=0.5), np.eye(3), [0, 3, 1]) == pytest.approx([0, 0.5, 0.5])
 
     class Doubled:
         needs_each_reply = False
@@ -110,7 +112,7 @@ def test_clients_of_weight_zero_keep_it_and_totals_other_than_one_stay() -> None
         def weigh(self, cohort: Cohort, model: Any, state: Any) -> Any:
             return 2 * cohort.examples / cohort.examples.sum(), state, {}
 
-    assert weigh(CappedWeights(inner=Doubled(), client=0.5), np.eye(3), [6, 3, 1]) == pytest.approx([1, 0.75, 0.25])
+    assert weigh(CappedWeights(inner=Doubled(), max_client=0.5), np.eye(3), [6, 3, 1]) == pytest.approx([1, 0.75, 0.25])
 
 
 # --- properties ------------------------------------------------------------------------------------------------------
@@ -171,7 +173,7 @@ def test_whole_rule_on_random_clients_with_clones(seed: int, honest: int, clones
     draw = np.random.default_rng(seed)
     updates = draw.normal(size=(honest, 20))
     updates = np.concatenate([updates, np.repeat(updates[:1], clones, 0)])
-    rule = CappedWeights(inner=SimProxWeights(softmax=softmax), client=0.5, group=0.3, otherwise="loosen")
+    rule = CappedWeights(inner=SimProxWeights(softmax=softmax), max_client=0.5, max_group=0.3, if_infeasible="loosen")
     weights, _, notes = rule.weigh(cohort_of(updates), model_of(20), {})
     factor = float(notes["loosened"])
     assert float(weights.sum()) == pytest.approx(1, abs=1e-9)
@@ -189,36 +191,42 @@ def test_whole_rule_on_random_clients_with_clones(seed: int, honest: int, clones
 def test_caps_that_can_never_hold_are_refused_at_the_start() -> None:
     start = model_of(3)
     with pytest.raises(Invalid, match=r"client = 0\.05 cannot hold: 10 clients .* at least 1/10 = 0\.1 is needed"):
-        CappedWeights(client=0.05).init(start, 10)
+        CappedWeights(max_client=0.05).init(start, 10)
     with pytest.raises(Invalid, match=r"group = 0\.2 cannot hold: 4 clients .* at least 1/4 = 0\.25"):
-        CappedWeights(client=1.0, group=0.2).init(start, 4)
-    assert CappedWeights(client=0.05, otherwise="loosen").init(start, 10) == {}
-    assert CappedWeights(client=0.1).init(start, 10) == {}
-    for options in ({}, {"client": 0.0}, {"client": 1.5}, {"group": -1}, {"client": 0.5, "near": 2}):
+        CappedWeights(max_client=1.0, max_group=0.2).init(start, 4)
+    assert CappedWeights(max_client=0.05, if_infeasible="loosen").init(start, 10) == {}
+    assert CappedWeights(max_client=0.1).init(start, 10) == {}
+    for options in (
+        {},
+        {"max_client": 0.0},
+        {"max_client": 1.5},
+        {"max_group": -1},
+        {"max_group": 0.5, "min_cosine": 2},
+    ):
         with pytest.raises(Invalid):
             CappedWeights(**options)
 
 
 def test_caps_that_a_round_cannot_keep_stop_the_run_with_what_would_do() -> None:
     updates = [[1, 0, 0], [1, 0, 0], [1, 0, 0], [0, 1, 0]]  # two groups, of which each may have 0.4
-    rule = CappedWeights(inner=UniformWeights(), client=0.5, group=0.4)
+    rule = CappedWeights(inner=UniformWeights(), max_client=0.5, max_group=0.4)
     with pytest.raises(Diverged) as stopped:
         weigh(rule, updates)
     assert "round 4: the caps" in str(stopped.value) and "4 replies of positive weight in 2 groups" in str(
         stopped.value
     )
     assert "may have 0.8 of 1 together" in str(stopped.value)
-    assert "client = 0.625, group = 0.5 would do" in str(stopped.value)
-    assert weigh(CappedWeights(inner=UniformWeights(), client=0.625, group=0.5), updates) == pytest.approx(
+    assert "max_client = 0.625, max_group = 0.5 would do" in str(stopped.value)
+    assert weigh(CappedWeights(inner=UniformWeights(), max_client=0.625, max_group=0.5), updates) == pytest.approx(
         [1 / 6, 1 / 6, 1 / 6, 0.5]
     )
-    loose = CappedWeights(inner=UniformWeights(), client=0.5, group=0.4, otherwise="loosen")
+    loose = CappedWeights(inner=UniformWeights(), max_client=0.5, max_group=0.4, if_infeasible="loosen")
     assert weigh(loose, updates) == pytest.approx([1 / 6, 1 / 6, 1 / 6, 0.5])
 
 
 def test_negative_weights_are_refused() -> None:
     with pytest.raises(Diverged, match="caps need weights of at least 0"):
-        weigh(CappedWeights(inner=DualWeights(compare_on="updates"), client=0.9), [[3.0, 0], [2.0, 0], [-1.0, 0]])
+        weigh(CappedWeights(inner=DualWeights(compare_on="updates"), max_client=0.9), [[3.0, 0], [2.0, 0], [-1.0, 0]])
 
 
 # --- clones against SimProx (FAULTS row 60) --------------------------------------------------------------------------
@@ -233,13 +241,13 @@ def test_row_60_clones_take_over_simprox_and_are_held_to_the_cap() -> None:
     sharp = SimProxWeights(softmax=False)
     taken = weigh(sharp, updates)
     assert taken[7:].sum() > 0.99  # exp(-|w_i - w|) believes who stays where it was
-    held = weigh(CappedWeights(inner=sharp, client=0.25, group=0.2), updates)
+    held = weigh(CappedWeights(inner=sharp, max_client=0.25, max_group=0.2), updates)
     assert held[7:].sum() == pytest.approx(0.2) and held.max() <= 0.25 + 1e-12
     assert (taken @ updates).mean() < 0 < (held @ updates).mean()  # the average goes their way, and then it does not
 
     crowd = np.concatenate([honest[:3], np.repeat(hostile[:1], 7, 0)])  # the paper's softmax, but a majority of clones
     assert weigh(SimProxWeights(), crowd)[3:].sum() > 0.7
-    assert weigh(CappedWeights(inner=SimProxWeights(), group=0.26), crowd)[3:].sum() == pytest.approx(0.26)
+    assert weigh(CappedWeights(inner=SimProxWeights(), max_group=0.26), crowd)[3:].sum() == pytest.approx(0.26)
 
 
 def test_own_similarity_is_left_out_so_that_a_copy_gains_little() -> None:
@@ -255,18 +263,18 @@ def test_own_similarity_is_left_out_so_that_a_copy_gains_little() -> None:
 
 
 def test_the_parts_it_wraps_are_asked_for_what_they_need() -> None:
-    assert not CappedWeights(client=0.5).needs_each_reply and CappedWeights(group=0.5).needs_each_reply
-    assert CappedWeights(inner=SimProxWeights(), client=0.5).needs_each_reply
-    own = CappedWeights(inner=SimProxWeights(prev="own"), client=0.5)
+    assert not CappedWeights(max_client=0.5).needs_each_reply and CappedWeights(max_group=0.5).needs_each_reply
+    assert CappedWeights(inner=SimProxWeights(), max_client=0.5).needs_each_reply
+    own = CappedWeights(inner=SimProxWeights(previous_model="own"), max_client=0.5)
     assert read_by(own) == ("moved",)
     made = algorithms.recipe("simprox")(weighting=own)
     assert [type(part).__name__ for part in made.client.memory] == ["PreviousModel"]
 
 
 def test_from_a_config_and_back() -> None:
-    table = {"name": "capped", "inner": {"name": "simprox", "tau": 0.3}, "client": 0.3, "group": 0.4}
+    table = {"name": "capped", "inner": {"name": "simprox", "tau": 0.3}, "max_client": 0.3, "max_group": 0.4}
     rule = build("algorithm.weighting", table, Weighting)
-    assert rule == CappedWeights(inner=SimProxWeights(tau=0.3), client=0.3, group=0.4)
+    assert rule == CappedWeights(inner=SimProxWeights(tau=0.3), max_client=0.3, max_group=0.4)
     assert build("algorithm.weighting", write(rule), Weighting) == rule
     config = load(overrides=["algorithm.name=simprox", f"algorithm.weighting={_inline(table)}"])
     server = KINDS["algorithm"].build(config.algorithm.name, config.algorithm.options).server
@@ -279,7 +287,7 @@ def _inline(table: dict[str, Any]) -> str:
     inner = table["inner"]
     return (
         f"{{name='capped', inner={{name='simprox', tau={inner['tau']}}}, "
-        f"client={table['client']}, group={table['group']}}}"
+        f"max_client={table['max_client']}, max_group={table['max_group']}}}"
     )
 
 
@@ -290,7 +298,7 @@ def test_a_run_in_which_caps_matter_is_the_same_over_flower() -> None:
 
     from consilience.flower.engine.engine import FlowerEngine
 
-    rule = CappedWeights(inner=ByExamples(), client=0.25, group=0.25, near=0.9, otherwise="loosen")
+    rule = CappedWeights(inner=ByExamples(), max_client=0.25, max_group=0.25, min_cosine=0.9, if_infeasible="loosen")
     recipe = algorithms.recipe("fedavg")(lr=0.1, batch_size=4, weighting=rule)
     task = lambda: Task(tiny.MODELS["mlp"]())  # noqa: E731
     shares = [[0, 1], [2], [3, 4]]

@@ -25,7 +25,7 @@ class Generator:
     min sum_k (share of label y that client k holds) CE(head_k(G(y, e)), y) + diversity exp(-mean |e - e'| |z - z'|).
     """
 
-    noise: Count = 32
+    noise_size: Count = 32
     hidden: Count = 128
     steps: Count = 50  # of Adam, a round
     batch_size: Count = 64
@@ -50,7 +50,7 @@ class Generator:
         weight = start["params"][classifier(start["params"]).weight]  # [C, d]
         classes, latent = weight.shape
         shares = torch.full((classes,), 1 / classes, dtype=torch.float64, device=weight.device)
-        params = new_generator(classes, latent, noise=self.noise, hidden=self.hidden, like=weight)
+        params = new_generator(classes, latent, noise=self.noise_size, hidden=self.hidden, like=weight)
         return {"params": params, "labels": shares, "ready": torch.zeros_like(shares[0])}
 
     def tell(self, ledger: Tree) -> Tree:
@@ -86,7 +86,9 @@ class Generator:
         for step in range(self.steps):
             keys = [rng.fold(torch.tensor(key, device=known.device), 2 * step + i) for i in range(2)]
             labels = draw_labels(known / known.sum(), keys[0], self.batch_size)
-            noise = rng.normals(keys[1], self.batch_size * self.noise).reshape(-1, self.noise).to(heads[0].dtype)
+            noise = (
+                rng.normals(keys[1], self.batch_size * self.noise_size).reshape(-1, self.noise_size).to(heads[0].dtype)
+            )
             loss = functools.partial(self._loss, heads=heads, expertise=expertise, y=labels, e=noise)
             state = _adam(state, gradient(loss, state[0])[0], self.lr, step + 1)
         return state[0]

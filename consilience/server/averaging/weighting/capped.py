@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from consilience.core.capabilities import Wraps
 from consilience.core.exchange import Cohort, Notes
 from consilience.core.rounds import Diverged
-from consilience.core.settings import Fraction, Invalid, check
+from consilience.core.settings import Fraction, Invalid, OnlyWith, check
 from consilience.core.tree import Tree
 from consilience.server.averaging.weighting.by_examples import ByExamples
 from consilience.server.geometry.geometry import measure_updates
@@ -23,35 +23,38 @@ ROUNDING = 1e-12  # a share this little beyond its cap is rounding
 
 @dataclass(frozen=True, kw_only=True)
 class CappedWeights(Wraps):
-    """`inner`'s weights, of which no client has more than the share `client`, and no group more than `group`.
+    """`inner`'s weights, of which no client has more than the share `max_client`, no group more than `max_group`.
 
-    A group is what cosines of at least `near` between updates connect (copies, and copies at another scale). What is
-    above a cap goes to the others in proportion to their own weights; who has weight 0 keeps it. If all that the caps
-    allow is less than one, the run stops with what would do; `otherwise="loosen"` raises both caps as far as needed.
+    A group is what cosines of at least `min_cosine` between updates connect (copies, and copies at another scale). What
+    is above a cap goes to the others in proportion to their own weights; who has weight 0 keeps it. If all that the
+    caps allow is less than one, the run stops with what would do; `if_infeasible="loosen"` raises both caps as far as
+    needed.
     """
 
     inner: Weighting = field(default_factory=ByExamples)
-    client: Fraction | None = None
-    group: Fraction | None = None
-    near: Fraction = 0.99
-    otherwise: Literal["stop", "loosen"] = "stop"
+    max_client: Fraction | None = None
+    max_group: Fraction | None = None
+    min_cosine: Annotated[Fraction, OnlyWith("max_group")] = 0.99
+    if_infeasible: Literal["stop", "loosen"] = "stop"
     holds = "inner"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check(self)
-        if self.client is None and self.group is None:
-            raise Invalid("CappedWeights without client and without group has no effect: give at least one of them")
+        if self.max_client is None and self.max_group is None:
+            raise Invalid(
+                "CappedWeights without max_client and without max_group has no effect: give at least one of them"
+            )
 
     @property
     def needs_each_reply(self) -> bool:
         """Groups need every update."""
-        return self.group is not None or self.inner.needs_each_reply
+        return self.max_group is not None or self.inner.needs_each_reply
 
     def init(self, start: Tree, clients: int) -> Tree:
         """The inner weighting's state; caps that no round can keep are refused."""
-        for name, cap in (("client", self.client), ("group", self.group)):
-            if cap is not None and self.otherwise == "stop" and cap * clients < 1 - ROUNDING:
+        for name, cap in (("max_client", self.max_client), ("max_group", self.max_group)):
+            if cap is not None and self.if_infeasible == "stop" and cap * clients < 1 - ROUNDING:
                 raise Invalid(
                     f"CappedWeights.{name} = {cap:g} cannot hold: {clients} clients would have {cap * clients:g} of 1 "
                     f"together; at least 1/{clients} = {1 / clients:.4g} is needed, more if fewer reply"
@@ -79,28 +82,28 @@ class CappedWeights(Wraps):
 
     def _labels(self, cohort: Cohort, model: Tree) -> np.ndarray:
         """[m] the number of everyone's group: its first member's place."""
-        if self.group is None or len(cohort) == 1:
+        if self.max_group is None or len(cohort) == 1:
             return np.arange(len(cohort))
         geometry = measure_updates(cohort.reply["model"]["params"], model["params"])
-        alike = (geometry.cosine >= self.near) | (geometry.distance == 0)  # who did not move has no direction
+        alike = (geometry.cosine >= self.min_cosine) | (geometry.distance == 0)  # who did not move has no direction
         return connected(alike.cpu().numpy())
 
     def _caps(self, given: np.ndarray, labels: np.ndarray, round: int) -> tuple[tuple[float, float], float]:
         """((client, group), by how much both were loosened), or `Diverged` where they cannot hold."""
-        client, group = self.client or 1.0, self.group or 1.0
+        client, group = self.max_client or 1.0, self.max_group or 1.0
         sizes = np.unique(labels[given > 0], return_counts=True)[1]
         room = float(np.minimum(client * sizes, group).sum())
         if room >= 1 - ROUNDING:
             return (client, group), 1.0
-        if self.otherwise == "loosen":
+        if self.if_infeasible == "loosen":
             return (client / room, group / room), 1 / room
-        asked = (("client", self.client), ("group", self.group))
+        asked = (("max_client", self.max_client), ("max_group", self.max_group))
         enough = ", ".join(f"{name} = {min(1.0, cap / room):.4g}" for name, cap in asked if cap is not None)
-        grouped = f" in {len(sizes)} groups of near-identical ones" if self.group is not None else ""
+        grouped = f" in {len(sizes)} groups of near-identical ones" if self.max_group is not None else ""
         raise Diverged(
             f"round {round + 1}: the caps of CappedWeights cannot hold: {int(sizes.sum())} replies of positive weight"
-            f"{grouped} may have {room:.4g} of 1 together. {enough} would do (otherwise = 'loosen' does so in such "
-            f"rounds), or {'a larger near, or ' if grouped else ''}more clients in a round"
+            f"{grouped} may have {room:.4g} of 1 together. {enough} would do (if_infeasible = 'loosen' does so in such "
+            f"rounds), or {'a larger min_cosine, or ' if grouped else ''}more clients in a round"
         )
 
 

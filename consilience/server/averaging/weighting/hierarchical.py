@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from consilience.core.exchange import Cohort, Notes
-from consilience.core.settings import Count, check
+from consilience.core.settings import Count, OnlyWith, check
 from consilience.core.tree import Tree
 from consilience.server.rules.clusters import ClusterMetric, Groups, by_likeness, check_groups, in_order
 
@@ -22,8 +23,8 @@ class HierarchicalWeights:
     edge servers); groups that nobody replied from do not count in M.
     """
 
-    clusters: Count = 2
-    metric: ClusterMetric = "distance"
+    clusters: Annotated[Count, OnlyWith("groups", (None,))] = 2
+    metric: Annotated[ClusterMetric, OnlyWith("groups", (None,))] = "distance"
     groups: Groups | None = None
 
     def __post_init__(self) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from consilience.core.exchange import Cohort, Notes
 from consilience.core.rng import key
-from consilience.core.settings import Count, Invalid, Positive, Probability, check
+from consilience.core.settings import Count, Invalid, OnlyWith, Positive, Probability, check
 from consilience.core.tree import Tree
 from consilience.server.geometry.geometry import Geometry, cosines, measure, measure_updates
 
@@ -26,17 +26,19 @@ class SimProxWeights:
     Only learnable parameters are compared, and example counts play no part. The softmax (eq 14) keeps every weight
     within a factor e of any other; `softmax=False` stops at the normalised alpha (eq 13), `temperature` T takes
     alpha^(1/T), normalised, instead: 1 is alpha, less is sharper, more is flatter. The other options:
-    `prev="own"`: g_i is the distance from the client's own last model, which it reports (`PreviousModel(report=True)`).
+    `previous_model="own"`: g_i is the distance from the client's own last model, which it reports
+    (`PreviousModel(report=True)`).
     `scaled_norms`: g_i is divided by the square root of the number of parameters.
     `similarity`: one of the two measures alone. `compare_on="updates"`: cosines between updates, not whole models.
     `sketch`: compare random projections of this length (see `sketching.sketch` for the error).
     """
 
-    lambda_0: Probability = 0.7
-    tau: Positive = 0.5  # Paper: a "predefined threshold", never given. Here: 0.5, a guess.
-    softmax: bool = True
+    lambda_0: Annotated[Probability, OnlyWith("similarity", ("both",))] = 0.7
+    # Paper: a "predefined threshold", never given. Here: 0.5, a guess.
+    tau: Annotated[Positive, OnlyWith("similarity", ("both",))] = 0.5
+    softmax: Annotated[bool, OnlyWith("temperature", (None,))] = True
     temperature: Positive | None = None
-    prev: Previous = "global"
+    previous_model: Previous = "global"
     scaled_norms: bool = False
     similarity: Similarity = "both"
     compare_on: CompareOn = "weights"
@@ -53,7 +55,7 @@ class SimProxWeights:
     @property
     def reads(self) -> tuple[str, ...]:
         """What clients must add to their replies."""
-        return ("moved",) if self.prev == "own" else ()
+        return ("moved",) if self.previous_model == "own" else ()
 
     def init(self, start: Tree, clients: int) -> Tree:
         """No state."""
@@ -98,11 +100,11 @@ class SimProxWeights:
     def _movement(self, geometry: Geometry, cohort: Cohort, model: Tree) -> Tensor:
         """[m] g of eq 11."""
         movement = geometry.movement
-        if self.prev == "own":
+        if self.previous_model == "own":
             if "moved" not in cohort.reply:
                 raise Invalid(
-                    "SimProxWeights(prev='own') needs to know how far clients moved from their own last models: give "
-                    "them the memory PreviousModel(report=True), as the recipe simprox(prev='own') does"
+                    "SimProxWeights(previous_model='own') needs to know how far clients moved from their own last "
+                    "models: give them the memory PreviousModel(report=True), as the recipe does"
                 )
             movement = cohort.reply["moved"].to(movement)
             if cohort.heard is not None:  # who was not heard reported nothing: the broadcast model stands in, unmoved

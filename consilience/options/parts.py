@@ -1,6 +1,7 @@
 """Parts by name: `selection = {name = "uniform", fraction = 0.3}` becomes the part, by the option's annotated protocol.
 
-There is no registry: every dataclass in the part packages that has a protocol's members is one of its parts.
+There is no registry: every dataclass in the part packages, or in the package that declares the protocol, that has the
+protocol's members is one of its parts. From Python the same names and tables work, next to the parts themselves.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
+from consilience.core import renamed
+from consilience.core.protocols import Selection
 from consilience.core.settings import Invalid, Option, check_value, nearest, options_of, refuse_unknown
+from consilience.selection.uniform import Uniform
 
-PACKAGES = ("selection", "client", "channel", "server", "data.partition")
+PACKAGES = ("consilience.selection", "consilience.client", "consilience.channel", "consilience.server")
 NONE = "none"  # TOML has no null
 # optional at the end of a name
 _FAMILY_WORDS = ("weights", "weighting", "selection", "channel", "step", "rule", "staleness")
@@ -26,8 +30,9 @@ _FAMILY_WORDS = ("weights", "weighting", "selection", "channel", "step", "rule",
 
 def parts_of(protocol: type) -> dict[str, type]:
     """The dataclasses that have a protocol's members, by name, sorted."""
-    members = [name for name in vars(protocol) if not name.startswith("_") or name == "__call__"]
-    fitting = [kind for kind in _dataclasses() if all(_has(kind, name) for name in members)]
+    home = protocol.__module__.rpartition(".")[0]
+    packages = PACKAGES if home.startswith((*PACKAGES, "consilience.core")) else (*PACKAGES, home)
+    fitting = [kind for kind in _dataclasses(packages) if all(_has(kind, name) for name in _members_of(protocol))]
     return {name_of(kind): kind for kind in sorted(fitting, key=name_of)}
 
 
@@ -49,22 +54,46 @@ def find(key: str, name: Any, protocol: type) -> type:
             for own, kind in known.items():
                 if given.replace("_", "") in (own.replace("_", ""), kind.__name__.lower()):
                     return kind
+        new = renamed.part(name, known)
+        if new is not None:
+            raise Invalid(f"{key} = {name!r} is now called {new!r} (`consilience migrate` rewrites a config file)")
     raise Invalid(f"{key} = {name!r} is not one of {', '.join(known) or 'none'}{nearest(name, known)}")
 
 
 def build(key: str, given: Any, protocol: type) -> Any:
-    """A part from its name, or from a table of its name and options."""
-    if dataclasses.is_dataclass(given):
-        return given
+    """A part from its name, from a table of its name and options, or as it is; a selection also from a fraction."""
+    if isinstance(given, type):
+        raise Invalid(f"{key} = {given.__name__} is a class, not a part: write {given.__name__}(...)")
+    if protocol is Selection and isinstance(given, (int, float)) and not isinstance(given, bool):
+        return _share(key, given)
     table = {"name": given} if isinstance(given, str) else given
-    if not isinstance(table, Mapping):
-        raise Invalid(f"{key} = {given!r} must be a name, or a table such as {{name = ..., ...}}")
     known = ", ".join(parts_of(protocol))
+    if not isinstance(table, Mapping):
+        if not all(hasattr(given, member) for member in _members_of(protocol)):
+            raise Invalid(f"{key} = {given!r} is not one of {known}: write a name, or a table {{name = ..., ...}}")
+        return given
     if "name" not in table:
         raise Invalid(f"{key}.name is missing: say which of {known}")
     kind = find(f"{key}.name" if isinstance(given, Mapping) else key, table["name"], protocol)
     options = read_options(key, {k: v for k, v in table.items() if k != "name"}, options_of(kind), name_of(kind))
     return made(key, kind, options)
+
+
+def _share(key: str, given: float) -> Uniform:
+    """`selection = 0.5`: half of the clients, drawn anew in every round."""
+    if 0 < given < 1:
+        return Uniform(fraction=float(given))
+    if given == 1:
+        raise Invalid(f"{key} = {given!r} could mean one client or all: write 'everyone', or {_counted(1)}")
+    number = isinstance(given, int) and given > 1
+    raise Invalid(
+        f"{key} = {given!r} is not a fraction of the clients, which is between 0 and 1"
+        + (f": for {given} clients use {_counted(given)}" if number else "")
+    )
+
+
+def _counted(count: Any) -> str:
+    return f"the selection 'uniform' with count = {count}"
 
 
 def made(key: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> Any:
@@ -86,7 +115,7 @@ def read_options(key: str, given: Mapping[str, Any], known: Mapping[str, Option]
 
 
 def read(key: str, value: Any, annotation: Any) -> Any:
-    """A value from a config: parts built, lists made tuples, "none" made None, then checked by the annotation."""
+    """A value as people give it: parts built, lists made tuples, "none" made None, then checked by the annotation."""
     return check_value(key, _converted(key, value, annotation), annotation)
 
 
@@ -149,7 +178,12 @@ def _converted(key: str, value: Any, annotation: Any) -> Any:
                 return tuple(_converted(f"{key}[{i}]", v, a) for i, (v, a) in enumerate(zip(value, inner)))
     if isinstance(value, Mapping) and any(_is_mapping(member) for member in members):
         return value
-    if members and not any(_is_plain(member) for member in members):
+    for member in members:
+        if typing.get_origin(member) is typing.Literal and isinstance(value, str):  # capitals do not matter
+            choices = [choice for choice in typing.get_args(member) if str(choice).lower() == value.lower()]
+            return choices[0] if choices else value
+    told = isinstance(value, (str, bool, int, float, Mapping, list, tuple))
+    if told and members and not any(_is_plain(member) for member in members):
         raise Invalid(f"{key} = {value!r} cannot be given in a config, only from Python ({describe(annotation)})")
     if isinstance(value, (Mapping, list, tuple)) and not any(_takes_lists(member) for member in members):
         shape = "table" if isinstance(value, Mapping) else "list"
@@ -188,11 +222,16 @@ def _has(kind: type, member: str) -> bool:
 
 
 @functools.cache
-def _dataclasses() -> tuple[type, ...]:
-    """Every public dataclass in the part packages, those they show from elsewhere included."""
+def _members_of(protocol: type) -> tuple[str, ...]:
+    return tuple(name for name in vars(protocol) if not name.startswith("_") or name == "__call__")
+
+
+@functools.cache
+def _dataclasses(packages: tuple[str, ...]) -> tuple[type, ...]:
+    """Every public dataclass in the packages, those they show from elsewhere included."""
     found: dict[type, None] = {}
-    for package in PACKAGES:
-        top = importlib.import_module(f"consilience.{package}")
+    for package in packages:
+        top = importlib.import_module(package)
         below = pkgutil.walk_packages(top.__path__, f"{top.__name__}.")
         for module in (top, *(importlib.import_module(info.name) for info in below)):
             for name, member in vars(module).items():

@@ -1,0 +1,38 @@
+"""Names that settings had before: one table, read by the error messages and by `consilience migrate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "beyond": ("on_excess", "after_last"),  # limits; schedule weighting
+    "by": ("metric", "proportional_to"),  # clusters; by_loss selection
+    "client": ("max_client",),  # capped weighting
+    "first": ("first_stage", "enough_replies"),  # fedsiam_da and dual weighting; environment
+    "floor": ("min_gain",),  # radio channels
+    "fresh": ("fresh_losses",),  # selections by loss
+    "group": ("max_group",),  # capped weighting
+    "home": ("personal_layers",),
+    "most": ("max_clusters",),  # clustered_fl
+    "near": ("min_cosine",),  # capped weighting
+    "noise": ("noise_size",),  # fedgen and its ledger
+    "of": ("compare_on",),  # simprox and dual weighting, and their recipes
+    "otherwise": ("if_infeasible",),  # capped weighting
+    "prev": ("previous_model",),  # simprox
+}
+"""Old option -> what it is called now, by whatever offers it."""
+
+PARTS: dict[str, str] = {"held": "fixed_for_rounds", "together": "pooled"}
+"""Old name of a part -> its name now."""
+
+
+def option(name: str, known: Iterable[str]) -> str | None:
+    """What an option that is not known here is called now, if it is one that was renamed."""
+    known = set(known)
+    return next((new for new in OPTIONS.get(name, ()) if name not in known and new in known), None)
+
+
+def part(name: str, known: Iterable[str]) -> str | None:
+    """What a part of an unknown name is called now, if it is one that was renamed."""
+    new = PARTS.get(name.lower().replace("-", "_"))
+    return new if new in set(known) and name not in set(known) else None

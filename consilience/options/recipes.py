@@ -1,0 +1,164 @@
+"""Recipes with their options: read, checked, and refused where they have no effect, whoever calls.
+
+A setting that cannot change the algorithm in the given combination is an error, because whoever set it believes that it
+does: the algorithm is built without the setting and with other values of it, and if none makes a difference, the
+setting is refused with the one that keeps it from having an effect.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+from consilience.core.algorithm import Algorithm
+from consilience.core.settings import Invalid, Option, options_of
+from consilience.options.other_values import other_values
+from consilience.options.parts import protocol_in, read_options, write
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+Options = dict[str, Any]
+Recipe = Callable[..., Algorithm]
+_building = contextvars.ContextVar("building", default=False)  # a recipe inside a recipe is part of its building
+
+
+def checked(build: Callable[P, Result], shared: Mapping[str, Option]) -> Callable[P, Result]:
+    """The recipe, reading and checking its options first; `shared` has the defaults of those in its `**common`."""
+
+    @functools.wraps(build)
+    def recipe(*args: Any, **given: Any) -> Any:
+        if args:
+            raise Invalid(f"{build.__name__}({args[0]!r}): settings have names, such as {build.__name__}(lr=0.1)")
+        if _building.get():
+            return build(**given)  # type: ignore[call-arg]
+        return built(recipe, given, key=build.__name__)[0]
+
+    recipe.shared = shared  # type: ignore[attr-defined]
+    return recipe
+
+
+def built(
+    recipe: Recipe, given: Mapping[str, Any], *, key: str, explicit: Iterable[str] | None = None
+) -> tuple[Algorithm, Options]:
+    """The algorithm and the options as they were read; of the `explicit` options (all), idle ones are refused."""
+    options = read_options(key, _named(recipe, given), options_of(recipe), recipe.__name__)
+    try:
+        algorithm = _raw(recipe, options)
+    except Invalid as problem:
+        text = str(problem)
+        raise Invalid(text if text.startswith(key) else f"{key}: {text}") from problem
+    for name in options if explicit is None else explicit:
+        if not _is_default(recipe, name, options[name]) and _is_idle(recipe, options, name, algorithm):
+            raise Invalid(f"{key}.{name} = {_shown(options[name])} has no effect {_reason(recipe, options, name)}")
+    return algorithm, options
+
+
+def default_of(recipe: Recipe, name: str) -> Any:
+    """The declared default of an option: the recipe's own, else the one that recipes share."""
+    own, shared = options_of(recipe)[name], getattr(recipe, "shared", {})
+    return shared[name].default if own.default is None and name in shared else own.default
+
+
+@functools.cache
+def default_algorithm(recipe: Recipe) -> Algorithm | None:
+    """What a recipe builds from nothing; None if there is something it must be given."""
+    needs = any(option.required for option in options_of(recipe).values())
+    return None if needs else _raw(recipe, {})
+
+
+def default_part(recipe: Recipe, name: str) -> Any:
+    """The part that a recipe is built with where none is given."""
+    algorithm = default_algorithm(recipe)
+    return getattr(algorithm, name, None) or getattr(getattr(algorithm, "server", None), name, None)
+
+
+@functools.cache
+def shared_defaults(recipe: Recipe) -> Options:
+    """The shared options whose shared default is this recipe's, too: stating it builds the same algorithm."""
+    known = options_of(recipe)
+    needed = {name: next(other_values(option.annotation)) for name, option in known.items() if option.required}
+    defaults = {name: option.default for name, option in getattr(recipe, "shared", {}).items() if name in known}
+    shared = {name: value for name, value in defaults.items() if value is not None}
+    plain = _raw(recipe, needed)
+    if plain == _raw(recipe, {**needed, **shared}):  # so with most recipes
+        return shared
+    return {name: value for name, value in shared.items() if plain == _raw(recipe, {**needed, name: value})}
+
+
+def _raw(recipe: Recipe, options: Mapping[str, Any]) -> Algorithm:
+    """What the recipe itself builds, unchecked."""
+    token = _building.set(True)
+    try:
+        return recipe(**options)
+    finally:
+        _building.reset(token)
+
+
+def _tried(recipe: Recipe, options: Mapping[str, Any]) -> Algorithm | None:
+    """What the recipe builds; None if it refuses, or is not given what it must have."""
+    if any(option.required and name not in options for name, option in options_of(recipe).items()):
+        return None
+    try:
+        return _raw(recipe, options)
+    except Invalid:
+        return None
+
+
+def _is_default(recipe: Recipe, name: str, value: Any) -> bool:
+    """Whether an option is only stated: it has the value, or is the part, that it would have anyway."""
+    if value == default_of(recipe, name):
+        return True
+    return protocol_in(options_of(recipe)[name].annotation) is not None and value == default_part(recipe, name)
+
+
+def _named(recipe: Recipe, given: Mapping[str, Any]) -> Options:
+    """`selection = {fraction = 0.5}` without a name changes the selection that the algorithm would have anyway."""
+    named = dict(given)
+    for name, value in given.items():
+        option = options_of(recipe).get(name)
+        if isinstance(value, Mapping) and "name" not in value and option and protocol_in(option.annotation):
+            written = write(default_part(recipe, name))
+            named[name] = {**written, **value} if isinstance(written, Mapping) else value
+    return named
+
+
+def _is_idle(recipe: Recipe, options: Options, name: str, algorithm: Algorithm) -> bool:
+    """Whether neither leaving an option out nor another value of it changes the algorithm."""
+    if _tried(recipe, _without(options, name)) != algorithm:
+        return False
+    others = other_values(options_of(recipe)[name].annotation, options[name])
+    return all(_tried(recipe, {**options, name: value}) in (None, algorithm) for value in others)
+
+
+def _reason(recipe: Recipe, options: Options, name: str) -> str:
+    """Which other setting keeps an option from having an effect, and what to do."""
+    for other in options:
+        rest = _without(options, other)
+        if other != name and _matters(recipe, rest, name):
+            return f"with {other} = {_shown(options[other])}: leave out one of the two"
+    for other, option in options_of(recipe).items():
+        default = default_of(recipe, other)
+        if other not in options and any(
+            _matters(recipe, {**options, other: value}, name)
+            for value in itertools.islice(other_values(option.annotation, default), 3)
+        ):
+            return f"with {other} = {default!r}: set {other} as well, or leave {name} out"
+    return f"in {recipe.__name__}, which is the same with any other value: leave it out"
+
+
+def _matters(recipe: Recipe, options: Options, name: str) -> bool:
+    with_it, without = _tried(recipe, options), _tried(recipe, _without(options, name))
+    return with_it is not None and without is not None and with_it != without
+
+
+def _shown(value: Any) -> str:
+    """A value as it was given; of a part with many settings its class alone."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{type(value).__name__}(...)"
+
+
+def _without(options: Options, name: str) -> Options:
+    return {key: value for key, value in options.items() if key != name}
