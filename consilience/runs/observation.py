@@ -1,0 +1,19 @@
+"""One finished round, with what is recorded of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from consilience.core.rounds import Round
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Observation:
+    """One finished round and what is to be recorded of it."""
+
+    round: Round
+    row: dict[str, Any]  # a function of the run's settings alone
+    timing: dict[str, Any]  # what the clock said
+    traffic: tuple[int, int]  # bytes up and down since the first round
+    clients: dict[str, Any]  # client by client, a function of the settings as well
