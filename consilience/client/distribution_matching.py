@@ -45,8 +45,8 @@ class DistributionMatching:
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
         """Rows of zeros, which the first step fills."""
-        if task.loss_name != "cross_entropy":
-            raise Invalid(f"distribution matching needs class numbers: loss = {task.loss_name!r} has none")
+        if not task.kind.multiclass:
+            raise Invalid(f"distribution matching needs class numbers: {task.kind.name} has none")
         params = message["model"]["params"]
         head = params[classifier(params).weight]
         rows = torch.zeros((len(head), self.per_class, *self._row_shape(params)), dtype=head.dtype, device=head.device)

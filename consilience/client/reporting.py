@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from consilience.client.local_training import LocalTraining
-from consilience.core.evaluate import Evaluate
+from consilience.core.evaluate import LOOK, LossQuery
 from consilience.core.plans import Batch, Work
 from consilience.core.protocols import ClientRule
 from consilience.core.task import Task
 from consilience.core.tree import Tree
-
-LOOK = Work(epochs=1, batch_size=256, shuffle=False, trains=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +21,7 @@ class LossAtStart:
     @property
     def pre_training(self) -> ClientRule:
         """Before training: a pass over the rows with the received model."""
-        return Evaluate(work=LOOK)
+        return LossQuery()
 
     @property
     def work(self) -> Work:
@@ -60,12 +58,12 @@ class Score:
         return {}
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
-        """As in evaluation."""
-        return Evaluate(work=self.work).begin(task, message, memory)
+        """As in a query for the loss."""
+        return LossQuery(work=self.work).begin(task, message, memory)
 
     def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
-        """As in evaluation."""
-        return Evaluate(work=self.work).step(task, carry, batch, message, memory)
+        """As in a query for the loss."""
+        return LossQuery(work=self.work).step(task, carry, batch, message, memory)
 
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """Two of the sums."""

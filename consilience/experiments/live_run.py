@@ -65,12 +65,11 @@ class Run:
         observer = Observer(
             task=engine.task,
             test=engine.store("test") if experiment.federation.test is not None else None,
-            classes=experiment.federation.classes,
             every=config.evaluation.every,
             rounds=config.rounds,
             local=config.evaluation.local,
             personal=personal_test(experiment.algorithm, engine),
-            remote=federated_test(engine, experiment.federation.classes),
+            remote=federated_test(engine),
         )
         with Interrupts() as interrupts:
             rounds = run(

@@ -277,7 +277,7 @@ def test_own_loss_function() -> None:
     def distance(output: Tensor, target: Tensor) -> Tensor:
         return (output.squeeze(1) - target).abs()
 
-    assert Task(nn.Linear(1, 1), distance).loss_name == "distance"
+    assert Task(nn.Linear(1, 1), loss=distance).loss_name == "distance"
 
 
 def test_convolves() -> None:
@@ -301,7 +301,7 @@ def evaluated(module: nn.Module, loss: str, x: Tensor, y: Tensor, lane: str = "s
     half = len(y) // 2 + 1
     parts = [(x[:half], y[:half]), (x[half:], y[half:])]
     data = Federation.from_clients(parts, client_tests=parts)
-    engine = Vectorised(Task(module, loss), data, device="cpu", dtype="float64", lane=lane, clients_at_once=8)  # type: ignore[arg-type]
+    engine = Vectorised(Task(module, loss=loss), data, device="cpu", dtype="float64", lane=lane, clients_at_once=8)  # type: ignore[arg-type]
     shared = {"model": engine.start()}
     ids = np.arange(2)
     return engine.exchange(Evaluate(), Plain(), Broadcast(shared=shared), ids, round=0, seed=0).reply

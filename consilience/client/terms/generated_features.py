@@ -40,9 +40,9 @@ class GeneratedFeatures:
 
     def __call__(self, params: Tree, context: Context, batch: Batch) -> Tensor:
         """Knowledge of labels that the client may not have."""
-        if context.task.loss_name != "cross_entropy" or context.output.dim() != 2:
+        if not context.task.kind.multiclass or context.output.dim() != 2:
             raise Invalid(
-                f"GeneratedFeatures needs one class number per row: loss = {context.task.loss_name!r} has none"
+                f"GeneratedFeatures needs one class number per row: {context.task.kind.name} has none"
             )
         told, head = context.message["generator"], classifier(params)
         generator, like = told["params"], context.output

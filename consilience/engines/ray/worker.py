@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from consilience.core import tree
 from consilience.core.exchange import Broadcast
 from consilience.core.federation import Federation, Rows
-from consilience.core.losses import LOSSES, Loss
+from consilience.core.kinds import Kind
+from consilience.core.losses import Loss
+from consilience.core.metrics import Metric
 from consilience.core.protocols import Channel, ClientRule
 from consilience.core.task import Task
 from consilience.core.tree import Tree
@@ -30,9 +32,11 @@ class Share(NamedTuple):
     ids: np.ndarray
     train: dict[str, Any]  # of arrays
     test: dict[str, Any] | None
-    classes: int
+    classes: int | None
     module: nn.Module
-    loss: str | Loss
+    kind: Kind
+    loss: Loss
+    metrics: tuple[Metric, ...]
     settings: dict[str, Any]  # of the vectorised engine
     threads: int
     shards: int  # objects over which the large tensors of its replies are spread
@@ -51,14 +55,15 @@ class Share(NamedTuple):
     ) -> Share:
         """The share of these clients."""
         mine = federation.among(ids)
-        loss = task.loss_name if LOSSES.get(task.loss_name) is task.losses else task.losses
         return Share(
             ids=ids,
             train=packed(vars(mine.train)),
             test=None if mine.test is None else packed(vars(mine.test)),
             classes=mine.classes,
             module=task.module,
-            loss=loss,
+            kind=task.kind,
+            loss=task.losses,
+            metrics=task.added,
             settings=settings,
             threads=threads,
             shards=shards,
@@ -88,7 +93,7 @@ class Worker:
 
     def _begin(self, share: Share) -> None:
         torch.set_num_threads(share.threads)  # Ray's own default is one, and the last bits depend on it
-        task = Task(share.module, share.loss)
+        task = Task(share.module, share.kind, loss=share.loss, metrics=share.metrics)
         self._engine = Vectorised(task, share.federation(), hosts=share.ids, **share.settings)
         self._share = share
         self._whole: tuple[int, dict[str, Tensor]] = (-1, {})  # of an exchange, tensors put together from all workers

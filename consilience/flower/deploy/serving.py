@@ -44,7 +44,7 @@ class Elsewhere:
 
     clients: int
     test: Rows | None
-    classes: int
+    classes: int | None
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from consilience.core.algorithm import Algorithm, Plain
-from consilience.core.arrivals import LOOK
-from consilience.core.evaluate import Evaluate
+from consilience.core.evaluate import Evaluate, LossQuery
 from consilience.core.protocols import (
     Channel,
     ClientRule,
@@ -18,7 +17,7 @@ from consilience.core.protocols import (
 from consilience.core.settings import Invalid
 
 TRAIN, PRE_TRAINING, TEST, TEST_OWN = "train", "pre_training", "test", "test_own_model"
-TESTS = (TEST, TEST_OWN)  # counts and losses of a model on a client's test rows
+TESTS = (TEST, TEST_OWN)  # sums of the metrics of a model on a client's test rows
 
 
 class Asked(NamedTuple):
@@ -36,7 +35,7 @@ def rules_of(algorithm: Algorithm) -> dict[str, Asked]:
         TEST: Asked(Evaluate(), plain),
     }
     if isinstance(algorithm.selection, QueriesBeforeSelection):
-        known["loss"] = Asked(Evaluate(work=LOOK), plain)
+        known["loss"] = Asked(LossQuery(), plain)
     if isinstance(client, PreTrainingPass):
         known[PRE_TRAINING] = Asked(client.pre_training, plain)
     if isinstance(client, PostTrainingPass):

@@ -89,7 +89,7 @@ class Client:
         names = [key for key in content.array_records if key != self.arrayrecord_key]
         return Answering(
             algorithm,
-            Task(module, self.loss),
+            Task(module, loss=self.loss),
             Federation.from_clients([train], client_tests=None if test is None else [test]),
             client=number,
             received=received,
