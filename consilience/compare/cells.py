@@ -18,7 +18,6 @@ from consilience.experiments.live_run import Run
 from consilience.runs.failures import explained
 from consilience.runs.folder import RunFolder
 from consilience.runs.observation import Observation
-from consilience.runs.text import quality
 
 Told = Callable[[int, str], None]
 """What is told of every round: its number and how good the model is."""
@@ -48,7 +47,7 @@ def run_cell(
 
     def watch(run: Run) -> Iterator[Observation]:
         for observation in run.observations():
-            last[0] = quality(observation.row)
+            last[0] = observation.quality()
             tell(observation.round.number, last[0])
             yield observation
 

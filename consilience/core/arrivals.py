@@ -16,7 +16,6 @@ from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.evaluate import LossQuery
 from consilience.core.exchange import Broadcast, Cohort, Pool, WaitPolicy
-from consilience.core.plans import Work
 from consilience.core.protocols import (
     Buffers,
     Channel,
@@ -159,8 +158,6 @@ def labelled(cohort: Cohort, arrived: Jobs, received: Broadcast, round: int, lat
     if not staleness.any():
         return replace(cohort, counts=counts)
     return replace(cohort, counts=counts, staleness=staleness, received=received.among(arrived.ids, cohort.ids))
-
-
 
 
 class Pace(NamedTuple):

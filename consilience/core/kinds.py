@@ -74,7 +74,9 @@ class Kind:
     def refuse_targets(self, classes: int | None, loss: str, data: str) -> None:
         """Refuse targets that are not of this kind; `classes` is None where they are not class numbers."""
         if self.multiclass and classes is None:
-            raise Invalid(f"loss = {loss!r} needs class numbers, but the targets of {data} are real-valued (regression)")
+            raise Invalid(
+                f"loss = {loss!r} needs class numbers, but the targets of {data} are real-valued (regression)"
+            )
         if self.most_classes is not None and (classes or 0) > self.most_classes:
             raise Invalid(f"loss = {loss!r} is for {self.most_classes} classes, but {data} has {classes}")
 
@@ -228,7 +230,8 @@ LOSSES: dict[str, Loss] = {loss_name(loss): loss for kind in KINDS.values() for 
 def kind_named(name: str) -> Kind:
     """A kind that is built in."""
     if name not in KINDS:
-        raise Invalid(f"kind = {name!r} is not one of {', '.join(KINDS)}{nearest(name, KINDS)}")
+        hint = f": it is a loss, write loss={name!r}" if name in LOSSES else nearest(name, KINDS)
+        raise Invalid(f"kind = {name!r} is not one of {', '.join(KINDS)}{hint}")
     return KINDS[name]
 
 

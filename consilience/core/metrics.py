@@ -179,10 +179,10 @@ class Metrics:
                 sums = part(output, target, mask if key == "loss" else self.counted(target, mask))
             except _WRONG as problem:
                 raise Invalid(
-                    f"metric {key!r} cannot be computed for the example of its kind (output {tuple(output.shape)}, "
-                    f"target {tuple(target.shape)}: {_first_line(problem)}): give Kind.example a row like the data's"
+                    f"metric {key!r} cannot be computed for the example of its kind ({_first_line(problem)}): "
+                    f"{_listed(_shapes({'output': output, 'target': target}))}; give Kind.example a row like the data's"
                 ) from problem
-            found[key] = {path: leaf.shape for path, leaf in tree.flatten(sums).items()}
+            found[key] = _shapes(sums)
         return found
 
     def zero(self, device: torch.device, *, main_only: bool = False) -> Tree:
@@ -217,21 +217,29 @@ class Metrics:
 
     def try_on(self, output: Tensor, target: Tensor) -> None:
         """Refuse metrics that cannot be computed from these rows, or whose sums have other shapes than expected."""
-        shown = f"output {tuple(output.shape)}, target {tuple(target.shape)}"
+        shown = _listed(_shapes({"output": output, "target": target}))
         mask = torch.ones(len(target), dtype=torch.float64)
         for metric in self.metrics[1:]:
             try:
                 sums = metric.sums(output, target, self.counted(target, mask))
                 float(metric.value(tree.to(sums, torch.float64)))
             except _WRONG as problem:
-                raise Invalid(f"metric {metric.key!r} cannot be computed from {shown}: {_first_line(problem)}") from problem
-            here, expected = {p: leaf.shape for p, leaf in tree.flatten(sums).items()}, self.shapes[self.part(metric.key)]
+                reason = _first_line(problem)
+                raise Invalid(f"metric {metric.key!r} cannot be computed from {shown}: {reason}") from problem
+            here, expected = _shapes(sums), self.shapes[self.part(metric.key)]
             if here != expected:
-                there = {path: tuple(shape) for path, shape in expected.items()}
                 raise Invalid(
-                    f"metric {metric.key!r} has sums of shapes { {p: tuple(s) for p, s in here.items()} } for {shown}, "
-                    f"and {there} for the example of its kind: give Kind.example a row like the data's"
+                    f"metric {metric.key!r} has sums of shapes {_listed(here)} for {shown}, and {_listed(expected)} "
+                    "for the example of its kind: give Kind.example a row like the data's"
                 )
+
+
+def _shapes(sums: Tree) -> dict[str, torch.Size]:
+    return {path: leaf.shape for path, leaf in tree.flatten(sums).items()}
+
+
+def _listed(shapes: dict[str, torch.Size]) -> str:
+    return ", ".join(f"{path} {tuple(shape)}" for path, shape in shapes.items())
 
 
 def loss_metric(losses: Loss) -> Metric:
@@ -321,4 +329,3 @@ def fairness(values: np.ndarray, better: Better) -> dict[str, float | None]:
     count = max(1, len(known) // 10)
     worst = known[:count] if better == "higher" else known[-count:]
     return {"mean": float(known.mean()), "worst_tenth": float(worst.mean()), "spread": float(known.std())}
-

@@ -168,7 +168,9 @@ def try_model(task: Task, federation: Federation, model: str, data: str) -> Task
         raise Invalid(f"loss = {task.loss_name!r} gives {tuple(losses.shape)} values for {len(y)} rows: choose another")
     if task.kind.multiclass:
         if y.is_floating_point():
-            raise Invalid(f"{task.kind.name} needs class numbers, but {data} have real-valued targets: kind='regression'")
+            raise Invalid(
+                f"{task.kind.name} needs class numbers, but {data} have real-valued targets: kind='regression'"
+            )
         highest, outputs = int(federation.train.y.max()), output.shape[1] if output.dim() > 1 else 0
         if task.losses in task.kind.losses and highest >= outputs:
             raise Invalid(f"{model} has {outputs} outputs, but {data} have class number {highest}: give it more")

@@ -15,7 +15,6 @@ from consilience.engines.ray.cluster import RayCluster
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.experiments.federated_test import client_scores, test_rows
 
-
 PersonalTest = Callable[[Tree], ClientScores]
 """From the server's state to the scores; the clients' memories are the engine's."""
 

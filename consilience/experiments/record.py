@@ -61,7 +61,14 @@ class Observer:
             row |= {"epsilon": round.notes["epsilon"]} if "epsilon" in round.notes else {}
             timing = _timing(round, trained - began, time.perf_counter() - trained)
             clients = client_row(round, scores, personal)
-            yield Observation(round=round, row=row, timing=timing, traffic=(up, down), clients=clients)
+            yield Observation(
+                round=round,
+                row=row,
+                timing=timing,
+                traffic=(up, down),
+                clients=clients,
+                metrics=self.task.metrics.rows(),
+            )
             before, began = round.model, time.perf_counter()
 
     def _due(self, round: Round) -> bool:
@@ -92,7 +99,7 @@ class Observer:
 
 
 def _quality(number: int, scores: Scores | None, metrics: Metrics) -> dict[str, Any]:
-    values = scores.values if scores else dict.fromkeys((metric.key for metric in metrics.metrics))
+    values = scores.values if scores else dict.fromkeys(metric.key for metric in metrics.metrics)
     clients = scores.clients if scores else ClientScores.none(metrics.main_row)
     spread = {f"client_{metrics.main}_{name}": value for name, value in clients.spread().items()}
     return {"round": number, **values, **spread}

@@ -21,6 +21,7 @@ from consilience.experiments.config.config import Config, from_table
 from consilience.experiments.live_run import Run, Watch, store_config
 from consilience.runs import checkpoint, identity
 from consilience.runs.folder import RunFolder
+from consilience.runs.metric_table import FACT, stored
 from consilience.runs.names import plain
 from consilience.runs.result import Result
 from consilience.runs.toml_text import loads
@@ -53,6 +54,7 @@ def start(config: Config, *, folder: Path | None = None, data: Dataset | None = 
         "algorithm": repr(experiment.algorithm),
         "clients": len(experiment.federation),
         "parameters": experiment.parameters,
+        FACT: stored(experiment.task.metrics.rows()),
         "status": "created",
     }
     made = _create(experiment.config, folder, facts)
@@ -131,6 +133,8 @@ def _note(folder: RunFolder, run: Run, found: list[str], facts: dict[str, Any]) 
     config, experiment = run.config, run.experiment
     if identity.settings(config.table()) != facts.get("config"):
         store_config(folder, config)
+    if stored(experiment.task.metrics.rows()) != facts.get(FACT):
+        folder.record(**{FACT: stored(experiment.task.metrics.rows())})
     if found:
         forced = [*facts.get("forced", []), {"round": run.done, "changes": [plain(line) for line in found]}]
         folder.record(forced=forced, code=identity.code(), prints=experiment.prints)

@@ -41,9 +41,7 @@ class GeneratedFeatures:
     def __call__(self, params: Tree, context: Context, batch: Batch) -> Tensor:
         """Knowledge of labels that the client may not have."""
         if not context.task.kind.multiclass or context.output.dim() != 2:
-            raise Invalid(
-                f"GeneratedFeatures needs one class number per row: {context.task.kind.name} has none"
-            )
+            raise Invalid(f"GeneratedFeatures needs one class number per row: {context.task.kind.name} has none")
         told, head = context.message["generator"], classifier(params)
         generator, like = told["params"], context.output
         size = len(generator["noise"])

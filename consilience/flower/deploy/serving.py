@@ -29,8 +29,8 @@ from consilience.flower.engine import wire
 from consilience.flower.engine.engine import FlowerEngine
 from consilience.runs import checkpoint, identity
 from consilience.runs.folder import RunFolder
+from consilience.runs.metric_table import FACT, stored
 from consilience.runs.observation import Observation
-from consilience.runs.text import quality
 
 log = logging.getLogger("consilience.flower")
 
@@ -106,6 +106,7 @@ def opened(experiment: Experiment, runs: Path) -> Iterator[Run]:
             "algorithm": repr(experiment.algorithm),
             "clients": len(experiment.federation),
             "parameters": experiment.parameters,
+            FACT: stored(experiment.task.metrics.rows()),
             "status": "created",
             "deployed": True,
         }
@@ -204,7 +205,7 @@ def _line(observation: Observation, rounds: int) -> str:
     missing = {reason: row[reason] for reason in ("silent", "memory_lost") if row[reason]} | row["rejected"]
     why = f" ({', '.join(f'{count} {reason}' for reason, count in missing.items())})" if missing else ""
     clients = f"{len(done.cohort)} of {len(done.chosen)} clients{why}"
-    return f"round {done.number}/{rounds}  {quality(row)}  {clients}  {observation.timing['seconds']:.1f} s"
+    return f"round {done.number}/{rounds}  {observation.quality()}  {clients}  {observation.timing['seconds']:.1f} s"
 
 
 @contextlib.contextmanager

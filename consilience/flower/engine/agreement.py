@@ -16,7 +16,7 @@ from consilience.flower.secure.terms import SecureTerms
 def agreement(
     algorithm: Algorithm, task: Task, dtype: str, clients: int, secure: SecureTerms | None = None
 ) -> dict[str, str]:
-    """Digests of the algorithm with all its settings, the model's tensors, the kind of task, the number type, secure sums."""
+    """Digests of the algorithm with all its settings, the model's tensors, the kind of task, secure sums."""
     start = tree.flatten(task.start())
     shapes = [(path, tuple(leaf.shape), str(leaf.dtype)) for path, leaf in sorted(start.items())]
     return {
