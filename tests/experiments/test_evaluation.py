@@ -13,10 +13,10 @@ from torch import nn
 
 from consilience.core.exchange import Broadcast
 from consilience.core.federation import Federation, Rows
-from consilience.core.task import Task
-from consilience.engines.vectorised.engine import Vectorised
 from consilience.core.kinds import classification, macro
 from consilience.core.metrics import fairness
+from consilience.core.task import Task
+from consilience.engines.vectorised.engine import Vectorised
 from consilience.experiments import evaluation
 from consilience.experiments.evaluation import client_means, evaluate
 
@@ -115,8 +115,12 @@ def test_it_agrees_with_federated_evaluation() -> None:
     ids = np.arange(3)
     reply = engine.exchange(Evaluate(), Plain(), Broadcast(shared={"model": model}), ids, round=0, seed=0).reply
     found = evaluate(engine.task, model, engine.store("test"))
-    np.testing.assert_allclose(found.clients.values, (reply["accuracy"]["total"] / reply["accuracy"]["count"]).numpy(), rtol=1e-12)
-    np.testing.assert_allclose(found.clients.loss, (reply["loss"]["total"] / reply["loss"]["count"]).numpy(), rtol=1e-10)
+    np.testing.assert_allclose(
+        found.clients.values, (reply["accuracy"]["total"] / reply["accuracy"]["count"]).numpy(), rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        found.clients.loss, (reply["loss"]["total"] / reply["loss"]["count"]).numpy(), rtol=1e-10
+    )
 
 
 def test_a_regression_has_loss_and_mean_error_overall_and_of_every_client() -> None:
@@ -134,7 +138,9 @@ def test_one_logit_for_two_classes() -> None:
     task = Task(Echo(), "binary")
     found = evaluate(task, task.start(), rows_of(x, y, [4]))
     expected = metrics.precision_recall_fscore_support([1, 1, 0, 0], [1, 0, 1, 0], average="macro", zero_division=0)
-    assert found["accuracy"] == 0.5 and (found["precision"], found["recall"], found["f1"]) == pytest.approx(expected[:3])
+    assert found["accuracy"] == 0.5 and (found["precision"], found["recall"], found["f1"]) == pytest.approx(
+        expected[:3]
+    )
 
 
 def test_a_class_for_every_place_of_a_sequence() -> None:

@@ -58,12 +58,9 @@ class Client:
         client = answering.algorithm.client
         own = client if isinstance(client, PersonalRule) and client.is_personal else None
         found = answering.exchange(Evaluate(rule=own), Plain())
-        rows = float(found["rows"])
-        numbers = {
-            "num-examples": round(rows),
-            "loss": float(found["loss"]) / max(1.0, rows),
-            "accuracy": float(found["correct"]) / max(1.0, rows),
-        }
+        known = answering.engine.task.metrics.values(found)
+        numbers: dict[str, Any] = {"num-examples": round(float(found["loss"]["count"]))}
+        numbers |= {key: value for key, value in known.items() if value is not None}
         return self._reply(message, answering, {}, numbers)
 
     def _settled(self, content: Any) -> Algorithm:
