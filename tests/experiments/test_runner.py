@@ -200,7 +200,7 @@ def test_unusable_weights_stop_the_run_and_name_the_round(weight: float) -> None
         train(nn.Linear(2, 2), federation, fedavg(weighting=Broken(weight)), rounds=2, progress=False, lane="serial")
 
 
-def test_targets_that_are_measurements(tmp_path: Path) -> None:
+def test_a_regression(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     clients = []
     for _ in range(3):
