@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from consilience.algorithms.simprox import simprox
     from consilience.core.algorithm import Algorithm
     from consilience.core.federation import Federation, Rows
+    from consilience.core.kinds import Kind
+    from consilience.core.metrics import Metric
     from consilience.core.plans import Work
     from consilience.core.rounds import Diverged, run
     from consilience.core.settings import Invalid
@@ -45,6 +47,8 @@ __all__ = [
     "Everyone",
     "Federation",
     "Invalid",
+    "Kind",
+    "Metric",
     "Result",
     "Rows",
     "Schedule",
@@ -74,6 +78,8 @@ _MODULES = {
     "Everyone": "selection",
     "Federation": "core.federation",
     "Invalid": "core.settings",
+    "Kind": "core.kinds",
+    "Metric": "core.metrics",
     "Result": "runs.result",
     "Rows": "core.federation",
     "Schedule": "meta",

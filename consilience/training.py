@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from consilience.core.algorithm import Algorithm
 from consilience.core.capabilities import PoolsData, capability
 from consilience.core.federation import Federation
+from consilience.core.kinds import kind_of_targets
 from consilience.core.losses import Loss
 from consilience.core.rounds import run
 from consilience.core.screening import Limits
@@ -52,12 +53,14 @@ def train(
         result = cs.train(module, federation, cs.fedavg(lr=0.05, epochs=2), rounds=20)
         result.history[-1]["accuracy"], result.model(x)
 
-    model: any `nn.Module`, whose present values are the start and which is not changed; or a `Task`.
+    model: any `nn.Module`, whose present values are the start and which is not changed; or a `Task`, which
+        can bring a kind of task and metrics of your own.
     federation: `Federation.from_clients([(x, y), ...], test=(x, y))`, or the pairs alone if nothing is to be tested.
     algorithm: a recipe such as `simprox(lr=0.05)`, or four parts of your own in an `Algorithm`.
     rounds: how often the server moves (10).
     seed: decides who is chosen, the batches, dropout and the environment's luck (0): equal seeds, equal bits.
-    loss: a name or a function (output, target) -> [B]; by default cross-entropy for class numbers, else squared error.
+    loss: a name or a function (output, target) -> [B]; by default that of the kind of task that the targets call for:
+        classification for class numbers, binary decisions for several 0 and 1 a row, else regression.
     environment: who is slow, away or silent; by default nobody.
     evaluate_every: test after every so many rounds and after the last (1); 0 is never.
     evaluate_local: test the clients' own models as well, as they are before the server merges them.
@@ -72,14 +75,13 @@ def train(
     if capability(algorithm.selection, PoolsData) is not None:
         federation = federation.pooled()
     task = _task(model, federation, loss)
-    try_model(task, federation, f"the model {type(task.module).__name__}", "the federation's data")
+    task = try_model(task, federation, f"the model {type(task.module).__name__}", "the federation's data")
     try_client(algorithm, task)
     options = read_options("train", engine, engine_options(), "train")
     vectorised = Vectorised(task, federation, environment=environment, rounds_ahead=rounds, **options)
     observer = Observer(
         task=vectorised.task,
         test=vectorised.test_rows,
-        classes=federation.classes,
         every=evaluate_every,
         rounds=rounds,
         local=evaluate_local,
@@ -104,4 +106,5 @@ def _task(model: nn.Module | Task, federation: Federation, loss: str | Loss | No
         if loss is not None:
             raise Invalid("loss is part of the Task already: give a module and a loss, or a Task alone")
         return model
-    return Task(model, loss or ("cross_entropy" if federation.classes else "squared_error"))
+    named = isinstance(loss, str)
+    return Task(model, None if named else kind_of_targets(federation.train.y, federation.classes), loss=loss)

@@ -184,7 +184,7 @@ def _section(document: str, heading: str) -> str:
 
 
 def _rows_of_metrics() -> set[str]:
-    """The fields of a metrics row: with classes, and with measurements."""
+    """The fields of a metrics row: of a classification, and of a regression."""
     fields: set[str] = set()
     for y in (torch.tensor([0, 1, 0, 1]), torch.tensor([0.0, 1.0, 0.5, 0.2])):
         x = torch.arange(8.0).reshape(4, 2)

@@ -40,9 +40,9 @@ class DistributionMatching:
         check(self)
 
     def check_against(self, task: Task) -> None:
-        """Refuse a loss without class numbers."""
-        if task.loss_name != "cross_entropy":
-            raise Invalid(f"distribution matching needs class numbers: loss = {task.loss_name!r} has none")
+        """Refuse a task without class numbers."""
+        if not task.kind.multiclass:
+            raise Invalid(f"distribution matching needs class numbers: {task.kind.name} has none")
 
     def init(self, start: Tree) -> Tree:
         """Nothing is remembered."""

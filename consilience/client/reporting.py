@@ -15,13 +15,11 @@ from consilience.core.capabilities import (
     Reasons,
     capability,
 )
-from consilience.core.evaluate import Evaluate
+from consilience.core.evaluate import LOOK, LossQuery
 from consilience.core.plans import Batch, Work
 from consilience.core.protocols import ClientRule
 from consilience.core.task import Task
 from consilience.core.tree import Tree
-
-LOOK = Work(epochs=1, batch_size=256, shuffle=False, trains=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +34,7 @@ class LossAtStart(Wrapped):
     @property
     def pre_training(self) -> ClientRule:
         """Before training: a pass over the rows with the received model."""
-        return Evaluate(work=LOOK, rule=_with_own_layers(self.training))
+        return LossQuery(rule=_with_own_layers(self.training))
 
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """The reply of training, and what the look found."""
@@ -57,12 +55,12 @@ class Score:
         return {}
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
-        """As in evaluation."""
-        return Evaluate(work=self.work, rule=self.rule).begin(task, message, memory)
+        """As in a query for the loss."""
+        return LossQuery(work=self.work, rule=self.rule).begin(task, message, memory)
 
     def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
-        """As in evaluation."""
-        return Evaluate(work=self.work, rule=self.rule).step(task, carry, batch, message, memory)
+        """As in a query for the loss."""
+        return LossQuery(work=self.work, rule=self.rule).step(task, carry, batch, message, memory)
 
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """Two of the sums."""

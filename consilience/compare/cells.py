@@ -19,7 +19,6 @@ from consilience.runs.disk import explain, is_folder
 from consilience.runs.failures import explained
 from consilience.runs.folder import RecordError, RunFolder
 from consilience.runs.observation import Observation
-from consilience.runs.text import quality
 
 Told = Callable[[int, str], None]
 """What is told of every round: its number and how good the model is."""
@@ -53,7 +52,7 @@ def run_cell(
 
     def watch(run: Run) -> Iterator[Observation]:
         for observation in run.observations():
-            last[0] = quality(observation.row)
+            last[0] = observation.quality()
             tell(observation.round.number, last[0])
             yield observation
 

@@ -32,7 +32,8 @@ def compare(
     ] = None,
     baseline: Annotated[str, typer.Option(help="What the others are tested against; fedavg, or the first.")] = "",
     target: Annotated[
-        float | None, typer.Option(help="Accuracy to reach, such as 0.9: how soon, at what cost.")
+        float | None,
+        typer.Option(help="Value of the main metric to reach, such as 0.9: how soon, at what cost."),
     ] = None,
     metric: Annotated[str, typer.Option(help="What is tested: accuracy, clients_mean, clients_worst_tenth ...")] = "",
     out: Annotated[Path | None, typer.Option(help="The comparison's folder; runs/compare-NAME.")] = None,

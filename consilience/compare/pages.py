@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,14 +24,14 @@ class Written:
 
 def write(comparison: Comparison) -> Written:
     """Read every cell, and write the tables of what is there."""
-    cells, methods = results.collect(comparison)
-    sheets, said = tables.sheets(comparison, methods), notes(comparison, cells, methods)
+    collected = results.collect(comparison)
+    sheets, said = tables.sheets(comparison, collected), notes(comparison, collected.cells, collected.methods)
     texts = {
         "table.md": tables.markdown(comparison, sheets, said),
-        "methods.csv": tables.methods_csv(methods),
-        "cells.csv": tables.cells_csv(cells),
+        "methods.csv": tables.methods_csv(collected),
+        "cells.csv": tables.cells_csv(collected),
     }
-    found = results.plain_results(comparison, cells, methods) | {"notes": said}
+    found = results.plain_results(comparison, collected) | {"notes": said}
     files = {name: text.encode() for name, text in texts.items()}
     files["results.json"] = canonical.encode(found, pretty=True)
     for name, content in files.items():
@@ -38,7 +39,9 @@ def write(comparison: Comparison) -> Written:
     return Written(screen=tables.on_screen(sheets, said), files=tuple(comparison.folder / name for name in files))
 
 
-def notes(comparison: Comparison, cells: list[results.CellResult], methods: list[results.MethodResult]) -> list[str]:
+def notes(
+    comparison: Comparison, cells: Sequence[results.CellResult], methods: Sequence[results.MethodResult]
+) -> list[str]:
     """What a reader must know: what differs beyond the method, what is missing, and what n allows."""
     differing = [*fairness.planned_differences(comparison), *fairness.recorded_differences(comparison, cells)]
     said = [f"differs in more than the method: {note}" for note in differing]

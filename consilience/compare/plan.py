@@ -7,6 +7,7 @@ its algorithm, the algorithm's own options, and what its entry says under `setti
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from consilience.compare.methods import Method, read_methods
 from consilience.core.capabilities import PoolsData, capability
-from consilience.core.settings import Fraction, Invalid, check_value, nearest, refuse_unknown
+from consilience.core.settings import Invalid, check_value, nearest, refuse_unknown
 from consilience.experiments.config.catalogue import KINDS, has_own_default, section_options
 from consilience.experiments.config.config import Config, Seed, from_table
 from consilience.options import parts
@@ -28,7 +29,6 @@ Table = dict[str, Any]
 LOCAL_WORK = ("lr", "momentum", "weight_decay", "lr_decay", "optimiser", "epochs", "batch_size")
 """What every method takes from the base run, next to selection and channel."""
 
-METRICS = ("accuracy", "best_accuracy", "clients_mean", "clients_worst_tenth", "loss", "absolute_error")
 _KEYS = ("methods", "seeds", "baseline", "target", "metric")
 
 
@@ -96,7 +96,7 @@ def plan(
         methods=methods,
         seeds=chosen,
         baseline=_baseline(baseline or spec.get("baseline"), labels),
-        target=None if wanted is None else check_value("compare.target", wanted, Fraction),
+        target=_target(wanted),
         metric=_metric(metric or spec.get("metric", "")),
         cells=tuple(cell for one_seed in zip(*by_method) for cell in one_seed),
     )
@@ -119,9 +119,17 @@ def _baseline(wanted: Any, labels: list[str]) -> str:
     return str(wanted)
 
 
-def _metric(wanted: str) -> str:
-    if wanted and wanted not in METRICS:
-        raise Invalid(f"metric = {wanted!r} is not one of {', '.join(METRICS)}{nearest(wanted, METRICS)}")
+def _target(wanted: Any) -> float | None:
+    target = None if wanted is None else float(check_value("compare.target", wanted, float))
+    if target is not None and not math.isfinite(target):
+        raise Invalid(f"compare.target = {target} must be a finite number, such as 0.9")
+    return target
+
+
+def _metric(wanted: Any) -> str:
+    """Which metrics there are is known with the data: it is checked before the first run."""
+    if not isinstance(wanted, str):
+        raise Invalid(f"compare.metric = {wanted!r} must be the key of a metric, such as 'accuracy'")
     return wanted
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,40 @@ import numpy as np
 from consilience.compare.methods import Method
 from consilience.compare.paired import Paired, paired
 from consilience.compare.plan import Cell, Comparison
-from consilience.runs import canonical
+from consilience.core.metrics import SHARE, Better, MetricRow
+from consilience.core.settings import Invalid, nearest
+from consilience.runs import canonical, metric_table
 from consilience.runs.folder import RunFolder
+from consilience.runs.metric_table import by_importance, main_of, merged
 
-QUALITIES = ("accuracy", "best_accuracy", "clients_mean", "clients_worst_tenth", "loss", "absolute_error")
-LOWER_IS_BETTER = ("loss", "absolute_error")
 BUDGET = ("rounds", "replies", "client_epochs", "megabytes_up", "megabytes_down", "simulated_seconds", "wall_seconds")
 TO_TARGET = ("target_rounds", "target_megabytes", "target_seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    """A number by which methods are compared, and how it is shown."""
+
+    key: str
+    title: str
+    unit: str = ""
+    better: Better = "higher"
+    of_clients: bool = False
+    brief: bool = True  # in the table for people; all are in the files
+
+
+def qualities_of(metrics: Sequence[MetricRow]) -> tuple[Quality, ...]:
+    """The main metric at the end and at its best, that of the clients, and the other metrics."""
+    main, ranked = main_of(metrics), by_importance(metrics)
+    own = [Quality(key=row.key, title=row.title, unit=row.unit, better=row.better) for row in ranked if not row.detail]
+    shown: dict[str, Any] = {"unit": main.unit, "better": main.better}
+    derived = [
+        Quality(key=f"best_{main.key}", title="best", **shown),
+        Quality(key="clients_mean", title="clients: mean", of_clients=True, **shown),
+        Quality(key="clients_worst_tenth", title="worst tenth", of_clients=True, **shown),
+    ]
+    rest = [replace(quality, brief=main.key == "loss" or quality.key != "loss") for quality in own[1:]]
+    return (own[0], *derived, *rest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +64,7 @@ class CellResult:
     prints: dict[str, Any] = field(default_factory=dict)
     code: dict[str, Any] = field(default_factory=dict)
     parameters: int = 0
+    metrics: tuple[MetricRow, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,16 +104,29 @@ class MethodResult:
     against: dict[str, Paired]  # by quality; empty for the baseline
 
 
-def collect(comparison: Comparison) -> tuple[list[CellResult], list[MethodResult]]:
-    """All cells, and every method with its paired tests."""
-    cells = [read_cell(comparison.folder / cell.name, cell, comparison.target) for cell in comparison.cells]
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """All cells, every method with its paired tests, and what was compared."""
+
+    cells: tuple[CellResult, ...]
+    methods: tuple[MethodResult, ...]
+    qualities: tuple[Quality, ...]
+    main: Quality  # what the tests in the table are about
+
+
+def collect(comparison: Comparison) -> Results:
+    """What the run folders hold now."""
+    cells = tuple(read_cell(comparison.folder / cell.name, cell, comparison.target) for cell in comparison.cells)
+    metrics = merged(cell.metrics for cell in cells)
+    qualities = qualities_of(metrics or metric_table.read({}, []))
+    main = main_quality(comparison, qualities) if metrics else qualities[0]
     by_method = {m.label: [cell for cell in cells if cell.method == m.label] for m in comparison.methods}
     base = by_method[comparison.baseline]
     methods = []
     for method in comparison.methods:
-        against = {} if method.label == comparison.baseline else _against(by_method[method.label], base)
-        methods.append(_summed(method, by_method[method.label], against))
-    return cells, methods
+        against = {} if method.label == comparison.baseline else _against(by_method[method.label], base, qualities)
+        methods.append(_summed(method, by_method[method.label], against, qualities))
+    return Results(cells=cells, methods=tuple(methods), qualities=qualities, main=main)
 
 
 def read_cell(path: Path, cell: Cell, target: float | None) -> CellResult:
@@ -98,42 +139,41 @@ def read_cell(path: Path, cell: Cell, target: float | None) -> CellResult:
     known |= {"prints": facts.get("prints", {}), "code": facts.get("code", {})}
     known |= {"parameters": int(facts.get("parameters", 0))}
     rows = folder.rows().rows
+    metrics = metric_table.read(facts, rows)
+    known |= {"metrics": metrics}
     if known["status"] != "finished" or not rows:
         return CellResult(**known)
     seconds = sum(row["seconds"] + row["evaluation_seconds"] for row in folder.timing.read().rows)
     algorithm = cell.config.algorithm.built
     return CellResult(
         **known,
-        qualities=qualities(rows),
-        personal=any(row.get("personal_accuracy_mean") is not None for row in rows),
+        qualities=qualities(rows, metrics),
+        personal=any(row.get(f"personal_{main_of(metrics).key}_mean") is not None for row in rows),
         budget=_budget(rows, algorithm.client.work.epochs, seconds),
-        to_target=to_target(rows, target),
+        to_target=to_target(rows, target, main_of(metrics)),
         trace=hashlib.sha256(canonical.encode([row["cohort"] for row in rows])).hexdigest(),
     )
 
 
-def qualities(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Last tested values, and the best accuracy; clients are judged by their own models where they have any."""
-    accuracies = _known(rows, "accuracy")
-    found = {
-        "accuracy": accuracies[-1:],
-        "best_accuracy": [max(accuracies)] if accuracies else [],
-        "clients_mean": (_known(rows, "personal_accuracy_mean") or _known(rows, "client_accuracy_mean"))[-1:],
-        "clients_worst_tenth": (
-            _known(rows, "personal_accuracy_worst_tenth") or _known(rows, "client_accuracy_worst_tenth")
-        )[-1:],
-        "loss": _known(rows, "loss")[-1:],
-        "absolute_error": _known(rows, "absolute_error")[-1:],
-    }
+def qualities(rows: Sequence[dict[str, Any]], metrics: Sequence[MetricRow]) -> dict[str, float]:
+    """Last tested values, and the best one; clients are judged by their own models where they have any."""
+    main = main_of(metrics)
+    values = _known(rows, main.key)
+    found = {row.key: _known(rows, row.key)[-1:] for row in metrics if not row.detail}
+    found[f"best_{main.key}"] = [max(values) if main.better == "higher" else min(values)] if values else []
+    for name in ("mean", "worst_tenth"):
+        own, shared = (_known(rows, f"{whose}_{main.key}_{name}") for whose in ("personal", "client"))
+        found[f"clients_{name}"] = (own or shared)[-1:]
     return {key: float(values[0]) for key, values in found.items() if values}
 
 
-def to_target(rows: Sequence[dict[str, Any]], target: float | None) -> dict[str, float] | None:
-    """Rounds, megabytes both ways and simulated seconds until the global model first tests at `target` or above."""
+def to_target(rows: Sequence[dict[str, Any]], target: float | None, main: MetricRow) -> dict[str, float] | None:
+    """Rounds, megabytes both ways and simulated seconds until the global model first tests at `target` or better."""
     if target is None:
         return None
     for row in rows:
-        if row.get("accuracy") is not None and row["accuracy"] >= target:
+        value = row.get(main.key)
+        if value is not None and (value >= target if main.better == "higher" else value <= target):
             sent = row["bytes_up_total"] + row["bytes_down_total"]
             return {
                 "target_rounds": row["round"],
@@ -160,11 +200,13 @@ def _known(rows: Sequence[dict[str, Any]], key: str) -> list[float]:
     return [row[key] for row in rows if row.get(key) is not None]
 
 
-def _against(cells: Sequence[CellResult], base: Sequence[CellResult]) -> dict[str, Paired]:
+def _against(
+    cells: Sequence[CellResult], base: Sequence[CellResult], qualities: Sequence[Quality]
+) -> dict[str, Paired]:
     """The paired tests of every quality that both methods have."""
     theirs = {cell.seed: cell.qualities for cell in base}
     found = {}
-    for key in QUALITIES:
+    for key in (quality.key for quality in qualities):
         pairs = [
             (cell.qualities[key], theirs[cell.seed][key])
             for cell in cells
@@ -175,7 +217,9 @@ def _against(cells: Sequence[CellResult], base: Sequence[CellResult]) -> dict[st
     return found
 
 
-def _summed(method: Method, cells: Sequence[CellResult], against: dict[str, Paired]) -> MethodResult:
+def _summed(
+    method: Method, cells: Sequence[CellResult], against: dict[str, Paired], qualities: Sequence[Quality]
+) -> MethodResult:
     done = [cell for cell in cells if cell.qualities or cell.budget]
     reached = [cell.to_target for cell in done if cell.to_target is not None]
     diverged = sum(cell.status == "diverged" for cell in cells)
@@ -185,7 +229,7 @@ def _summed(method: Method, cells: Sequence[CellResult], against: dict[str, Pair
         diverged=diverged,
         missing=len(cells) - len(done) - diverged,
         personal=any(cell.personal for cell in done),
-        qualities=_spreads([cell.qualities for cell in done], QUALITIES),
+        qualities=_spreads([cell.qualities for cell in done], [q.key for q in qualities]),
         budget=_spreads([cell.budget for cell in done], BUDGET),
         reached=len(reached),
         to_target=_spreads(reached, TO_TARGET),
@@ -198,14 +242,15 @@ def _spreads(found: Sequence[dict[str, float]], keys: Sequence[str]) -> dict[str
     return {key: spread for key, spread in spreads.items() if spread is not None}
 
 
-def plain_results(comparison: Comparison, cells: Sequence[CellResult], methods: Sequence[MethodResult]) -> Any:
+def plain_results(comparison: Comparison, found: Results) -> Any:
     """Everything in JSON's own types."""
     table = {
         "baseline": comparison.baseline,
         "target": comparison.target,
         "seeds": list(comparison.seeds),
-        "methods": [_plain_method(found) for found in methods],
-        "cells": [asdict(cell) for cell in cells],
+        "metrics": metric_table.stored(merged(cell.metrics for cell in found.cells)),
+        "methods": [_plain_method(method) for method in found.methods],
+        "cells": [{k: v for k, v in asdict(cell).items() if k != "metrics"} for cell in found.cells],
     }
     return canonical.to_json_types(table, "results", nonfinite_as_null=True)
 
@@ -218,9 +263,18 @@ def _plain_method(found: MethodResult) -> dict[str, Any]:
     return table
 
 
-def main_quality(comparison: Comparison, methods: Sequence[MethodResult]) -> str:
-    """What the tests in the table are about: what was asked for, else accuracy, else the error of a regression."""
-    if comparison.metric:
-        return comparison.metric
-    known = {key for found in methods for key in found.qualities}
-    return next((key for key in ("accuracy", "absolute_error") if key in known), "loss")
+def main_quality(comparison: Comparison, qualities: Sequence[Quality]) -> Quality:
+    """What the tests in the table are about: what was asked for, else the main metric."""
+    named = {quality.key: quality for quality in qualities}
+    if comparison.metric and comparison.metric not in named:
+        wanted = comparison.metric
+        raise Invalid(f"metric = {wanted!r} is not one of {', '.join(named)}{nearest(wanted, named)}")
+    return named[comparison.metric] if comparison.metric else qualities[0]
+
+
+def refuse_questions(comparison: Comparison, metrics: Sequence[MetricRow]) -> None:
+    """Refuse a metric or a target that runs with these metrics cannot answer."""
+    main_quality(comparison, qualities_of(metrics))
+    main, target = main_of(metrics), comparison.target
+    if target is not None and main.unit == SHARE and not 0 < target <= 1:
+        raise Invalid(f"compare.target = {target:g} is no {main.title}: it must be above 0 and at most 1")

@@ -15,6 +15,7 @@ from rich.console import Console
 from consilience.compare.cells import OVER, Ended, run_cell, status_of
 from consilience.compare.display import Display
 from consilience.compare.plan import Cell, Comparison, spelled
+from consilience.compare.results import refuse_questions
 from consilience.compare.together import run_together
 from consilience.core.settings import Invalid
 from consilience.data.dataset import Dataset
@@ -118,7 +119,8 @@ def _try_everything(comparison: Comparison, todo: Sequence[Cell], data: Data, co
             cut = repr((cell.config.data, cell.config.partition, cell.seed))
             try:
                 if cell.method not in seen_methods:
-                    assemble(cell.config, data.of(cell.config)).close()
+                    with contextlib.closing(assemble(cell.config, data.of(cell.config))) as experiment:
+                        refuse_questions(comparison, experiment.task.metrics.rows())
                 elif cut not in seen_cuts:
                     spread(cell.config, data.of(cell.config))
             except Invalid as problem:

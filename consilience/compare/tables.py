@@ -14,27 +14,10 @@ from rich.text import Text
 
 from consilience.compare.paired import Paired
 from consilience.compare.plan import Comparison
-from consilience.compare.results import (
-    BUDGET,
-    LOWER_IS_BETTER,
-    QUALITIES,
-    TO_TARGET,
-    CellResult,
-    MethodResult,
-    Spread,
-    main_quality,
-)
+from consilience.compare.results import BUDGET, TO_TARGET, MethodResult, Quality, Results, Spread
+from consilience.core.metrics import SHARE
 
-TITLES = {
-    "accuracy": "accuracy",
-    "best_accuracy": "best",
-    "clients_mean": "clients: mean",
-    "clients_worst_tenth": "worst tenth",
-    "loss": "loss",
-    "absolute_error": "mean error",
-}
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a spreadsheet takes for the start of one
-SHARES = ("accuracy", "best_accuracy", "clients_mean", "clients_worst_tenth")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +29,13 @@ class Sheet:
     rows: tuple[tuple[str, ...], ...]
 
 
-def sheets(comparison: Comparison, methods: Sequence[MethodResult]) -> list[Sheet]:
+def sheets(comparison: Comparison, results: Results) -> list[Sheet]:
     """How good, compared how, at what cost, and how soon."""
-    main = main_quality(comparison, methods)
-    ordered = sorted(methods, key=lambda found: _rank(found, main))
-    found = [_quality(ordered), _tests(comparison, ordered, main), _budget(ordered)]
+    main = results.main
+    ordered = sorted(results.methods, key=lambda found: _rank(found, main))
+    found = [_quality(ordered, results.qualities), _tests(comparison, ordered, main), _budget(ordered)]
     if comparison.target is not None:
-        found.append(_target(comparison, ordered))
+        found.append(_target(comparison, ordered, results.qualities[0].title))
     return [sheet for sheet in found if sheet.rows]
 
 
@@ -80,13 +63,13 @@ def markdown(comparison: Comparison, found: Sequence[Sheet], notes: Sequence[str
     return "\n".join(lines) + "\n"
 
 
-def methods_csv(methods: Sequence[MethodResult]) -> str:
+def methods_csv(results: Results) -> str:
     """One line per method: means and deviations of all there is."""
-    keys = [*QUALITIES, *BUDGET]
+    keys = [*(quality.key for quality in results.qualities), *BUDGET]
     head = ["method", "seeds", "diverged", "reached"]
     head += [f"{key}_{part}" for key in (*keys, *TO_TARGET) for part in ("mean", "deviation")]
     rows = []
-    for found in methods:
+    for found in results.methods:
         spreads = {**found.qualities, **found.budget, **found.to_target}
         numbers = [
             getattr(spreads.get(key), part, None) for key in (*keys, *TO_TARGET) for part in ("mean", "deviation")
@@ -95,61 +78,59 @@ def methods_csv(methods: Sequence[MethodResult]) -> str:
     return _csv(head, rows)
 
 
-def cells_csv(cells: Sequence[CellResult]) -> str:
+def cells_csv(results: Results) -> str:
     """One line per run."""
+    keys = [*(quality.key for quality in results.qualities), *BUDGET, *TO_TARGET]
     rows = []
-    for cell in cells:
+    for cell in results.cells:
         numbers = {**cell.qualities, **cell.budget, **(cell.to_target or {})}
-        rows.append(
-            [cell.method, cell.seed, cell.status, *(numbers.get(key) for key in (*QUALITIES, *BUDGET, *TO_TARGET))]
-        )
-    return _csv(["method", "seed", "status", *QUALITIES, *BUDGET, *TO_TARGET], rows)
+        rows.append([cell.method, cell.seed, cell.status, *(numbers.get(key) for key in keys)])
+    return _csv(["method", "seed", "status", *keys], rows)
 
 
-def _quality(methods: Sequence[MethodResult]) -> Sheet:
-    known = [key for key in QUALITIES if any(key in found.qualities for found in methods)]
-    if "accuracy" in known:
-        known.remove("loss")  # it is in the files
+def _quality(methods: Sequence[MethodResult], qualities: Sequence[Quality]) -> Sheet:
+    known = [q for q in qualities if q.brief and any(q.key in found.qualities for found in methods)]
     rows = []
     for found in methods:
         seeds = str(found.finished) + (f" ({found.diverged} diverged)" if found.diverged else "")
         star = "*" if found.personal else ""
-        cells = [spread(found.qualities.get(key), key) + (star if key.startswith("clients") else "") for key in known]
+        cells = [spread(found.qualities.get(q.key), q) + (star if q.of_clients else "") for q in known]
         rows.append((found.method.label, seeds, *cells))
     title = "Quality after the last round: mean ± deviation over seeds" + (
         "; * of clients' own models" if any(found.personal for found in methods) else ""
     )
-    return Sheet(title=title, head=("method", "seeds", *(TITLES[key] for key in known)), rows=tuple(rows))
+    return Sheet(title=title, head=("method", "seeds", *(q.title for q in known)), rows=tuple(rows))
 
 
-def _tests(comparison: Comparison, methods: Sequence[MethodResult], main: str) -> Sheet:
+def _tests(comparison: Comparison, methods: Sequence[MethodResult], main: Quality) -> Sheet:
     rows = []
     for found in methods:
-        test = found.against.get(main)
+        test = found.against.get(main.key)
         if test is not None:
             rows.append((found.method.label, str(test.n), *_tested(test, main)))
-    points = " in points" if main in SHARES else ""
-    better = "below 0 is better" if main in LOWER_IS_BETTER else "above 0 is better"
+    points = " in points" if main.unit == SHARE else ""
+    better = "below 0 is better" if main.better == "lower" else "above 0 is better"
+    title = main.title[:1].upper() + main.title[1:]
     return Sheet(
-        title=f"{TITLES[main].capitalize()} minus that of {comparison.baseline}{points}, paired by seed ({better})",
+        title=f"{title} minus that of {comparison.baseline}{points}, paired by seed ({better})",
         head=("method", "n", "difference", "95 % interval", "p: t", "exact", "sign", "shown"),
         rows=tuple(rows),
     )
 
 
-def _tested(test: Paired, key: str) -> tuple[str, ...]:
-    scale, digits = _scale(key)
+def _tested(test: Paired, quality: Quality) -> tuple[str, ...]:
+    scale, digits = _scale(quality)
 
     def number(value: float | None) -> str:
         return "n/a" if value is None else f"{scale * value:+.{digits}f}"
 
     interval = "n/a" if test.low is None else f"{number(test.low)} .. {number(test.high)}"
     chances = [_chance(p) for p in (test.p_t, test.p_permutation, test.p_sign)]
-    return number(test.mean), interval, *chances, _verdict(test, key)
+    return number(test.mean), interval, *chances, _verdict(test, quality)
 
 
-def _verdict(test: Paired, key: str) -> str:
-    good, bad = ("smaller", "larger") if key in LOWER_IS_BETTER else ("larger", "smaller")
+def _verdict(test: Paired, quality: Quality) -> str:
+    good, bad = ("smaller", "larger") if quality.better == "lower" else ("larger", "smaller")
     return test.verdict.replace(good, "better").replace(bad, "worse")
 
 
@@ -170,7 +151,7 @@ def _budget(methods: Sequence[MethodResult]) -> Sheet:
     )
 
 
-def _target(comparison: Comparison, methods: Sequence[MethodResult]) -> Sheet:
+def _target(comparison: Comparison, methods: Sequence[MethodResult], main: str) -> Sheet:
     timed = any(found.to_target.get("target_seconds") and found.to_target["target_seconds"].mean for found in methods)
     keys = TO_TARGET if timed else TO_TARGET[:2]
     rows = []
@@ -178,23 +159,23 @@ def _target(comparison: Comparison, methods: Sequence[MethodResult]) -> Sheet:
         cells = [_amount(found.to_target[key], spread=True) if key in found.to_target else "n/a" for key in keys]
         rows.append((found.method.label, f"{found.reached} of {found.finished}", *cells))
     return Sheet(
-        title=f"To accuracy {comparison.target:g}: mean ± deviation over the seeds that reached it",
+        title=f"To {main} {comparison.target:g}: mean ± deviation over the seeds that reached it",
         head=("method", "seeds that did", "rounds", "MB both ways", "simulated s")[: 2 + len(keys)],
         rows=tuple(rows),
     )
 
 
-def spread(found: Spread | None, key: str) -> str:
+def spread(found: Spread | None, quality: Quality) -> str:
     """'91.2 ± 0.3', shares in percent."""
     if found is None:
         return "n/a"
-    scale, digits = _scale(key)
+    scale, digits = _scale(quality)
     deviation = "" if found.deviation is None else f" ± {scale * found.deviation:.{digits}f}"
     return f"{scale * found.mean:.{digits}f}{deviation}"
 
 
-def _scale(key: str) -> tuple[float, int]:
-    return (100.0, 1) if key in SHARES else (1.0, 4)
+def _scale(quality: Quality) -> tuple[float, int]:
+    return (100.0, 1) if quality.unit == SHARE else (1.0, 4)
 
 
 def _amount(found: Spread | None, *, spread: bool = False) -> str:
@@ -209,11 +190,11 @@ def _chance(p: float | None) -> str:
     return "n/a" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _rank(found: MethodResult, main: str) -> tuple[bool, float]:
-    known = found.qualities.get(main)
+def _rank(found: MethodResult, main: Quality) -> tuple[bool, float]:
+    known = found.qualities.get(main.key)
     if known is None:
         return True, 0.0
-    return False, known.mean if main in LOWER_IS_BETTER else -known.mean
+    return False, known.mean if main.better == "lower" else -known.mean
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -131,7 +131,7 @@ def _ask(
 def _watched(run: Run, *, cell: Cell, interrupts: Interrupts, tell: Told) -> Iterator[Observation]:
     """The run's rounds; a signal, which only the main thread hears, ends it after the round in progress."""
     for observation in run.observations():
-        tell(cell, observation.round.number, quality(observation.row))
+        tell(cell, observation.round.number, observation.quality())
         yield observation
         if interrupts.asked and observation.round.number < run.config.rounds:
             run.stopped = interrupts.asked
@@ -148,7 +148,7 @@ def _complete(
 ) -> None:
     try:
         found = run.complete(watch)
-        last = quality(found.history[-1]) if found.history else "no round"
+        last = quality(found.history[-1], found.task.metrics.rows()) if found.history else "no round"
         status = "interrupted" if found.stopped else "finished"
         ended[cell.name] = Ended(status, last, found.stopped)
     except Diverged as problem:

@@ -15,9 +15,8 @@ import torch
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.capabilities import Buffers, QueriesBeforeSelection, ReceivesSchedule, capability
-from consilience.core.evaluate import Evaluate
+from consilience.core.evaluate import LossQuery
 from consilience.core.exchange import Broadcast, Cohort, Pool, WaitPolicy
-from consilience.core.plans import Work
 from consilience.core.protocols import Channel, ClientRule, Engine, KeepsTime, PlansSteps
 from consilience.core.rng import host
 from consilience.core.settings import Invalid
@@ -154,9 +153,6 @@ def labelled(
     if ages is None or not ages.any():
         return replace(cohort, counts=counts)
     return replace(cohort, counts=counts, staleness=ages, received=received.among(sent_to, cohort.ids))
-
-
-LOOK = Work(epochs=1, batch_size=256, shuffle=False, trains=False)
 
 
 class Pace(NamedTuple):
@@ -318,8 +314,8 @@ def _ask(algorithm: Algorithm, engine: Engine, pool: Pool, model: Tree, round: i
     if not len(ids):
         return pool, Asked()
     question = Broadcast(shared={"model": model})
-    answer = engine.exchange(Evaluate(work=LOOK), Plain(), question, ids, round=round, seed=seed)
-    seconds = _seconds(engine, Evaluate(work=LOOK), Plain(), question, ids, round, seed)
+    answer = engine.exchange(LossQuery(), Plain(), question, ids, round=round, seed=seed)
+    seconds = _seconds(engine, LossQuery(), Plain(), question, ids, round, seed)
     losses = pool.losses.copy()
     if len(answer):
         losses[answer.ids] = (answer.reply["loss"] / answer.reply["rows"]).cpu().numpy()

@@ -6,20 +6,57 @@ from dataclasses import dataclass, field
 
 import torch
 
+from consilience.core import tree
 from consilience.core.capabilities import PersonalRule
+from consilience.core.kinds import hits
 from consilience.core.plans import Batch, Work
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 
+LOOK = Work(epochs=1, batch_size=256, shuffle=False, trains=False)
+"""A pass over the training rows, in order."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """One pass in order, no training: sums of loss and of correct decisions (0 in a regression), and the rows.
+    """One pass in order, no training: the sums of the task's metrics.
+
+    The model is the received one, or with `rule` the client's own: of that, the loss and the main metric alone.
+    """
+
+    work: Work = field(default_factory=lambda: Work(epochs=1, batch_size=256, shuffle=False, rows="test", trains=False))
+    rule: PersonalRule | None = None
+
+    def init(self, start: Tree) -> Tree:
+        """Nothing is remembered."""
+        return {}
+
+    def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
+        """All sums at zero."""
+        return task.metrics.zero(message["round"].device, main_only=self.rule is not None)
+
+    def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
+        """Add one batch."""
+        model = message["model"] if self.rule is None else self.rule.personal(task, message, memory)
+        output, _ = task.apply(model, batch.x, train=False)
+        dtype = torch.promote_types(output.dtype, torch.float32) if isinstance(output, torch.Tensor) else torch.float32
+        mask = torch.ones(len(batch.y), dtype=dtype, device=batch.y.device) if batch.mask is None else batch.mask
+        sums = task.metrics.sums(output, batch.y, mask, main_only=self.rule is not None)
+        return tree.map_leaves(torch.add, carry, sums)
+
+    def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        """The sums."""
+        return carry, memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossQuery:
+    """One pass, no training: sums of loss and of right decisions (0 if none), and the rows.
 
     The model is the received one, or with `rule` the client's own.
     """
 
-    work: Work = field(default_factory=lambda: Work(epochs=1, batch_size=256, shuffle=False, rows="test", trains=False))
+    work: Work = LOOK
     rule: PersonalRule | None = None
 
     def init(self, start: Tree) -> Tree:
@@ -37,10 +74,8 @@ class Evaluate:
         output, _ = task.apply(model, batch.x, train=False)
         losses = task.losses(output, batch.y)
         mask = torch.ones_like(losses) if batch.mask is None else batch.mask
-        correct = torch.zeros_like(losses)
-        if task.decides:
-            decided = task.decide(output)
-            correct = (decided == batch.y.reshape(decided.shape)).to(losses.dtype).reshape(len(losses), -1).mean(1)
+        decide = task.kind.decide
+        correct = torch.zeros_like(losses) if decide is None else hits(decide, output, batch.y, mask)
         return {
             "loss": carry["loss"] + (losses * mask).sum(),
             "correct": carry["correct"] + (correct * mask).sum(),

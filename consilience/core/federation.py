@@ -54,13 +54,15 @@ class Federation:
     train: Rows
     test: Rows | None = None
     names: tuple[str, ...] = ()
-    classes: int = 0  # number of classes; 0 when targets are not class numbers
+    classes: int | None = None  # number of classes; None when targets are not class numbers
 
     def __post_init__(self) -> None:
         if not self.names:
             object.__setattr__(self, "names", tuple(str(k) for k in range(len(self))))
         if len(self.names) != len(self):
             raise Invalid(f"names has {len(self.names)} entries for {len(self)} clients: give one each, or none")
+        if self.classes is not None and self.classes < 1:
+            raise Invalid(f"classes = {self.classes} must be at least 1: leave it out where there are no classes")
         if len(self.train.y) == 0:
             raise Invalid("the federation has no training rows: at least one client needs data")
         for place, split in (("training", self.train), ("test", self.test)):
@@ -112,7 +114,7 @@ class Federation:
 
             federation = cs.Federation.from_clients([(x1, y1), (x2, y2)], client_tests=[(t1, u1), (t2, u2)])
 
-        clients: x is a tensor [N, ...] or a dict of such tensors; y are class numbers [N], or measurements.
+        clients: x is a tensor [N, ...] or a dict of such tensors; y are class numbers [N], or real-valued targets.
         test, client_tests: at most one of the two; accuracies per client need the latter.
         names: what reports call the clients; "0", "1" ... by default.
         classes: how many there are, where the training rows do not show the last ones.
@@ -133,7 +135,7 @@ class Federation:
             tests = Rows(x=test[0], y=test[1], starts=nobody, sizes=nobody)
         if classes is None:
             labelled = not train.y.is_floating_point() and train.y.dim() == 1
-            classes = int(train.y.max()) + 1 if labelled and len(train.y) else 0
+            classes = int(train.y.max()) + 1 if labelled and len(train.y) else None
         return Federation(train=train, test=tests, names=tuple(names), classes=classes)
 
 

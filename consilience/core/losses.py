@@ -1,4 +1,4 @@
-"""Losses and decisions, one value per example: batches may be padded, so nothing here averages over rows."""
+"""Losses, one value per example: batches may be padded, so nothing here averages over rows."""
 
 from __future__ import annotations
 
@@ -28,13 +28,6 @@ def squared_error(output: Tensor, target: Tensor) -> Tensor:
     """Squared error, averaged over each example's outputs."""
     losses = (output.reshape(target.shape) - target.to(output.dtype)).square()
     return losses if losses.dim() == 1 else losses.flatten(1).mean(1)
-
-
-LOSSES: dict[str, Loss] = {
-    "cross_entropy": cross_entropy,
-    "binary_cross_entropy": binary_cross_entropy,
-    "squared_error": squared_error,
-}
 
 
 def average(values: Tensor, mask: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""What is learned: a module, a loss and its metrics, as pure functions of a tree of tensors."""
+"""What is learned: a module and its kind of task, as pure functions of a tree of tensors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,33 +14,47 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from consilience.core import tree
+from consilience.core.kinds import Kind, kind_named, kind_with_loss, loss_name
 from consilience.core.layers import ExactBatchNorm, extra_inputs, key_inputs, make_exact, use_matmul
-from consilience.core.losses import LOSSES, Loss
-from consilience.core.settings import Invalid, nearest
+from consilience.core.losses import Loss
+from consilience.core.metrics import Metric, Metrics, loss_metric
+from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 
 
 class Task:
-    """A model and its loss; the model's values live in trees `{"params": ..., "buffers": ...}`, never in the module.
+    """A model and its kind of task; the model's values live in trees `{"params": ..., "buffers": ...}`.
 
         task = cs.Task(nn.Linear(4, 3))
         output, buffers = task.apply(task.start(), x, train=False)
 
     module: any `nn.Module` that works under `torch.func`; it is copied, never changed. Parameters with
     `requires_grad=False` (a frozen encoder) are constants: they are never trained or sent.
-    loss: "cross_entropy", "binary_cross_entropy" (one logit), "squared_error", or a function (output, target) -> [B]
-    loss per example.
+    kind: "classification", "binary" (one logit a row, or one for each of several labels), "regression", or a `Kind` of
+    your own; left out, what the loss belongs to, or classification.
+    loss: the name of a loss of the kind, or a function (output, target) -> [B] loss per example; by default the kind's.
+    metrics: further ones, next to the kind's.
     """
 
-    def __init__(self, module: nn.Module, loss: str | Loss = "cross_entropy") -> None:
-        if isinstance(loss, str) and loss not in LOSSES:
-            raise Invalid(f"loss = {loss!r} is not one of {', '.join(LOSSES)}{nearest(loss, LOSSES)}")
+    def __init__(
+        self,
+        module: nn.Module,
+        kind: str | Kind | None = None,
+        *,
+        loss: str | Loss | None = None,
+        metrics: Sequence[Metric] = (),
+    ) -> None:
         for name, parameter in module.named_parameters():
             if isinstance(parameter, nn.parameter.UninitializedParameter):
                 raise Invalid(f"parameter {name!r} is not initialised: run the module once on a batch first")
+        if kind is None:
+            kind = kind_with_loss(loss) if isinstance(loss, str) else "classification"
         self.module = module
-        self.loss_name = loss if isinstance(loss, str) else getattr(loss, "__name__", "custom")
-        self.losses: Loss = LOSSES[loss] if isinstance(loss, str) else loss
+        self.kind = kind_named(kind) if isinstance(kind, str) else kind
+        self.losses: Loss = loss if callable(loss) else self.kind.loss(loss)
+        self.loss_name = loss_name(self.losses)
+        self.added = tuple(metrics)
+        self.metrics = self._all_metrics()
         exact = make_exact(copy.deepcopy(module))
         frozen = _frozen_modules(module)
         self._exact = exact
@@ -117,15 +131,23 @@ class Task:
         return self.apply(model, x, train=train, mask=mask, key=key, through=_features)[0]
 
     def decide(self, output: Tensor) -> Tensor:
-        """Class numbers from the model's output: the largest logit, or the sign of a single one."""
-        if self.loss_name == "binary_cross_entropy":
-            return (output > 0).to(torch.int64)
-        return output.argmax(1)
+        """Class numbers from the model's output."""
+        if self.kind.decide is None:
+            raise Invalid(f"{self.kind.name} decides nothing: there are no classes")
+        return self.kind.decide(output)
 
-    @property
-    def decides(self) -> bool:
-        """Whether the output stands for classes, so that accuracy means something."""
-        return self.loss_name != "squared_error"
+    def knowing(self, classes: int | None) -> Task:
+        """The same task, whose metrics know how many classes there are; None: there are none."""
+        known = copy.copy(self)
+        known.kind = self.kind.knowing(classes)
+        known.metrics = known._all_metrics()
+        known._replicas = threading.local()
+        return known.ready()
+
+    def _all_metrics(self) -> Metrics:
+        kind = self.kind
+        metrics = (loss_metric(self.losses), *kind.metrics, *self.added)
+        return Metrics(metrics=metrics, main=kind.main, entries=kind.entries, example=kind.example)
 
     def trained(self, model: Tree) -> nn.Module:
         """A copy of the user's module holding these values, ready to use or save."""

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from consilience.core.kinds import Kind
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Dataset:
@@ -17,10 +19,11 @@ class Dataset:
     y: Tensor  # [N]
     test_x: Any
     test_y: Tensor
-    classes: int  # 0: targets are not class numbers
+    classes: int | None  # None: targets are not class numbers
     groups: Tensor | None = None  # [N] int64, indices into group_names
     test_groups: Tensor | None = None
     group_names: tuple[str, ...] = ()
     label_names: tuple[str, ...] = ()
     vocabulary: tuple[str, ...] = ()  # what each token number in x means, when x are token numbers
     feature_names: tuple[str, ...] = ()  # what each column of x means, when x is a table
+    kind: Kind | None = None  # of task; None: what the targets call for

@@ -95,7 +95,7 @@ def _members(owners: np.ndarray) -> list[np.ndarray]:
 
 def _class_numbers(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
     """Training and test classes numbered from 0; one class for all when targets are not class numbers."""
-    if dataset.classes == 0 or dataset.y.dim() != 1:
+    if dataset.classes is None or dataset.y.dim() != 1:
         return np.zeros(len(dataset.y), dtype=np.int64), np.zeros(len(dataset.test_y), dtype=np.int64)
     train, test = dataset.y.numpy(force=True), dataset.test_y.numpy(force=True)
     _, numbers = np.unique(np.concatenate([train, test]), return_inverse=True)

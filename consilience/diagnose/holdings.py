@@ -10,7 +10,7 @@ from consilience.core.federation import Rows
 from consilience.core.rng import host
 
 DEALS = 50  # times that labels are dealt at random for the baseline
-BINS = 10  # classes that measured targets are cut into
+BINS = 10  # classes that real-valued targets are cut into
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -24,7 +24,7 @@ class LabelSkew:
     mean: float  # total variation, weighted by rows
     chance_mean: float
     chance_high: float  # 95 % of random deals are below
-    binned: bool  # targets are measurements, cut at their quantiles
+    binned: bool  # targets are real-valued, cut at their quantiles
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -101,11 +101,11 @@ def entropy(counts: np.ndarray) -> np.ndarray:
     return bits / np.log2(classes) if classes > 1 else np.where(np.isnan(bits), np.nan, 0.0)
 
 
-def label_counts(rows: Rows, classes: int) -> tuple[np.ndarray, bool]:
+def label_counts(rows: Rows, classes: int | None) -> tuple[np.ndarray, bool]:
     """([K, C] rows per client and class, whether targets were cut into classes); several labels a row all count."""
     targets = rows.y.reshape(len(rows.y), -1).cpu().numpy()  # [N, labels per row]
-    binned = not classes
-    if binned:
+    binned = classes is None
+    if classes is None:
         edges = np.unique(np.quantile(targets[:, 0], np.linspace(0, 1, BINS + 1)[1:-1]))
         targets, classes = np.searchsorted(edges, targets[:, :1], side="right"), len(edges) + 1
     found = np.zeros((len(rows.sizes), classes), dtype=np.int64)

@@ -16,6 +16,7 @@ from consilience.core import tree
 from consilience.core.algorithm import Algorithm
 from consilience.core.capabilities import ChecksSurroundings, ChecksTask, PoolsData, capability
 from consilience.core.federation import Federation
+from consilience.core.kinds import Kind, kind_of_targets, kind_with_loss
 from consilience.core.protocols import Engine, RunnerEngine
 from consilience.core.settings import Invalid, options_of
 from consilience.core.task import Task
@@ -80,8 +81,9 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
     algorithm: Algorithm = config.algorithm.built
     if capability(algorithm.selection, PoolsData) is not None:
         federation = federation.pooled()
-    task = Task(_model(config, data), loss_name(config, data))
-    try_model(task, federation, f"model.name = {config.model.name!r}", f"data.name = {config.data.name!r}")
+    kind = kind_of(config, data)
+    task = Task(_model(config, data, kind), kind, loss=None if config.loss == "auto" else config.loss)
+    task = try_model(task, federation, f"model.name = {config.model.name!r}", f"data.name = {config.data.name!r}")
     environment = config.environment.built
     made("environment", lambda: environment.check_against(len(federation)), {})
     settings = {**config.engine, "environment": environment, "rounds_ahead": config.rounds}
@@ -121,15 +123,13 @@ def spread(config: Config, data: Dataset) -> tuple[Federation, list[np.ndarray]]
     return federation, rows
 
 
-def loss_name(config: Config, data: Dataset) -> str:
-    """The loss: what was asked for, else what the targets call for."""
-    if config.loss != "auto":
-        if data.classes == 0 and config.loss == "cross_entropy":
-            raise Invalid(
-                f"loss = 'cross_entropy' needs class numbers, but the targets of {data.name!r} are measurements"
-            )
-        return config.loss
-    return "cross_entropy" if data.classes else "squared_error"
+def kind_of(config: Config, data: Dataset) -> Kind:
+    """The kind of task: what the loss belongs to, else what the data say, else what their targets call for."""
+    if config.loss == "auto":
+        return data.kind or kind_of_targets(data.y, data.classes)
+    kind = kind_with_loss(config.loss)
+    kind.refuse_targets(data.classes, config.loss, repr(data.name))
+    return kind
 
 
 def data_fingerprint(data: Dataset) -> str:
@@ -147,7 +147,7 @@ def _loader(config: Config) -> Any:
     return KINDS["data"].find(config.data.name)[1]
 
 
-def _model(config: Config, data: Dataset) -> torch.nn.Module:
+def _model(config: Config, data: Dataset, kind: Kind) -> torch.nn.Module:
     name, options = config.model.name, dict(config.model.options)
     if "vocabulary" in options_of(models.find(name)) and "vocabulary" not in options:
         if not data.vocabulary:
@@ -155,17 +155,16 @@ def _model(config: Config, data: Dataset) -> torch.nn.Module:
         options["vocabulary"] = len(data.vocabulary)
     shapes = {key: tuple(x.shape[1:]) for key, x in data.x.items()} if isinstance(data.x, Mapping) else None
     inputs = shapes or tuple(data.x.shape[1:])
-    outputs = data.classes or max(1, data.y[:1].numel())
-    if config.loss == "binary_cross_entropy":
-        if data.classes > 2:
-            raise Invalid(f"loss = 'binary_cross_entropy' is for two classes, but {data.name!r} has {data.classes}")
-        outputs = max(1, data.y[:1].numel())
+    outputs = kind.outputs(data.y, data.classes)
     return made("model", lambda: models.build(name, inputs, outputs, seed=config.seed, **options), {})
 
 
 @torch.no_grad()
-def try_model(task: Task, federation: Federation, model: str, data: str) -> None:
-    """Pass two rows through, so that a model that cannot read the data is refused in plain words."""
+def try_model(task: Task, federation: Federation, model: str, data: str) -> Task:
+    """Pass two rows through, so that a model that cannot read the data is refused in plain words.
+
+    The task comes back with metrics that know how many classes there are.
+    """
     x, y = tree.rows(federation.train.x, slice(0, 2)), federation.train.y[:2]
     try:
         output, _ = task.apply(task.start(), x, train=False)
@@ -178,9 +177,17 @@ def try_model(task: Task, federation: Federation, model: str, data: str) -> None
         ) from problem
     if losses.shape != y.shape[:1]:
         raise Invalid(f"loss = {task.loss_name!r} gives {tuple(losses.shape)} values for {len(y)} rows: choose another")
-    highest = int(federation.train.y.max()) if federation.classes and not y.is_floating_point() else -1
-    if task.loss_name == "cross_entropy" and highest >= output.shape[1]:
-        raise Invalid(f"{model} has {output.shape[1]} outputs, but {data} have class number {highest}: give it more")
+    if task.kind.multiclass:
+        if y.is_floating_point():
+            raise Invalid(
+                f"{task.kind.name} needs class numbers, but {data} have real-valued targets: kind='regression'"
+            )
+        highest, outputs = int(federation.train.y.max()), output.shape[1] if output.dim() > 1 else 0
+        if task.losses in task.kind.losses and highest >= outputs:
+            raise Invalid(f"{model} has {outputs} outputs, but {data} have class number {highest}: give it more")
+        task = task.knowing(max(federation.classes or 0, outputs))
+    task.metrics.try_on(output, y)
+    return task
 
 
 def try_client(algorithm: Algorithm, task: Task) -> None:

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from consilience.core.exchange import Cohort
 from consilience.core.federation import Federation
+from consilience.core.metrics import ClientScores, Scores
 from consilience.core.rounds import Round
-from consilience.experiments.evaluation import Scores
-from consilience.experiments.personal import PersonalScores
 
 MOST_CLIENTS = 500
 """With more clients, percentiles of their values are recorded instead of the values."""
@@ -30,15 +29,13 @@ MOST_COUNTS = 1_000_000
 PERCENTILES = np.arange(101)
 
 
-def client_row(round: Round, scores: Scores | None, personal: PersonalScores | None, classes: int) -> dict[str, Any]:
-    """One row per round, short: values to four digits, and only those that there are."""
+def client_row(round: Round, scores: Scores | None, personal: ClientScores | None) -> dict[str, Any]:
+    """One row per round, short: values of the main metric to four digits, and only those that there are."""
     row: dict[str, Any] = {"round": round.number}
     if scores is not None:
-        values = scores.client_accuracy if classes else scores.client_loss
-        row |= _values("accuracy" if classes else "loss", values)
-    if personal is not None and len(personal.loss):
-        values = personal.accuracy if classes else personal.loss
-        row |= _values("personal_accuracy" if classes else "personal_loss", values)
+        row |= _values(scores.clients.main.key, scores.clients.values)
+    if personal is not None:
+        row |= _values(f"personal_{personal.main.key}", personal.values)
     return row | _similarity(round) | _swaps(round)
 
 
@@ -51,14 +48,15 @@ def federation_facts(federation: Federation, label_names: tuple[str, ...]) -> di
         "train_rows": train.sizes.tolist(),
         "test_rows": test.sizes.tolist() if test is not None else None,
     }
-    if federation.classes and len(federation) * federation.classes <= MOST_COUNTS and not train.y.is_floating_point():
-        facts["class_counts"] = _class_counts(federation).tolist()
+    classes = federation.classes
+    if classes is not None and len(federation) * classes <= MOST_COUNTS and not train.y.is_floating_point():
+        facts["class_counts"] = _class_counts(federation, classes).tolist()
     return facts
 
 
-def _class_counts(federation: Federation) -> np.ndarray:
+def _class_counts(federation: Federation, classes: int) -> np.ndarray:
     """[K, C] training labels of each client."""
-    clients, classes = len(federation), federation.classes
+    clients = len(federation)
     sizes, labels = federation.train.sizes.numpy(), federation.train.y.cpu().numpy()
     order = np.concatenate([np.arange(s, s + n) for s, n in zip(federation.train.starts.numpy(), sizes)])
     flat = labels[order].reshape(len(order), -1).astype(np.int64)  # several labels a row: each counts

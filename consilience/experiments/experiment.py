@@ -9,6 +9,7 @@ from consilience.core.algorithm import Algorithm
 from consilience.core.protocols import RunnerEngine
 from consilience.core.task import Task
 from consilience.experiments.config.config import Config
+from consilience.runs.metric_table import FACT, stored
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -20,7 +21,7 @@ class Experiment:
     engine: RunnerEngine
     algorithm: Algorithm
     clients: int
-    classes: int  # of the targets; 0 for regression
+    classes: int | None  # of the targets; None where they are no class numbers
     inputs: Any  # shape of one row's features, or a dict of such shapes; {} where no row was seen
     label_names: tuple[str, ...]
     prints: dict[str, str]  # fingerprints of the data and of their partition
@@ -39,5 +40,6 @@ class Experiment:
             "algorithm": repr(self.algorithm),
             "clients": self.clients,
             "parameters": self.parameters,
+            FACT: stored(self.task.metrics.rows()),
             "status": "created",
         }

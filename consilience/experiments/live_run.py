@@ -73,12 +73,11 @@ class Run:
         observer = Observer(
             task=engine.task,
             test=engine.test_rows,
-            classes=experiment.classes,
             every=config.evaluation.every,
             rounds=config.rounds,
             local=config.evaluation.local,
             personal=personal_test(experiment.algorithm, engine),
-            remote=federated_test(engine, experiment.classes),
+            remote=federated_test(engine),
         )
         with Interrupts() as interrupts:
             rounds = run(

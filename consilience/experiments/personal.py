@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.capabilities import own_model_of
 from consilience.core.evaluate import Evaluate
+from consilience.core.metrics import ClientScores
 from consilience.core.protocols import RunnerEngine
 from consilience.core.tree import Tree
-from consilience.experiments.evaluation import fairness
+from consilience.experiments.federated_test import client_scores
 
-
-class PersonalScores(NamedTuple):
-    """[K] of every client's own model on its own test rows; NaN where a client has none."""
-
-    loss: np.ndarray
-    accuracy: np.ndarray
-
-    def row(self, classes: int) -> dict[str, Any]:
-        """What is recorded: mean loss; mean, worst tenth and spread of the accuracies."""
-        known = self.loss[np.isfinite(self.loss)]
-        row: dict[str, Any] = {"personal_loss": float(known.mean()) if len(known) else None}
-        spread = fairness(self.accuracy) if classes else {}
-        return row | {f"personal_accuracy_{name}": value for name, value in spread.items()}
-
-
-UNTESTED = PersonalScores(np.empty(0), np.empty(0))
-PersonalTest = Callable[[Tree], PersonalScores]
+PersonalTest = Callable[[Tree], ClientScores]
 """From the server's state to the scores; the clients' memories are the engine's."""
 
 
@@ -41,17 +24,15 @@ def personal_test(algorithm: Algorithm, engine: RunnerEngine) -> PersonalTest | 
     if engine.test_sizes is None or (own is None and not _sends_personal_models(algorithm, engine)):
         return None
 
-    def test(state: Tree) -> PersonalScores:
+    def test(state: Tree) -> ClientScores:
         ids = np.flatnonzero(np.asarray(engine.test_sizes) > 0)
-        loss, accuracy = (np.full(len(engine.sizes), np.nan) for _ in range(2))
-        if len(ids):
-            broadcast = algorithm.server.broadcast(state, ids)
-            answer = engine.exchange(Evaluate(rule=own), Plain(), broadcast, ids, round=0, seed=0)
-            said = answer.reply if len(answer) else {key: torch.empty(0) for key in ("loss", "correct", "rows")}
-            loss[answer.ids] = (said["loss"] / said["rows"]).cpu().numpy()
-            if engine.task.decides:
-                accuracy[answer.ids] = (said["correct"] / said["rows"]).cpu().numpy()
-        return PersonalScores(loss, accuracy)
+        metrics = engine.task.metrics
+        if not len(ids):
+            nobody = np.full(len(engine.sizes), np.nan)
+            return ClientScores(main=metrics.main_row, loss=nobody, values=nobody)
+        broadcast = algorithm.server.broadcast(state, ids)
+        answer = engine.exchange(Evaluate(rule=own), Plain(), broadcast, ids, round=0, seed=0)
+        return client_scores(metrics, answer, len(engine.sizes))
 
     return test
 

@@ -12,15 +12,16 @@ import torch
 
 from consilience.core.exchange import Cohort
 from consilience.core.federation import Rows
+from consilience.core.metrics import ClientScores, Metrics, Scores
 from consilience.core.refusal import tally
 from consilience.core.remote import each
 from consilience.core.rounds import Round
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.experiments.client_log import client_row
-from consilience.experiments.evaluation import Scores, evaluate, evaluate_each, fairness
+from consilience.experiments.evaluation import evaluate, evaluate_each
 from consilience.experiments.federated_test import FederatedTest
-from consilience.experiments.personal import UNTESTED, PersonalScores, PersonalTest
+from consilience.experiments.personal import PersonalTest
 from consilience.runs.observation import Observation
 
 COUNTS = ("silent", "empty_client", "nonfinite", "late", "clipped_updates", "memory_lost", "worker_lost")
@@ -37,7 +38,6 @@ class Observer:
 
     task: Task
     test: Rows | None  # on the device
-    classes: int
     every: int
     rounds: int
     local: bool = False
@@ -57,16 +57,23 @@ class Observer:
         trained = time.perf_counter()
         up, down = traffic[0] + round.bytes_up, traffic[1] + round.bytes_down
         scores, personal = self._scores(round), self._personally(round)
-        row = {**_quality(round.number, scores, self.classes), **self._locally(round, before)}
-        row |= {**(personal.row(self.classes) if personal else {}), **_training(round, before)}
+        row = {**_quality(round.number, scores, self.task.metrics), **self._locally(round, before)}
+        row |= {**(personal.recorded("personal") if personal else {}), **_training(round, before)}
         row |= {"bytes_up": round.bytes_up, "bytes_down": round.bytes_down}
         row |= {"bytes_up_total": up, "bytes_down_total": down}
         row |= {**{reason: round.cohort.counts.get(reason, 0) for reason in COUNTS}, **_refusals(round.cohort)}
         row |= {"simulated_seconds": round.clock, **_staleness(round)}
         row |= {key: round.notes[key] for key in ("epsilon", "private") if key in round.notes}
         timing = _timing(round, seconds, time.perf_counter() - trained)
-        clients = client_row(round, scores, personal, self.classes)
-        return Observation(round=round, row=row, timing=timing, traffic=(up, down), clients=clients)
+        clients = client_row(round, scores, personal)
+        return Observation(
+            round=round,
+            row=row,
+            timing=timing,
+            traffic=(up, down),
+            clients=clients,
+            metrics=self.task.metrics.rows(),
+        )
 
     def _due(self, round: Round) -> bool:
         return bool(self.every) and (round.number % self.every == 0 or round.number == self.rounds)
@@ -76,35 +83,30 @@ class Observer:
             return self.remote(round.model)
         if not self._due(round) or self.test is None:
             return None
-        return evaluate(self.task, round.model, self.test, classes=self.classes)
+        return evaluate(self.task, round.model, self.test)
 
     def _locally(self, round: Round, before: Tree) -> dict[str, Any]:
-        """Mean loss and accuracies of the clients' own models on all test rows; nothing unless asked for."""
+        """How good the clients' own models are on all test rows; nothing unless asked for."""
         if not self.local:
             return {}
-        losses = accuracies = np.empty(0)
+        found = ClientScores.none(self.task.metrics.main_row)
         if self._due(round) and self.test is not None and _has_models(round.cohort, before):
-            model = round.cohort.reply["model"]
-            losses, accuracies = evaluate_each(self.task, model, self.test, classes=self.classes)
-        row: dict[str, Any] = {"local_loss": float(losses.mean()) if len(losses) else None}
-        spread = fairness(accuracies) if self.classes else {}
-        return row | {f"local_accuracy_{name}": value for name, value in spread.items()}
+            found = evaluate_each(self.task, round.cohort.reply["model"], self.test)
+        return found.recorded("local")
 
-    def _personally(self, round: Round) -> PersonalScores | None:
+    def _personally(self, round: Round) -> ClientScores | None:
         """How good clients' own models are; None where there are none."""
         if self.personal is None:
             return None
-        return self.personal(round.snapshot.server) if self._due(round) else UNTESTED
+        due = self._due(round)
+        return self.personal(round.snapshot.server) if due else ClientScores.none(self.task.metrics.main_row)
 
 
-def _quality(number: int, scores: Scores | None, classes: int) -> dict[str, Any]:
-    row: dict[str, Any] = {"round": number, "loss": scores.loss if scores else None}
-    if not classes:
-        return row | {"absolute_error": scores.absolute_error if scores else None}
-    for name in ("accuracy", "precision", "recall", "f1"):
-        row[name] = getattr(scores, name) if scores else None
-    spread = fairness(scores.client_accuracy if scores else np.empty(0))
-    return row | {f"client_accuracy_{name}": value for name, value in spread.items()}
+def _quality(number: int, scores: Scores | None, metrics: Metrics) -> dict[str, Any]:
+    values = scores.values if scores else dict.fromkeys(metric.key for metric in metrics.metrics)
+    clients = scores.clients if scores else ClientScores.none(metrics.main_row)
+    spread = {f"client_{metrics.main}_{name}": value for name, value in clients.spread().items()}
+    return {"round": number, **values, **spread}
 
 
 def _training(round: Round, before: Tree) -> dict[str, Any]:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from consilience.core import tree
+from consilience.core.metrics import ClientScores, Scores
 from consilience.core.settings import Invalid
 from consilience.experiments.assembly import assemble
 from consilience.experiments.config.config import from_table
-from consilience.experiments.evaluation import Scores, evaluate
-from consilience.experiments.personal import PersonalScores, personal_test
+from consilience.experiments.evaluation import evaluate
+from consilience.experiments.personal import personal_test
 from consilience.runs import checkpoint
 from consilience.runs.folder import RunFolder
 from consilience.runs.toml_text import loads
@@ -26,7 +27,7 @@ class Retest:
     round: int
     scores: Scores
     names: tuple[str, ...]
-    personal: PersonalScores | None = None
+    personal: ClientScores | None = None
 
 
 def retest(path: Path, overrides: Iterable[str] = ()) -> Retest:
@@ -48,7 +49,7 @@ def retest(path: Path, overrides: Iterable[str] = ()) -> Retest:
     state = engine.place(saved.trees["server"])
     model = simulation.algorithm.server.model(state)
     _refuse_other_shapes(model, engine.start(), config.data.name)
-    scores = evaluate(engine.task, model, engine.test_rows, classes=simulation.federation.classes)
+    scores = evaluate(engine.task, model, engine.test_rows)
     own = None
     if not overrides:  # other data have other clients
         engine.restore(saved.trees["memory"])

@@ -22,6 +22,7 @@ from consilience.experiments.live_run import Run, Watch, store_config
 from consilience.runs import checkpoint, identity
 from consilience.runs.disk import check_file, explain
 from consilience.runs.folder import RecordError, RunFolder
+from consilience.runs.metric_table import FACT, stored
 from consilience.runs.names import plain
 from consilience.runs.result import Result
 from consilience.runs.toml_text import loads
@@ -129,6 +130,8 @@ def _note(folder: RunFolder, run: Run, simulation: Simulation, found: list[str],
     config = run.config
     if identity.settings(config.table()) != facts.get("config"):
         store_config(folder, config)
+    if stored(simulation.task.metrics.rows()) != facts.get(FACT):
+        folder.record(**{FACT: stored(simulation.task.metrics.rows())})
     if found:
         forced = [*facts.get("forced", []), {"round": run.done, "changes": [plain(line) for line in found]}]
         folder.record(forced=forced, code=identity.code(), prints=simulation.prints)

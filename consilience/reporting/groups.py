@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from consilience.core.metrics import MetricRow
 from consilience.reporting.runs import RunData
+from consilience.runs.metric_table import merged
 from consilience.runs.names import plain
 
 ASIDE = ("name", "seed", "rounds", "threads", "engine", "checkpoint", "log", "label")
@@ -71,6 +73,11 @@ def grouped(runs: Sequence[RunData]) -> list[Group]:
         Group(label=label, runs=tuple(sorted(group, key=lambda run: (run.seed, run.name))))
         for label, group in zip(labels, members.values())
     ]
+
+
+def metrics_of(groups: Sequence[Group]) -> tuple[MetricRow, ...]:
+    """The metrics of all runs."""
+    return merged(run.metrics for group in groups for run in group.runs)
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from consilience.runs.observation import Observation
-from consilience.runs.text import duration, quality, rate
+from consilience.runs.text import duration, rate
 
 MOST_NAMED = 5  # refused replies a round
 
@@ -17,7 +17,7 @@ MOST_NAMED = 5  # refused replies a round
 def shown(
     observations: Iterable[Observation], *, rounds: int, done: int = 0, console: Console | None = None
 ) -> Iterator[Observation]:
-    """Pass observations on and show round, accuracy, loss, clients per second and the time left."""
+    """Pass observations on and show round, main metric, loss, clients per second and the time left."""
     console = console or Console(stderr=True)
     return (_live if console.is_terminal else _lines)(observations, rounds, done, console)
 
@@ -45,7 +45,7 @@ def _lines(observations: Iterable[Observation], rounds: int, done: int, console:
 
 def _status(observation: Observation, clock: _Clock) -> str:
     speed = rate(observation.timing["clients_per_second"])
-    return f"{quality(observation.row)}{_rejected(observation)}  {speed}  left {clock.left(observation)}"
+    return f"{observation.quality()}{_rejected(observation)}  {speed}  left {clock.left(observation)}"
 
 
 def _rejected(observation: Observation) -> str:

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from consilience.core.metrics import MetricRow
 from consilience.core.settings import Invalid
 from consilience.reporting.terminal import status
-from consilience.runs import canonical
+from consilience.runs import canonical, metric_table
 from consilience.runs.disk import read_file
 from consilience.runs.folder import RecordError, RunFolder
 from consilience.runs.names import plain
@@ -41,6 +42,7 @@ class RunData:
     timing: dict[int, dict[str, Any]]  # by round
     clients: dict[int, dict[str, Any]]  # by round; empty for runs of old
     federation: dict[str, Any]
+    metrics: tuple[MetricRow, ...] = ()
     label: str = ""  # what a comparison that it belongs to calls its method
     notes: tuple[str, ...] = field(default=())
 
@@ -62,11 +64,6 @@ class RunData:
         named = self.federation.get("names") or []
         seen = [max(row["cohort"], default=-1) + 1 for row in self.rows if row.get("cohort")]
         return max(len(named), int(self.facts.get("clients") or 0), *seen, 0)
-
-    @property
-    def is_classified(self) -> bool:
-        """Whether there are accuracies, rather than errors of measurements."""
-        return any(row.get("accuracy") is not None for row in self.rows)
 
     @property
     def is_simulated(self) -> bool:
@@ -137,6 +134,7 @@ def read(path: Path) -> RunData:
         timing=timing,
         clients=clients,
         federation=federation,
+        metrics=metric_table.read(facts, history.rows),
         label=_label(path),
         notes=tuple(plain(note, most=400) for note in [*notes, *more, *other, *last]),
     )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from consilience.reporting.groups import Group
+from consilience.core.metrics import MetricRow
+from consilience.reporting.groups import Group, metrics_of
 from consilience.reporting.runs import RunData
 from consilience.reporting.terminal import size
+from consilience.runs.metric_table import by_importance, columns, merged
 from consilience.runs.text import duration
 
 
@@ -22,33 +24,28 @@ class Table:
     lines: tuple[tuple[str, ...], ...]
 
 
-COLUMNS = {
-    "accuracy": "accuracy",
-    "absolute_error": "mean error",
-    "loss": "loss",
-    "f1": "F1",
-    "client_accuracy_mean": "client mean",
-    "client_accuracy_worst_tenth": "worst tenth",
-    "client_accuracy_spread": "spread",
-    "personal_accuracy_mean": "personal mean",
-    "personal_accuracy_worst_tenth": "personal worst",
-    "local_accuracy_mean": "local mean",
-}
-
-
 def final_numbers(groups: Sequence[Group]) -> Table:
-    """One line per group: mean and, over several seeds, deviation of the last values; and the best accuracy."""
-    columns: dict[str, Callable[[Group], np.ndarray]] = {}
-    for key, name in COLUMNS.items():
-        if any(len(group.final(key)) for group in groups):
-            columns[name] = partial(Group.final, key=key)
-            if key == "accuracy":
-                columns["best"] = _bests
+    """One line per group: mean and, over several seeds, deviation of the last values; and the best main metric."""
+    metrics = metrics_of(groups)
+    found: dict[str, Callable[[Group], np.ndarray]] = {}
+    for column in columns(by_importance(metrics)):
+        if column.role == "training" or column.detail or not any(len(group.final(column.key)) for group in groups):
+            continue
+        found[_free(column.title, found)] = partial(Group.final, key=column.key)
+        row = next((row for row in metrics if row.main and row.key == column.key), None)
+        if row is not None and row.key != "loss":
+            found[_free("best", found)] = partial(_bests, row=row)
     lines = []
     for group in groups:
         first = (group.label, str(len(group.runs)), _span([len(run.rows) for run in group.runs]))
-        lines.append((*first, *(spread(values(group)) for values in columns.values())))
-    return Table(head=("method", "runs", "rounds", *columns), lines=tuple(lines))
+        lines.append((*first, *(spread(values(group)) for values in found.values())))
+    return Table(head=("method", "runs", "rounds", *found), lines=tuple(lines))
+
+
+def _free(title: str, taken: Collection[str]) -> str:
+    """The title, numbered where several kinds of task have columns of the same name."""
+    numbered = (f"{title} {number}" if number > 1 else title for number in range(1, len(taken) + 2))
+    return next(name for name in numbered if name not in taken)
 
 
 def costs(groups: Sequence[Group]) -> Table:
@@ -66,13 +63,14 @@ def costs(groups: Sequence[Group]) -> Table:
 
 def each_run(runs: Sequence[RunData]) -> Table:
     """One line per run."""
-    keys = [key for key in ("accuracy", "absolute_error", "loss") if any(run.last(key) is not None for run in runs)]
-    head = ("run", "algorithm", "data", "seed", "status", "rounds", *(COLUMNS[key] for key in keys))
+    metrics = [row for row in by_importance(merged(run.metrics for run in runs)) if row.main or row.key == "loss"]
+    shown = {row.key: row.title for row in metrics if any(run.last(row.key) is not None for run in runs)}
+    head = ("run", "algorithm", "data", "seed", "status", "rounds", *shown.values())
     lines = [
         (
             *(run.name, run.algorithm, run.data, str(run.seed), run.status),
             f"{len(run.rows)} of {run.config.get('rounds', '?')}",
-            *(number(run.last(key)) for key in keys),
+            *(number(run.last(key)) for key in shown),
         )
         for run in runs
     ]
@@ -95,9 +93,9 @@ def number(value: float | None) -> str:
     return f"{value:.4f}" if abs(value) < 1e5 else f"{value:.3g}"
 
 
-def _bests(group: Group) -> np.ndarray:
-    curves = [run.curve("accuracy")[1] for run in group.runs]
-    return np.array([values.max() for values in curves if len(values)])
+def _bests(group: Group, row: MetricRow) -> np.ndarray:
+    curves = [run.curve(row.key)[1] for run in group.runs]
+    return np.array([values.max() if row.better == "higher" else values.min() for values in curves if len(values)])
 
 
 def _sent(way: str) -> Callable[[RunData], float | None]:

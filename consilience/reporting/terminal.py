@@ -12,32 +12,16 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from consilience.experiments.evaluation import Scores, fairness
-from consilience.experiments.personal import PersonalScores
+from consilience.core.metrics import ClientScores, MetricRow, Scores
 from consilience.reporting.privacy import not_private
 from consilience.runs.folder import RunFolder, RunSummary
 from consilience.runs.lock import is_alive, owner
+from consilience.runs.metric_table import Column, by_importance, columns, main_of, read
 from consilience.runs.names import plain
 from consilience.runs.text import duration, rate
 from consilience.runs.toml_text import dumps, loads
 
 _BARS = "▁▂▃▄▅▆▇█"
-_COLUMNS = {
-    "round": "round",
-    "loss": "loss",
-    "accuracy": "accuracy",
-    "absolute_error": "mean error",
-    "f1": "macro F1",
-    "client_accuracy_mean": "clients: mean",
-    "client_accuracy_worst_tenth": "worst tenth",
-    "client_accuracy_spread": "spread",
-    "local_accuracy_mean": "local: mean",
-    "personal_accuracy_mean": "personal: mean",
-    "train_loss": "train loss",
-    "drift_relative": "drift",
-    "epsilon": "epsilon",
-}
-_NOT_BETTER = ("client_accuracy_spread", "epsilon")  # least when all fail alike, or at the start
 _MOST_CLIENTS = 40
 
 
@@ -53,30 +37,29 @@ def sparkline(values: Sequence[float | None], width: int = 60) -> str:
     return "".join(_BARS[round(float(at))] if np.isfinite(at) else " " for at in level)
 
 
-def metrics(rows: Sequence[dict[str, Any]], most: int = 10) -> Table:
+def metrics(rows: Sequence[dict[str, Any]], table: Sequence[MetricRow], most: int = 10) -> Table:
     """The last rows, in the columns that the task has."""
-    columns = [key for key in _COLUMNS if any(row.get(key) is not None for row in rows)]
-    table = Table(*(_title(key, rows) for key in columns), header_style="bold", box=None, pad_edge=False)
-    for column in table.columns:
+    known = [c for c in columns(table) if not c.detail and any(row.get(c.key) is not None for row in rows)]
+    drawn = Table("round", *(_title(c, rows) for c in known), header_style="bold", box=None, pad_edge=False)
+    for column in drawn.columns:
         column.justify = "right"
     for row in rows[-most:]:
-        table.add_row(*(_number(row.get(key)) for key in columns))
-    return table
+        drawn.add_row(*(_number(row.get(key)) for key in ("round", *(c.key for c in known))))
+    return drawn
 
 
-def results(rows: Sequence[dict[str, Any]], timing: Sequence[dict[str, Any]]) -> Table:
+def results(rows: Sequence[dict[str, Any]], timing: Sequence[dict[str, Any]], metrics: Sequence[MetricRow]) -> Table:
     """How a run went: last and best values, traffic and time."""
     table = Table("", "last", "best", "at round", header_style="bold", box=None, pad_edge=False)
-    for key, name in _COLUMNS.items():
-        known = [(row[key], row["round"]) for row in rows if row.get(key) is not None]
-        if key in ("round", "train_loss", "drift_relative") or not known:
+    for column in columns(metrics):
+        known = [(row[column.key], row["round"]) for row in rows if row.get(column.key) is not None]
+        if column.detail or not known or column.key in ("train_loss", "drift_relative"):
             continue
-        if key in _NOT_BETTER:
-            table.add_row(_title(key, rows), _number(known[-1][0]), "", "")
+        if not column.better:  # a spread is least when all fail alike
+            table.add_row(_title(column, rows), _number(known[-1][0]), "", "")
             continue
-        lower = key in ("loss", "absolute_error")
-        best, at = min(known) if lower else max(known, key=lambda pair: (pair[0], -pair[1]))
-        table.add_row(name, _number(known[-1][0]), _number(best), str(at))
+        best, at = min(known) if column.better == "lower" else max(known, key=lambda pair: (pair[0], -pair[1]))
+        table.add_row(escape(column.title), _number(known[-1][0]), _number(best), str(at))
     if rows:
         up, down = (size(rows[-1][f"bytes_{way}_total"]) for way in ("up", "down"))
         table.add_row("sent", f"{up} up", f"{down} down", "")
@@ -130,21 +113,31 @@ def whole_run(folder: RunFolder, rows: int, config: bool) -> RenderableType:
     ]
     lines += [escape(note) for note in (not_private(facts), history.note) if note]
     lines += ["", escape(dumps(table))] if config else []
-    for key in ("accuracy", "loss"):
-        curve = sparkline([row.get(key) for row in history.rows])
-        lines += [f"{key:9}{curve}"] if curve else []
+    known = read(facts, history.rows)
+    curves = [row for row in by_importance(known) if row.main or row.key == "loss"]
+    width = max(len(row.title) for row in curves) + 1
+    for row in curves:
+        curve = sparkline([each.get(row.key) for each in history.rows])
+        lines += [f"{escape(row.title):{width}}{curve}"] if curve else []
     if history.rows:
-        lines += ["", metrics(history.rows, rows), "", results(history.rows, folder.timing.read().rows)]
+        timing = folder.timing.read().rows
+        lines += ["", metrics(history.rows, known, rows), "", results(history.rows, timing, known)]
     return Group(*lines)
 
 
 def run_list(found: Iterable[RunSummary]) -> Table:
-    """One line per run."""
-    table = Table("run", "status", "rounds", "accuracy", "loss", "note", header_style="bold", box=None, pad_edge=False)
-    for run in found:
-        last = run.last_row
+    """One line per run: its main metric (by name, where runs have different ones) and its loss."""
+    runs = list(found)
+    tables = [read(run.facts, [run.last_row]) for run in runs]
+    mains = [main_of(table) for table in tables]
+    names = list(dict.fromkeys(main.title for main in mains if main.key != "loss")) or ["metric"]
+    heads = ("run", "status", "rounds", escape(names[0]) if len(names) == 1 else "metric", "loss", "note")
+    table = Table(*heads, header_style="bold", box=None, pad_edge=False)
+    for run, main in zip(runs, mains):
+        value = _number(run.last_row.get(main.key)) if main.key != "loss" else "-"
+        value += f" {escape(main.title)}" if len(names) > 1 and value != "-" else ""
         note = "; ".join(filter(None, (run.note, not_private(run.facts))))
-        cells = (_number(last.get("accuracy")), _number(last.get("loss")), escape(note))
+        cells = (value, _number(run.last_row.get("loss")), escape(note))
         table.add_row(escape(plain(run.path, most=80)), escape(status(run.path, run.facts)), str(run.rounds), *cells)
     return table
 
@@ -152,36 +145,37 @@ def run_list(found: Iterable[RunSummary]) -> Table:
 def scores(found: Scores, names: Sequence[str], *, everyone: bool = False) -> RenderableType:
     """A model on test rows: overall, and client by client, the worst first."""
     overall = Table("all test rows", str(found.rows), header_style="bold", box=None, pad_edge=False)
-    for key in ("loss", "accuracy", "precision", "recall", "f1", "absolute_error"):
-        if getattr(found, key) is not None:
-            overall.add_row(key.replace("_", " "), _number(getattr(found, key)))
-    for key, value in fairness(found.client_accuracy).items():
+    for row in found.metrics:
+        if found.values.get(row.key) is not None:
+            overall.add_row(escape(row.title), _number(found.values[row.key]))
+    clients = found.clients
+    for key, value in clients.spread().items():
         if value is not None:
             overall.add_row(f"clients: {key.replace('_', ' ')}", _number(value))
     owners = np.flatnonzero(found.client_rows > 0)
     if not len(owners):
         return overall
-    by_accuracy = np.isfinite(found.client_accuracy[owners]).all()
-    order = owners[
-        np.argsort(found.client_accuracy[owners] if by_accuracy else -found.client_loss[owners], kind="stable")
-    ]
-    table = Table("client", "test rows", "accuracy", "loss", header_style="bold", box=None, pad_edge=False)
+    by_main = np.isfinite(clients.values[owners]).all()
+    judged, worst_is_low = (clients.values, clients.main.better == "higher") if by_main else (clients.loss, False)
+    order = owners[np.argsort(judged[owners] if worst_is_low else -judged[owners], kind="stable")]
+    titles = ("client", "test rows", *([escape(clients.main.title)] if clients.main.key != "loss" else []), "loss")
+    table = Table(*titles, header_style="bold", box=None, pad_edge=False)
     for k in order if everyone else order[:_MOST_CLIENTS]:
-        cells = (_number(float(found.client_accuracy[k])), _number(float(found.client_loss[k])))
+        shown = [clients.values, clients.loss] if clients.main.key != "loss" else [clients.loss]
+        cells = [_number(float(values[k])) for values in shown]
         table.add_row(escape(plain(names[k], most=40)), str(found.client_rows[k]), *cells)
     left = len(order) - table.row_count
     return Group(overall, "", table, *([f"... and {left} more clients, all better: --all shows them"] if left else []))
 
 
-def personal(found: PersonalScores) -> RenderableType:
+def personal(found: ClientScores) -> RenderableType:
     """Every client's own model on its own test rows, in short."""
-    table = Table(
-        "personal models", str(int(np.isfinite(found.loss).sum())), header_style="bold", box=None, pad_edge=False
-    )
-    table.add_row("loss", _number(float(np.nanmean(found.loss)) if np.isfinite(found.loss).any() else None))
-    for key, value in fairness(found.accuracy).items():
+    known = int(np.isfinite(found.loss).sum())
+    table = Table("personal models", str(known), header_style="bold", box=None, pad_edge=False)
+    table.add_row("loss", _number(found.mean_loss()))
+    for key, value in found.spread().items():
         if value is not None:
-            table.add_row(f"accuracy: {key.replace('_', ' ')}", _number(value))
+            table.add_row(f"{escape(found.main.title)}: {key.replace('_', ' ')}", _number(value))
     return table
 
 
@@ -201,10 +195,10 @@ def next_steps(folder: Path, stopped: bool) -> str:
     return f"[bold]{place}[/bold]\n  {more}\n  consilience show {place}\n  consilience eval {place}"
 
 
-def _title(key: str, rows: Sequence[dict[str, Any]]) -> str:
+def _title(column: Column, rows: Sequence[dict[str, Any]]) -> str:
     """A column's name; an epsilon that protects nobody is called so."""
-    seeded = key == "epsilon" and any(row.get("private") is False for row in rows)
-    return _COLUMNS[key] + (" (not private)" if seeded else "")
+    seeded = column.key == "epsilon" and any(row.get("private") is False for row in rows)
+    return escape(column.title) + (" (not private)" if seeded else "")
 
 
 def _number(value: Any) -> str:

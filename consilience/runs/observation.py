@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from consilience.core.metrics import MetricRow
 from consilience.core.rounds import Round
+from consilience.runs.text import quality
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -17,3 +19,8 @@ class Observation:
     timing: dict[str, Any]  # what the clock said
     traffic: tuple[int, int]  # bytes up and down since the first round
     clients: dict[str, Any]  # client by client, a function of the settings as well
+    metrics: tuple[MetricRow, ...] = ()  # what the row's metrics are
+
+    def quality(self) -> str:
+        """How good the model is, in words."""
+        return quality(self.row, self.metrics)

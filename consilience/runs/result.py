@@ -11,18 +11,7 @@ from torch import nn
 
 from consilience.core.task import Task
 from consilience.core.tree import Tree
-
-SHOWN = {
-    "round": "round",
-    "loss": "loss",
-    "accuracy": "accuracy",
-    "absolute_error": "mean error",
-    "f1": "macro F1",
-    "client_accuracy_mean": "clients' mean",
-    "client_accuracy_worst_tenth": "worst tenth",
-    "train_loss": "train loss",
-}
-"""The columns of `table`, where the task has them."""
+from consilience.runs.metric_table import columns
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -42,10 +31,14 @@ class Result:
 
     def table(self, rows: int = 10) -> str:
         """The last rows of the history as text."""
-        columns = [key for key in SHOWN if any(row.get(key) is not None for row in self.history)]
-        lines = [[SHOWN[key] for key in columns]]
-        lines += [[_shown(row.get(key)) for key in columns] for row in self.history[-rows:]]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+        names = {"round": "round"}
+        for column in columns(self.task.metrics.rows()):
+            brief = column.role in ("metric", "clients") or column.key == "train_loss"
+            if brief and not column.detail and any(row.get(column.key) is not None for row in self.history):
+                names[column.key] = column.title
+        lines = [list(names.values())]
+        lines += [[_shown(row.get(key)) for key in names] for row in self.history[-rows:]]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(names))]
         return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths)) for line in lines)
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-_NAMES = {"accuracy": "accuracy", "absolute_error": "error", "loss": "loss", "train_loss": "train loss"}
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from consilience.core.metrics import MetricRow
+from consilience.runs.metric_table import by_importance
 
 
-def quality(row: dict[str, float | None]) -> str:
-    """'accuracy 0.9123  loss 0.2871': what was measured this round, else the training loss."""
-    known = {name: value for key, name in _NAMES.items() if isinstance(value := row.get(key), float)}
-    if "loss" in known:
-        known.pop("train loss", None)
-    return "  ".join(f"{name} {value:.4f}" for name, value in known.items()) or "no usable reply"
+def quality(row: Mapping[str, Any], metrics: Sequence[MetricRow]) -> str:
+    """'accuracy 0.9123  loss 0.2871': the main metric and the loss of this round, else the training loss."""
+    shown = {metric.key: metric.title for metric in by_importance(metrics) if metric.main or metric.key == "loss"}
+    if not isinstance(row.get("loss"), float):
+        shown["train_loss"] = "train loss"
+    known = [f"{title} {row[key]:.4f}" for key, title in shown.items() if isinstance(row.get(key), float)]
+    return "  ".join(known) or "no usable reply"
 
 
 def rate(clients_per_second: float | None) -> str:

@@ -325,7 +325,7 @@ def test_data_that_cannot_be_poisoned_are_refused() -> None:
     with pytest.raises(Invalid, match="flip_labels takes either clients or fraction"):
         flip_labels(data)
     with pytest.raises(Invalid, match="at least two classes"):
-        flip_labels(replace(data, classes=0), clients=[0])
+        flip_labels(replace(data, classes=None), clients=[0])
     with pytest.raises(Invalid, match=r"Trigger\.target = 3 is no class"):
         plant_backdoor(data, Trigger(target=3), clients=[0])
     with pytest.raises(Invalid, match="at least that large"):

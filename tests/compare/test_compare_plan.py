@@ -137,8 +137,8 @@ def test_grids_on_the_command_line() -> None:
         ({"methods": [{"algorithm": "fedavg"}], "seeds": [1, 1]}, "twice"),
         ({"methods": [{"algorithm": "fedavg"}], "seeds": [-1]}, r"seeds\[0\] = -1 is out of range"),
         ({"methods": [{"algorithm": "fedavg"}], "baseline": "fedprox"}, "baseline = 'fedprox' is not one of fedavg"),
-        ({"methods": [{"algorithm": "fedavg"}], "target": 90}, "target = 90.0 is out of range"),
-        ({"methods": [{"algorithm": "fedavg"}], "metric": "acuracy"}, "did you mean 'accuracy'"),
+        ({"methods": [{"algorithm": "fedavg"}], "target": "nan"}, "target"),
+        ({"methods": [{"algorithm": "fedavg"}], "metric": 3}, "compare.metric = 3 must be the key of a metric"),
         ({"method": []}, "did you mean 'methods'"),
     ],
 )

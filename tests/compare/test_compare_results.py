@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -10,12 +11,30 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from torch import nn
 
 from consilience.compare import pages, tables
 from consilience.compare.fairness import recorded_differences
 from consilience.compare.paired import paired
 from consilience.compare.plan import Comparison, plan
-from consilience.compare.results import CellResult, MethodResult, Spread, qualities, to_target
+from consilience.compare.results import (
+    CellResult,
+    MethodResult,
+    Results,
+    Spread,
+    qualities,
+    qualities_of,
+    refuse_questions,
+    to_target,
+)
+from consilience.core.kinds import REGRESSION, classification
+from consilience.core.metrics import MetricRow
+from consilience.core.settings import Invalid
+from consilience.core.task import Task
+
+CLASSES = Task(nn.Linear(1, 2), classification(classes=2)).metrics.rows()
+ERRORS = Task(nn.Linear(1, 1), REGRESSION).metrics.rows()
+ACCURACY = CLASSES[1]
 
 
 def row(number: int, accuracy: float | None, **more: Any) -> dict[str, Any]:
@@ -25,15 +44,17 @@ def row(number: int, accuracy: float | None, **more: Any) -> dict[str, Any]:
 
 def test_the_target_is_the_first_tested_round_at_or_above_it() -> None:
     rows = [row(1, 0.4), row(2, None), row(3, 0.6), row(4, 0.5), row(5, 0.7)]
-    assert to_target(rows, 0.6) == {"target_rounds": 3, "target_megabytes": 9.0, "target_seconds": 30.0}
-    assert to_target(rows, 0.4)["target_rounds"] == 1  # type: ignore[index]
-    assert to_target(rows, 0.71) is None and to_target(rows, None) is None
+    assert to_target(rows, 0.6, ACCURACY) == {"target_rounds": 3, "target_megabytes": 9.0, "target_seconds": 30.0}
+    assert to_target(rows, 0.4, ACCURACY)["target_rounds"] == 1  # type: ignore[index]
+    assert to_target(rows, 0.71, ACCURACY) is None and to_target(rows, None, ACCURACY) is None
+    lower = MetricRow(key="accuracy", title="error", better="lower")
+    assert to_target(rows, 0.45, lower)["target_rounds"] == 1  # type: ignore[index]
 
 
 def test_last_and_best_values_and_clients_by_the_models_they_would_use() -> None:
     plain = {"client_accuracy_mean": 0.3, "client_accuracy_worst_tenth": 0.1, "loss": 2.0}
     rows = [row(1, 0.8, **plain), row(2, 0.6, **plain), row(3, None, client_accuracy_mean=None)]
-    assert qualities(rows) == {
+    assert qualities(rows, CLASSES) == {
         "accuracy": 0.6,
         "best_accuracy": 0.8,
         "clients_mean": 0.3,
@@ -41,9 +62,38 @@ def test_last_and_best_values_and_clients_by_the_models_they_would_use() -> None
         "loss": 2.0,
     }
     personal = {"personal_accuracy_mean": 0.9, "personal_accuracy_worst_tenth": 0.7}
-    found = qualities([*rows, row(4, 0.6, **plain, **personal)])
+    found = qualities([*rows, row(4, 0.6, **plain, **personal)], CLASSES)
     assert (found["clients_mean"], found["clients_worst_tenth"]) == (0.9, 0.7)
-    assert qualities([{"round": 1, "loss": 1.0, "absolute_error": 0.5}]) == {"loss": 1.0, "absolute_error": 0.5}
+    errors = [
+        {"round": n, "loss": 1.0, "absolute_error": e, "client_absolute_error_mean": 2.0}
+        for n, e in ((1, 0.5), (2, 0.7))
+    ]
+    expected = {"loss": 1.0, "absolute_error": 0.7, "best_absolute_error": 0.5, "clients_mean": 2.0}
+    assert qualities(errors, ERRORS) == expected
+
+
+def test_questions_that_the_metrics_cannot_answer_are_refused(two: Comparison) -> None:
+    refuse_questions(two, CLASSES)
+    refuse_questions(dataclasses.replace(two, target=90.0), ERRORS)
+    with pytest.raises(Invalid, match=r"compare.target = 90 is no accuracy: it must be above 0 and at most 1"):
+        refuse_questions(dataclasses.replace(two, target=90.0), CLASSES)
+    with pytest.raises(Invalid, match=r"metric = 'acuracy' is not one of accuracy, .*did you mean 'accuracy'"):
+        refuse_questions(dataclasses.replace(two, metric="acuracy"), CLASSES)
+
+
+def together(methods: list[MethodResult], metrics: tuple[MetricRow, ...] = CLASSES) -> Results:
+    known = qualities_of(metrics)
+    return Results(cells=(), methods=tuple(methods), qualities=known, main=known[0])
+
+
+def test_of_a_regression_the_lowest_error_comes_first(two: Comparison) -> None:
+    def method(number: int, error: float) -> MethodResult:
+        found = {"absolute_error": Spread.of([error, error]), "loss": Spread.of([1.0, 2.0])}
+        return dataclasses.replace(summed(two, number, [0.5, 0.6], 0), qualities=found, against={})
+
+    sheets = tables.sheets(two, together([method(0, 12.0), method(1, 7.5)], ERRORS))
+    assert sheets[0].head == ("method", "seeds", "mean absolute error")
+    assert sheets[0].rows == (("fedprox", "2", "7.5000 ± 0.0000"), ("fedavg", "2", "12.0000 ± 0.0000"))
 
 
 def test_spread_is_that_of_a_sample() -> None:
@@ -76,7 +126,7 @@ def summed(comparison: Comparison, number: int, accuracies: list[float], reached
 
 def test_tables_say_what_was_found(two: Comparison) -> None:
     methods = [summed(two, 0, [0.5, 0.6], 0), summed(two, 1, [0.6, 0.7], 2)]
-    sheets = {sheet.title.split()[0]: sheet for sheet in tables.sheets(two, methods)}
+    sheets = {sheet.title.split()[0]: sheet for sheet in tables.sheets(two, together(methods))}
     assert [line[:3] for line in sheets["Quality"].rows] == [
         ("fedprox", "2", "65.0 ± 7.1"),
         ("fedavg", "2", "55.0 ± 7.1"),
@@ -88,7 +138,7 @@ def test_tables_say_what_was_found(two: Comparison) -> None:
     text = io.StringIO()
     Console(file=text, width=120).print(tables.on_screen(list(sheets.values()), ["[bold]not markup"]))
     assert "[bold]not markup" in text.getvalue() and "65.0 ± 7.1" in text.getvalue()
-    lines = list(csv.DictReader(io.StringIO(tables.methods_csv(methods))))
+    lines = list(csv.DictReader(io.StringIO(tables.methods_csv(together(methods)))))
     assert [float(line["accuracy_mean"]) for line in lines] == pytest.approx([0.55, 0.65])
     assert lines[0]["target_rounds_mean"] == ""
 

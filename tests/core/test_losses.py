@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from consilience.core.losses import LOSSES, average, binary_cross_entropy, cross_entropy, squared_error
+from consilience.core.kinds import LOSSES
+from consilience.core.losses import average, binary_cross_entropy, cross_entropy, squared_error
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from consilience.algorithms.fedavg import fedavg
 from consilience.core import tree
 from consilience.core.algorithm import Plain
-from consilience.core.evaluate import Evaluate
+from consilience.core.evaluate import Evaluate, LossQuery
 from consilience.core.exchange import Broadcast
 from consilience.core.federation import Federation
 from consilience.core.rounds import run
@@ -255,8 +255,14 @@ def test_global_generator_is_neither_used_nor_moved() -> None:
     ("build", "message"),
     [
         (
-            lambda: Task(tiny.mlp(), "cross_entopy"),
+            lambda: Task(tiny.mlp(), loss="cross_entopy"),
             r"loss = 'cross_entopy' is not one of .*did you mean 'cross_entropy'",
+        ),
+        (lambda: Task(tiny.mlp(), "regresion"), "kind = 'regresion' is not one of .*did you mean 'regression'"),
+        (lambda: Task(tiny.mlp(), "squared_error"), "it is a loss, write loss='squared_error'"),
+        (
+            lambda: Task(tiny.mlp(), "regression", loss="cross_entropy"),
+            "loss = 'cross_entropy' is not a loss of regression: it has squared_error",
         ),
         (lambda: Task(nn.Flatten()), "no trainable parameters"),
         (lambda: Task(tiny.mlp().requires_grad_(False)), "no trainable parameters"),
@@ -277,7 +283,7 @@ def test_own_loss_function() -> None:
     def distance(output: Tensor, target: Tensor) -> Tensor:
         return (output.squeeze(1) - target).abs()
 
-    assert Task(nn.Linear(1, 1), distance).loss_name == "distance"
+    assert Task(nn.Linear(1, 1), loss=distance).loss_name == "distance"
 
 
 def test_convolves() -> None:
@@ -296,15 +302,17 @@ def test_a_task_can_be_moved_without_moving_the_first() -> None:
 # --- decisions and federated evaluation ------------------------------------------------------------------------------
 
 
-def evaluated(module: nn.Module, loss: str, x: Tensor, y: Tensor, lane: str = "serial") -> tree.Tree:
-    """Sums over two clients whose test rows are x, y."""
+def evaluated(
+    module: nn.Module, loss: str, x: Tensor, y: Tensor, lane: str = "serial", rule: object = None
+) -> tree.Tree:
+    """Sums over two clients whose training and test rows are x, y."""
     half = len(y) // 2 + 1
     parts = [(x[:half], y[:half]), (x[half:], y[half:])]
     data = Federation.from_clients(parts, client_tests=parts)
-    engine = Vectorised(Task(module, loss), data, device="cpu", dtype="float64", lane=lane, clients_at_once=8)  # type: ignore[arg-type]
+    engine = Vectorised(Task(module, loss=loss), data, device="cpu", dtype="float64", lane=lane, clients_at_once=8)  # type: ignore[arg-type]
     shared = {"model": engine.start()}
     ids = np.arange(2)
-    return engine.exchange(Evaluate(), Plain(), Broadcast(shared=shared), ids, round=0, seed=0).reply
+    return engine.exchange(rule or Evaluate(), Plain(), Broadcast(shared=shared), ids, round=0, seed=0).reply  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("lane", ["serial", "batched"])
@@ -314,10 +322,14 @@ def test_evaluation_counts_losses_and_decisions(lane: str) -> None:
     module = tiny.convnet()
     reply = evaluated(module, "cross_entropy", x, y, lane)
     logits = module.double().eval()(x).detach()
-    assert float(reply["rows"].sum()) == 11
-    assert float(reply["correct"].sum()) == int((logits.argmax(1) == y).sum())
     expected = torch.nn.functional.cross_entropy(logits, y, reduction="sum")
-    assert float(reply["loss"].sum()) == pytest.approx(float(expected), abs=1e-10)
+    assert set(reply) == {"loss", "accuracy"}, "without the number of classes, there are no macro scores"
+    assert float(reply["loss"]["count"].sum()) == float(reply["accuracy"]["count"].sum()) == 11
+    assert float(reply["accuracy"]["total"].sum()) == int((logits.argmax(1) == y).sum())
+    assert float(reply["loss"]["total"].sum()) == pytest.approx(float(expected), abs=1e-10)
+    asked = evaluated(module, "cross_entropy", x, y, lane, LossQuery())
+    assert torch.equal(asked["correct"], reply["accuracy"]["total"])
+    assert torch.equal(asked["loss"], reply["loss"]["total"]) and float(asked["rows"].sum()) == 11
 
 
 class Column(nn.Module):
@@ -343,7 +355,10 @@ def test_evaluation_of_a_binary_model(output: tuple[int, ...], target: tuple[int
     y = decided.clone()
     y[2] = 1 - y[2]  # all right but one
     reply = evaluated(module, "binary_cross_entropy", x, y.reshape(7, *target))
-    assert float(reply["correct"].sum()) == 6
+    assert float(reply["accuracy"]["total"].sum()) == 6
+    counts = reply["precision"]["counts"].sum(0)  # right, decided, occurring: of class 0 and of class 1
+    assert counts[0].sum() == 6 and counts[1].tolist() == decided.bincount().tolist()
+    assert counts[2].tolist() == y.bincount().tolist()
 
 
 def test_evaluation_of_several_binary_labels() -> None:
@@ -353,7 +368,7 @@ def test_evaluation_of_several_binary_labels() -> None:
     module = tiny.seeded(lambda: Column(3))
     reply = evaluated(module, "binary_cross_entropy", x, y)
     share = ((module.double()(x) > 0).long() == y).double().mean(1)
-    assert float(reply["correct"].sum()) == pytest.approx(float(share.sum()))
+    assert float(reply["accuracy"]["total"].sum()) == pytest.approx(float(share.sum()))
 
 
 @pytest.mark.parametrize("output", [(), (1,)])
@@ -361,6 +376,8 @@ def test_evaluation_of_a_regression(output: tuple[int, ...]) -> None:
     x, y = torch.randn(7, 2, dtype=torch.float64), torch.zeros(7, dtype=torch.float64)
     module = tiny.seeded(lambda: Column(*output))
     reply = evaluated(module, "squared_error", x, y)
-    expected = module.double()(x).detach().reshape(7).square().sum()
-    assert float(reply["loss"].sum()) == pytest.approx(float(expected))
-    assert float(reply["correct"].sum()) == 0, "a regression makes no decisions"
+    given = module.double()(x).detach().reshape(7)
+    assert float(reply["loss"]["total"].sum()) == pytest.approx(float(given.square().sum()))
+    assert float(reply["absolute_error"]["total"].sum()) == pytest.approx(float(given.abs().sum()))
+    asked = evaluated(module, "squared_error", x, y, rule=LossQuery())
+    assert float(asked["correct"].sum()) == 0, "a regression makes no decisions"

@@ -22,7 +22,7 @@ from consilience.data.partition import (
 )
 
 
-def numbered(labels, test_labels, *, classes=None, groups=None, test_groups=None, names=()):
+def numbered(labels, test_labels, *, classes=..., groups=None, test_groups=None, names=()):
     """A data set whose single feature is the row number, so that rows can be followed."""
     y, test_y = torch.as_tensor(labels), torch.as_tensor(test_labels)
     return Dataset(
@@ -31,7 +31,7 @@ def numbered(labels, test_labels, *, classes=None, groups=None, test_groups=None
         y=y,
         test_x=torch.arange(len(test_y), dtype=torch.float32).unsqueeze(1),
         test_y=test_y,
-        classes=int(max(y.max(), test_y.max())) + 1 if classes is None else classes,
+        classes=int(max(y.max(), test_y.max())) + 1 if classes is ... else classes,
         groups=None if groups is None else torch.as_tensor(groups),
         test_groups=None if test_groups is None else torch.as_tensor(test_groups),
         group_names=names,
@@ -112,10 +112,10 @@ def test_small_clients_get_their_share_on_average():
 
 
 def test_targets_that_are_not_classes_are_cut_by_size():
-    dataset = numbered(np.linspace(0, 1, 40), np.linspace(0, 1, 20), classes=0)
+    dataset = numbered(np.linspace(0, 1, 40), np.linspace(0, 1, 20), classes=None)
     partition = Quantity(clients=2, kind="sizes", sizes=(30, 10))
     federation, _ = federate(dataset, partition, seed=0)
-    assert federation.test.sizes.tolist() == [15, 5] and federation.classes == 0
+    assert federation.test.sizes.tolist() == [15, 5] and federation.classes is None
     sequences = Dataset(
         name="characters",
         x=torch.zeros(40, 7, dtype=torch.int64),

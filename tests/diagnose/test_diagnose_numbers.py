@@ -62,7 +62,7 @@ def test_chance_is_what_random_hands_have() -> None:
     assert apart.mean == pytest.approx(0.9) and apart.chance_high < 0.25
 
 
-def test_labels_are_counted_by_client_and_measurements_by_decile() -> None:
+def test_labels_are_counted_by_client_and_real_values_by_decile() -> None:
     y = torch.tensor([0, 0, 1, 2, 2, 2])
     rows = Rows(x=torch.zeros(6, 1), y=y, starts=torch.tensor([0, 3]), sizes=torch.tensor([3, 3]))
     found, binned = holdings.label_counts(rows, 3)

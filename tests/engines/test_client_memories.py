@@ -158,7 +158,7 @@ def test_evaluation_touches_no_memory() -> None:
     before = tree.clone(engine.recall())
     shared = Broadcast(shared={"model": engine.start()})
     reply = engine.exchange(Evaluate(), Plain(), shared, np.arange(5), round=0, seed=0).reply
-    assert tiny.same(engine.recall(), before) and reply["rows"].tolist() == [3] * 5
+    assert tiny.same(engine.recall(), before) and reply["loss"]["count"].tolist() == [3] * 5
     assert visits([next(rounds)]) == [[2] * 5]
 
 

@@ -196,8 +196,9 @@ def test_evaluation_of_every_clients_own_test_rows(lane: str) -> None:
         x, y = test.of(client)
         logits = module(x).detach()
         loss = torch.nn.functional.cross_entropy(logits, y, reduction="sum")
-        assert reply["rows"][client] == 3 and reply["correct"][client] == int((logits.argmax(1) == y).sum())
-        assert float(reply["loss"][client]) == pytest.approx(float(loss), abs=1e-12)
+        assert reply["loss"]["count"][client] == reply["accuracy"]["count"][client] == 3
+        assert reply["accuracy"]["total"][client] == int((logits.argmax(1) == y).sum())
+        assert float(reply["loss"]["total"][client]) == pytest.approx(float(loss), abs=1e-12)
 
 
 def test_evaluation_without_test_rows_is_refused() -> None:

@@ -190,10 +190,17 @@ def test_names_in_tables_are_escaped() -> None:
     import numpy as np
     from rich.console import Console
 
-    from consilience.experiments.evaluation import Scores
+    from consilience.core.metrics import ClientScores, MetricRow, Scores
 
-    one = np.array([0.5])
-    found = Scores(rows=1, loss=1.0, accuracy=0.5, client_rows=np.array([1]), client_loss=one, client_accuracy=one)
+    row, one = MetricRow(key="good", title="[blue]good"), np.array([0.5])
+    found = Scores(
+        rows=1,
+        metrics=(row,),
+        values={"good": 1.0},
+        client_rows=np.array([1]),
+        clients=ClientScores(main=row, loss=one, values=one),
+    )
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(terminal.scores(found, ["[red]\x1bevil"]))
-    assert "[red]\\x1bevil" in console.export_text()
+    text = console.export_text()
+    assert "[red]\\x1bevil" in text and "[blue]good" in text

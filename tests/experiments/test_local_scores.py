@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("untraced")
 def observed(**options: Any) -> list[Any]:
     engine = tiny.engine(tiny.convnet)
     settings = {"every": 1, "rounds": 3, "local": True, **options}
-    observer = Observer(task=engine.task, test=engine.store("test"), classes=tiny.CLASSES, **settings)
+    observer = Observer(task=engine.task, test=engine.store("test"), **settings)
     rounds = run(cs.fedavg(lr=0.2, batch_size=4, selection=Uniform(count=3)), engine, rounds=3, seed=2)
     return list(observer.watch(rounds, engine.start()))
 

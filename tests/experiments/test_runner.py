@@ -200,7 +200,7 @@ def test_unusable_weights_stop_the_run_and_name_the_round(weight: float) -> None
         train(nn.Linear(2, 2), federation, fedavg(weighting=Broken(weight)), rounds=2, progress=False, lane="serial")
 
 
-def test_targets_that_are_measurements(tmp_path: Path) -> None:
+def test_a_regression(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     clients = []
     for _ in range(3):
@@ -212,7 +212,7 @@ def test_targets_that_are_measurements(tmp_path: Path) -> None:
         f"client_accuracy_{name}" for name in ("mean", "worst_tenth", "spread")
     } | {"absolute_error"}
     assert found.history[-1]["absolute_error"] < 0.05 < found.history[0]["absolute_error"]
-    assert "mean error" in found.table() and "accuracy" not in found.table()
+    assert "mean absolute error" in found.table() and "accuracy" not in found.table()
 
 
 @pytest.mark.parametrize(
@@ -457,4 +457,4 @@ def test_evaluation_sees_the_whole_test_set(finished: Result) -> None:
     experiment = assembly.assemble(config.load(finished.folder / "config.toml"))
     assert experiment.federation.test is not None and len(experiment.federation.test.y) == 359
     engine = experiment.engine
-    assert evaluation.evaluate(engine.task, engine.start(), engine.store("test"), classes=10).rows == 359
+    assert evaluation.evaluate(engine.task, engine.start(), engine.store("test")).rows == 359

@@ -43,7 +43,7 @@ W, B = "model/params/1.weight", "model/params/1.bias"  # [8, 36] and [8]
 
 
 def watched(algorithm: Any, engine: Any, rounds: int = 3, limits: Limits | None = None) -> list[Observation]:
-    observer = Observer(task=engine.task, test=None, classes=tiny.CLASSES, every=0, rounds=rounds)
+    observer = Observer(task=engine.task, test=None, every=0, rounds=rounds)
     return list(observer.watch(run(algorithm, engine, rounds=rounds, seed=1, limits=limits), engine.start()))
 
 
@@ -325,7 +325,7 @@ def test_too_few_valid_replies_change_nothing_and_count_as_a_bad_round() -> None
 
     found: list[Observation] = []
     engine = Strangers(all_but_two)
-    observer = Observer(task=engine.task, test=None, classes=3, every=0, rounds=9)
+    observer = Observer(task=engine.task, test=None, every=0, rounds=9)
     rounds = run(build("fedavgm"), engine, rounds=9, limits=Limits(min_valid=3), max_bad_rounds=2)
     with pytest.raises(Diverged, match=r"2 rounds in a row, up to round 3, .*\(3 examples, 2 too_few, fewer than"):
         for one in observer.watch(rounds, engine.start()):

@@ -12,12 +12,12 @@ from sample_runs import SMALL, real
 
 from consilience.core.exchange import Cohort, Notes
 from consilience.core.federation import Federation
+from consilience.core.kinds import KINDS, REGRESSION
+from consilience.core.metrics import ClientScores, MetricRow, Scores
 from consilience.core.rounds import Round, Snapshot
 from consilience.experiments import runner
 from consilience.experiments.client_log import MOST_CLIENTS, MOST_COMPARED, client_row, federation_facts
 from consilience.experiments.config import config
-from consilience.experiments.evaluation import Scores
-from consilience.experiments.personal import PersonalScores
 from consilience.runs.folder import RunFolder
 from consilience.runs.row_log import RowLog
 
@@ -45,49 +45,55 @@ def a_round(notes: Notes, ids: list[int], heard: list[bool] | None = None) -> Ro
     )
 
 
-def scores(accuracies: np.ndarray) -> Scores:
-    rows = np.ones(len(accuracies), dtype=np.int64)
-    return Scores(rows=1, loss=0.0, client_rows=rows, client_loss=2 * accuracies, client_accuracy=accuracies)
+ACCURACY = KINDS["classification"].metrics[0].row(main=True)
+
+
+def scores(values: np.ndarray, main: MetricRow = ACCURACY) -> Scores:
+    rows = np.ones(len(values), dtype=np.int64)
+    clients = ClientScores(main=main, loss=2 * values, values=values)
+    return Scores(rows=1, metrics=(main,), values={}, client_rows=rows, clients=clients)
 
 
 def test_a_similarity_matrix_is_kept_below_its_diagonal() -> None:
     matrix = torch.tensor([[1.0, 0.12345, 0.2], [0.12345, 1.0, 0.3], [0.2, 0.3, 1.0]])
-    row = client_row(a_round({"similarity": matrix}, [2, 5, 7]), None, None, 10)
+    row = client_row(a_round({"similarity": matrix}, [2, 5, 7]), None, None)
     assert row == {"round": 1, "compared": [2, 5, 7], "similarity": [pytest.approx(0.1235, abs=1e-4), 0.2, 0.3]}
 
 
 def test_who_was_not_heard_was_not_compared() -> None:
     matrix = torch.tensor([[1.0, 0.5], [0.5, 1.0]])
-    row = client_row(a_round({"similarity": matrix}, [2, 5, 7], [True, False, True]), None, None, 10)
+    row = client_row(a_round({"similarity": matrix}, [2, 5, 7], [True, False, True]), None, None)
     assert row["compared"] == [2, 7] and row["similarity"] == [0.5]
 
 
 def test_a_matrix_of_unknown_clients_is_left_out() -> None:
-    assert client_row(a_round({"similarity": torch.eye(5)}, [2, 5, 7]), None, None, 10) == {"round": 1}
+    assert client_row(a_round({"similarity": torch.eye(5)}, [2, 5, 7]), None, None) == {"round": 1}
 
 
 def test_of_a_large_cohort_the_first_are_compared() -> None:
     many = MOST_COMPARED + 3
-    row = client_row(a_round({"similarity": torch.eye(many)}, list(range(many))), None, None, 10)
+    row = client_row(a_round({"similarity": torch.eye(many)}, list(range(many))), None, None)
     assert len(row["compared"]) == MOST_COMPARED
     assert len(row["similarity"]) == MOST_COMPARED * (MOST_COMPARED - 1) // 2
 
 
 def test_values_of_clients_or_their_percentiles() -> None:
-    few = client_row(a_round({}, [0]), scores(np.array([0.25, np.nan, 1 / 3])), None, 10)
+    few = client_row(a_round({}, [0]), scores(np.array([0.25, np.nan, 1 / 3])), None)
     assert few["accuracy"][0] == 0.25 and np.isnan(few["accuracy"][1]) and few["accuracy"][2] == 0.3333
     many = np.linspace(0, 1, MOST_CLIENTS + 1)
-    row = client_row(a_round({}, [0]), scores(many), None, 10)
+    row = client_row(a_round({}, [0]), scores(many), None)
     assert "accuracy" not in row and row["accuracy_percentiles"] == pytest.approx(np.arange(101) / 100)
 
 
-def test_measurements_have_losses_instead() -> None:
-    row = client_row(a_round({}, [0]), scores(np.array([0.5, 1.0])), PersonalScores(np.array([3.0]), np.empty(0)), 0)
-    assert row == {"round": 1, "loss": [1.0, 2.0], "personal_loss": [3.0]}
+def test_a_regression_has_errors() -> None:
+    main = REGRESSION.metrics[0].row(main=True)
+    own = ClientScores(main=main, loss=np.array([3.0]), values=np.array([4.0]))
+    row = client_row(a_round({}, [0]), scores(np.array([0.5, 1.0]), main), own)
+    assert row == {"round": 1, "absolute_error": [0.5, 1.0], "personal_absolute_error": [4.0]}
 
 
 def test_swaps_say_whose_model_everyone_holds() -> None:
-    assert client_row(a_round({"model_of": torch.tensor([4, 1])}, [1, 4]), None, None, 10)["model_of"] == [4, 1]
+    assert client_row(a_round({"model_of": torch.tensor([4, 1])}, [1, 4]), None, None)["model_of"] == [4, 1]
 
 
 def test_classes_are_counted_at_each_client() -> None:
@@ -98,7 +104,7 @@ def test_classes_are_counted_at_each_client() -> None:
     assert facts["names"] == ["a", "b"] and facts["labels"] == ["x", "y", "z"] and facts["test_rows"] is None
 
 
-def test_measurements_have_no_class_counts() -> None:
+def test_a_regression_has_no_class_counts() -> None:
     facts = federation_facts(Federation.from_clients([(torch.zeros(2, 1), torch.tensor([0.5, 0.1]))]), ())
     assert "class_counts" not in facts and facts["train_rows"] == [2]
 

@@ -133,7 +133,7 @@ def test_duw_fednova_is_algorithm_5_and_not_fednova() -> None:
     schedule = cs.ScheduleWeights(table=weights)
     found = {}
     for name, environment in (("all", Environment(steps=taus)), ("silent", silent)):
-        task = cs.Task(line, "squared_error")
+        task = cs.Task(line, loss="squared_error")
         engine = cs.Vectorised(task, data, environment=environment, device="cpu", dtype="float64", lane="serial")
         start = engine.start()["params"]["weight"][0].numpy()
         for recipe in (cs.duw_fednova, cs.fednova):

@@ -19,7 +19,7 @@ from consilience.core.tree import Tree
 
 def flip_labels(federation: Federation, *, clients: Sequence[int] = (), fraction: float | None = None) -> Federation:
     """The federation in which the traitors' class c is called (classes - 1 - c) in training; test rows stay."""
-    if federation.classes < 2 or federation.train.y.dim() != 1:
+    if federation.classes is None or federation.classes < 2 or federation.train.y.dim() != 1:
         raise Invalid("flip_labels needs one class number per row, at least two classes")
     rows = _rows_of_traitors("flip_labels", federation, clients, fraction)
     y = federation.train.y.clone()
@@ -58,8 +58,8 @@ def plant_backdoor(
 ) -> Federation:
     """The federation in which a share of each traitor's training rows bears the trigger and the target's label."""
     share = check_value("share", share, Fraction)
-    if not trigger.target < federation.classes:
-        raise Invalid(f"Trigger.target = {trigger.target} is no class: there are {federation.classes}")
+    if trigger.target >= (federation.classes or 0):
+        raise Invalid(f"Trigger.target = {trigger.target} is no class: there are {federation.classes or 'none'}")
     rows = _rows_of_traitors("plant_backdoor", federation, clients, fraction)
     rows = rows[torch.from_numpy(host(seed, "backdoor").random(len(rows)) < share)]
     x, y = federation.train.x, federation.train.y.clone()

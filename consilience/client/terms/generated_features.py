@@ -40,9 +40,9 @@ class GeneratedFeatures:
         return ("generator",)
 
     def check_against(self, task: Task) -> None:
-        """Refuse a loss without class numbers."""
-        if task.loss_name != "cross_entropy":
-            raise Invalid(f"GeneratedFeatures needs one class number per row: loss = {task.loss_name!r} has none")
+        """Refuse a task without class numbers."""
+        if not task.kind.multiclass:
+            raise Invalid(f"GeneratedFeatures needs one class number per row: {task.kind.name} has none")
 
     def __call__(self, params: Tree, context: Context, batch: Batch) -> Tensor:
         """Knowledge of labels that the client may not have."""

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from consilience.core import tree
 from consilience.core.exchange import Broadcast
 from consilience.core.federation import Federation, Rows
+from consilience.core.kinds import Kind
 from consilience.core.lengths import quick
-from consilience.core.losses import LOSSES, Loss
+from consilience.core.losses import Loss
+from consilience.core.metrics import Metric
 from consilience.core.protocols import Channel, ClientRule
 from consilience.core.task import Task
 from consilience.core.tree import Tree
@@ -31,9 +33,11 @@ class WorkerSetup(NamedTuple):
     ids: np.ndarray
     train: dict[str, Any]  # of arrays
     test: dict[str, Any] | None
-    classes: int
+    classes: int | None
     module: nn.Module
-    loss: str | Loss
+    kind: Kind
+    loss: Loss
+    metrics: tuple[Metric, ...]
     settings: dict[str, Any]  # of the vectorised engine
     threads: int
     shards: int  # objects over which the large tensors of its replies are spread
@@ -52,14 +56,15 @@ class WorkerSetup(NamedTuple):
     ) -> WorkerSetup:
         """For the worker of these clients."""
         mine = federation.among(ids)
-        loss = task.loss_name if LOSSES.get(task.loss_name) is task.losses else task.losses
         return WorkerSetup(
             ids=ids,
             train=packed(vars(mine.train)),
             test=None if mine.test is None else packed(vars(mine.test)),
             classes=mine.classes,
             module=task.module,
-            loss=loss,
+            kind=task.kind,
+            loss=task.losses,
+            metrics=task.added,
             settings=settings,
             threads=threads,
             shards=shards,
@@ -89,7 +94,7 @@ class Worker:
 
     def _begin(self, setup: WorkerSetup) -> None:
         torch.set_num_threads(setup.threads)  # Ray's own default is one, and the last bits depend on it
-        task = Task(setup.module, setup.loss)
+        task = Task(setup.module, setup.kind, loss=setup.loss, metrics=setup.metrics)
         self._engine = Vectorised(task, setup.federation(), hosts=setup.ids, **setup.settings)
         self._setup = setup
         self._whole: tuple[int, dict[str, Tensor]] = (-1, {})  # of an exchange, tensors put together from all workers

@@ -10,8 +10,9 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from consilience.core.kinds import LOSSES
 from consilience.core.screening import Limits
 from consilience.core.settings import Count, Invalid, Option, Range, Whole, check, hints_of, nearest, refuse_unknown
 from consilience.experiments.config.catalogue import (
@@ -31,6 +32,10 @@ from consilience.runs.names import safe_name
 
 Seed = Annotated[int, Range(least=0, below=2**63)]
 Table = dict[str, Any]
+if TYPE_CHECKING:
+    LossName = str
+else:
+    LossName = Literal[("auto", *LOSSES)]  # those of the kinds of task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +83,7 @@ class Config:
     name: str = ""  # what the run folder is called; "" is made of algorithm and data
     seed: Seed = 0
     rounds: Count = 20
-    loss: Literal["auto", "cross_entropy", "binary_cross_entropy", "squared_error"] = "auto"
+    loss: LossName = "auto"
     threads: Count | None = None  # of the processor; None leaves it to PyTorch
     data_dir: str | None = None
     runs: str = "runs"

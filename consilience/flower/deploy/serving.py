@@ -25,7 +25,6 @@ from consilience.flower.engine.engine import FlowerEngine
 from consilience.runs import checkpoint, identity
 from consilience.runs.folder import RunFolder
 from consilience.runs.observation import Observation
-from consilience.runs.text import quality
 
 log = logging.getLogger("consilience.flower")
 
@@ -173,7 +172,7 @@ def _line(observation: Observation, rounds: int) -> str:
     missing = {reason: row[reason] for reason in ("silent", "memory_lost") if row[reason]} | row["rejected"]
     why = f" ({', '.join(f'{count} {reason}' for reason, count in missing.items())})" if missing else ""
     clients = f"{len(done.cohort)} of {len(done.chosen)} clients{why}"
-    return f"round {done.number}/{rounds}  {quality(row)}  {clients}  {observation.timing['seconds']:.1f} s"
+    return f"round {done.number}/{rounds}  {observation.quality()}  {clients}  {observation.timing['seconds']:.1f} s"
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ OWN = ("data", "partition", "model", "data_dir")  # what federation.py says inst
 class Deploy:
     """Who takes part, and how patient the server is, in real seconds.
 
-    clients: in the whole federation. classes: of the targets, 0 if they are measurements. min_available: clients that
+    clients: in the whole federation. classes: of the targets; left out in a regression. min_available: clients that
     must be there for a round to begin; left out, all at first and any later. deadline: for a whole reply. wait: for
     enough clients. retries, pause: how often, and after how many seconds (then twice that ...), a round that nobody
     answered is asked again.
@@ -39,7 +39,7 @@ class Deploy:
     """
 
     clients: Count = 4
-    classes: Whole = 0
+    classes: Count | None = None
     min_available: Count | None = None
     deadline: Positive = 600.0
     wait: Positive = 300.0

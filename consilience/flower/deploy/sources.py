@@ -15,6 +15,7 @@ from torch import nn
 
 from consilience.core import tree
 from consilience.core.federation import Federation, Rows
+from consilience.core.kinds import classification
 from consilience.core.settings import Invalid
 from consilience.core.task import Task
 from consilience.experiments.assembly import assemble, try_model
@@ -31,18 +32,21 @@ class OwnFederation:
 
     @functools.cached_property
     def task(self) -> Task:
-        """The model, initialised from the run's seed wherever it is built, and its loss."""
+        """What model() gives, initialised from the run's seed wherever it is built; a Task brings kind and metrics."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._config.seed)
             module = self._function("model")()
+        if isinstance(module, Task):
+            return module.knowing(self.classes)
         if not isinstance(module, nn.Module):
-            raise Invalid(f"{FEDERATION}: model() gave {type(module).__name__}, not a torch.nn.Module")
-        automatic = "cross_entropy" if self._config.deploy.classes else "squared_error"
-        return Task(module, automatic if self._config.loss == "auto" else self._config.loss)
+            raise Invalid(f"{FEDERATION}: model() gave {type(module).__name__}, not a torch.nn.Module or cs.Task")
+        if self._config.loss != "auto":
+            return Task(module, loss=self._config.loss).knowing(self.classes)
+        return Task(module, "regression" if self.classes is None else classification(classes=self.classes))
 
     @property
-    def classes(self) -> int:
-        """Of the targets; 0 where they are measurements."""
+    def classes(self) -> int | None:
+        """Of the targets; None where they are not class numbers."""
         return self._config.deploy.classes
 
     def held(self, hosts: np.ndarray, node: Mapping[str, Any]) -> Federation:
@@ -101,7 +105,7 @@ class NamedFederation:
         return self._simulation.task
 
     @property
-    def classes(self) -> int:
+    def classes(self) -> int | None:
         """Of the targets."""
         return self._simulation.federation.classes
 

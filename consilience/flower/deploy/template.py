@@ -73,7 +73,7 @@ dtype = "float32"
 
 [deploy]
 clients = {clients}      # in the whole federation: SuperNodes say which they are (--node-config "clients=0")
-classes = 10     # of the targets; 0 if they are measurements
+classes = 10     # of the targets; leave it out in a regression
 deadline = 600   # seconds for a whole reply; who is slower is left out of the round
 wait = 300       # seconds for enough clients to be there
 # secure_aggregation = true   # experimental: the server sees only the sum of the replies (fedavg and its like)

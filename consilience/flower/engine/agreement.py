@@ -16,13 +16,15 @@ from consilience.flower.secure.terms import SecureTerms
 def agreement(
     algorithm: Algorithm, task: Task, dtype: str, clients: int, secure: SecureTerms | None = None
 ) -> dict[str, str]:
-    """Digests of the algorithm with all its settings, the model's tensors, the loss, the number type, secure sums."""
+    """Digests of the algorithm with all its settings, the model's tensors, the kind of task, secure sums."""
     start = tree.flatten(task.start())
     shapes = [(path, tuple(leaf.shape), str(leaf.dtype)) for path, leaf in sorted(start.items())]
     return {
         "algorithm": _short(repr(algorithm)),
         "model": _short(repr(shapes)),
+        "kind": task.kind.name,
         "loss": task.loss_name,
+        "metrics": " ".join(metric.key for metric in task.metrics.metrics),
         "dtype": dtype,
         "clients": str(clients),
         "secure_aggregation": "no" if secure is None else _short(repr(secure)),

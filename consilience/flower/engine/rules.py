@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from consilience.core.algorithm import Algorithm, Plain
-from consilience.core.arrivals import LOOK
 from consilience.core.capabilities import (
     PersonalRule,
     PostTrainingPass,
@@ -13,12 +12,12 @@ from consilience.core.capabilities import (
     QueriesBeforeSelection,
     capability,
 )
-from consilience.core.evaluate import Evaluate
+from consilience.core.evaluate import Evaluate, LossQuery
 from consilience.core.protocols import Channel, ClientRule
 from consilience.core.settings import Invalid
 
 TRAIN, PRE_TRAINING, TEST, TEST_OWN = "train", "pre_training", "test", "test_own_model"
-TESTS = (TEST, TEST_OWN)  # counts and losses of a model on a client's test rows
+TESTS = (TEST, TEST_OWN)  # sums of the metrics of a model on a client's test rows
 
 
 class Asked(NamedTuple):
@@ -38,7 +37,7 @@ def rules_of(algorithm: Algorithm) -> dict[str, Asked]:
     before, after = capability(client, PreTrainingPass), capability(client, PostTrainingPass)
     own = capability(client, PersonalRule)
     if capability(algorithm.selection, QueriesBeforeSelection) is not None:
-        known["loss"] = Asked(Evaluate(work=LOOK), plain)
+        known["loss"] = Asked(LossQuery(), plain)
     if before is not None:
         known[PRE_TRAINING] = Asked(before.pre_training, plain)
     if after is not None:

@@ -57,12 +57,9 @@ class Client:
         """The received model, or the client's own where the algorithm is personal, on the client's test rows."""
         answering = self._answering(message.content, context, self.model_fn())
         found = answering.exchange(Evaluate(rule=own_model_of(answering.algorithm.client)), Plain())
-        rows = float(found["rows"])
-        numbers = {
-            "num-examples": round(rows),
-            "loss": float(found["loss"]) / max(1.0, rows),
-            "accuracy": float(found["correct"]) / max(1.0, rows),
-        }
+        known = answering.engine.task.metrics.values(found)
+        numbers: dict[str, Any] = {"num-examples": round(float(found["loss"]["count"]))}
+        numbers |= {key: value for key, value in known.items() if value is not None}
         return self._reply(message, answering, {}, numbers)
 
     def _settled(self, content: Any) -> Algorithm:
@@ -88,7 +85,7 @@ class Client:
         names = [key for key in content.array_records if key != self.arrayrecord_key]
         return Answering(
             algorithm,
-            Task(module, self.loss),
+            Task(module, loss=self.loss),
             Federation.from_clients([train], client_tests=None if test is None else [test]),
             client=number,
             received=received,

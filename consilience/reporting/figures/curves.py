@@ -3,57 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from consilience.core.metrics import SHARE
 from consilience.reporting import style
-from consilience.reporting.groups import Band, Group
+from consilience.reporting.groups import Band, Group, metrics_of
 from consilience.reporting.runs import RunData
 from consilience.reporting.style import Figure
+from consilience.runs.metric_table import Column, by_importance, columns
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 
-class Metric(NamedTuple):
-    """A column of the metrics that gets a figure."""
-
-    key: str
-    title: str
-    axis: str
-    caption: str
-
-
-METRICS = (
-    Metric("accuracy", "Accuracy", "test accuracy", "Of the global model on all test rows."),
-    Metric("loss", "Loss", "test loss", "Of the global model on all test rows."),
-    Metric("absolute_error", "Mean error", "mean absolute error", "Of the global model on all test rows."),
-    Metric(
-        "client_accuracy_worst_tenth", "Worst tenth", "test accuracy", "Mean over the tenth of clients that do worst."
-    ),
-    Metric(
-        "personal_accuracy_mean", "Personal models", "test accuracy", "Each client's own model on its own test rows."
-    ),
-    Metric("personal_loss", "Loss of personal models", "test loss", "Each client's own model on its own test rows."),
-    Metric("local_accuracy_mean", "Local models", "test accuracy", "Clients' models before they were merged."),
-    Metric("train_loss", "Training loss", "training loss", "What clients met while they trained."),
-    Metric(
-        "drift_relative", "Client drift", "drift / model length", "How far clients' models moved from what they got."
-    ),
-)
-SHARES = {"accuracy", "client_accuracy_worst_tenth", "personal_accuracy_mean", "local_accuracy_mean"}
-
-
 def over_rounds(groups: Sequence[Group]) -> list[Figure]:
     """One picture per metric that any run has."""
-    pictures = [_metric(metric, groups) for metric in METRICS]
+    pictures = [_metric(column, groups) for column in _ranked(groups) if column.has_figure]
     return [picture for picture in pictures if picture is not None]
 
 
 def against_costs(groups: Sequence[Group]) -> list[Figure]:
     """Quality against bytes, wall seconds and virtual seconds, each run a curve of its own."""
-    quality = next((m for m in METRICS if any(len(group.band(m.key).curves) for group in groups)), None)
+    found = (c for c in _ranked(groups) if c.has_figure and any(group.band(c.key).curves for group in groups))
+    quality = next(found, None)
     pictures = [_traffic(groups)]
     if quality is not None:
         pictures += [
@@ -64,7 +38,12 @@ def against_costs(groups: Sequence[Group]) -> list[Figure]:
     return [picture for picture in pictures if picture is not None]
 
 
-def _metric(metric: Metric, groups: Sequence[Group]) -> Figure | None:
+def _ranked(groups: Sequence[Group]) -> tuple[Column, ...]:
+    """The columns of all runs, those of the main metric first."""
+    return columns(by_importance(metrics_of(groups)))
+
+
+def _metric(metric: Column, groups: Sequence[Group]) -> Figure | None:
     bands = [group.band(metric.key) for group in groups]
     if not any(band.curves for band in bands):
         return None
@@ -79,14 +58,14 @@ def _metric(metric: Metric, groups: Sequence[Group]) -> Figure | None:
             axes.fill_between(band.rounds, band.low, band.high, color=look["color"], alpha=0.18, lw=0)
         marker = "o" if 0 < len(band.rounds) <= 12 else None
         axes.plot(band.rounds, band.mean, label=group.label if len(groups) > 1 else None, marker=marker, ms=3.2, **look)
-    _frame(figure, axes, "round", metric.axis, share=metric.key in SHARES)
+    _frame(figure, axes, "round", metric.axis, share=metric.unit == SHARE)
     caption = metric.caption + _band_words(bands)
-    return Figure(name=metric.key, title=metric.title, caption=caption, figure=figure)
+    return Figure(name=metric.key, title=metric.heading, caption=caption, figure=figure)
 
 
 def _against(
     groups: Sequence[Group],
-    metric: Metric,
+    metric: Column,
     name: str,
     axis: str,
     cost: Callable[[RunData], tuple[np.ndarray, np.ndarray]],
@@ -106,13 +85,13 @@ def _against(
         return None
     if name == "traffic":
         style.bytes_on(axes.xaxis)
-    _frame(figure, axes, axis, metric.axis, share=metric.key in SHARES, rounds=False)
+    _frame(figure, axes, axis, metric.axis, share=metric.unit == SHARE, rounds=False)
     words = {
         "traffic": "Bytes of the trees sent, before any compression, both ways.",
         "time": "Training and testing on the machine that ran it; the first round includes choosing a lane.",
         "virtual_time": "What the simulated clients and links would have taken.",
     }
-    title = f"{metric.title} against {axis.partition(',')[0]}"
+    title = f"{metric.heading} against {axis.partition(',')[0]}"
     return Figure(name=f"{metric.key}_against_{name}", title=title, caption=words[name], figure=figure)
 
 

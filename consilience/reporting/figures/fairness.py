@@ -1,4 +1,4 @@
-"""How evenly a model serves the clients: the spread of their accuracies, at the end and over rounds."""
+"""How evenly a model serves the clients: the spread of the main metric over them, at the end and over rounds."""
 
 from __future__ import annotations
 
@@ -7,30 +7,36 @@ from typing import Any
 
 import numpy as np
 
+from consilience.core.metrics import MetricRow
 from consilience.reporting import style
-from consilience.reporting.groups import Group
+from consilience.reporting.groups import Group, metrics_of
 from consilience.reporting.runs import RunData
 from consilience.reporting.style import Figure
+from consilience.runs.metric_table import axis_of, by_importance
 
-KINDS = (
-    ("accuracy", "test accuracy", "Clients' accuracy"),
-    ("personal_accuracy", "test accuracy", "Personal accuracy"),
-    ("loss", "test loss", "Clients' loss"),
-    ("personal_loss", "test loss", "Personal loss"),
-)
 _LEVELS = (0, 10, 25, 50, 75, 90, 100)
 
 
 def at_the_end(groups: Sequence[Group]) -> list[Figure]:
     """Every client of every group at its last test: a dot each, and quartiles."""
-    pictures = [_strips(kind, axis, title, groups) for kind, axis, title in KINDS]
+    pictures = [_strips(kind, axis, title, groups) for kind, axis, title in _fields(metrics_of(groups))]
     return [picture for picture in pictures if picture is not None]
 
 
 def over_rounds(run: RunData) -> list[Figure]:
     """The same of one run over rounds, as nested bands."""
-    pictures = [_bands(kind, axis, title, run) for kind, axis, title in KINDS]
+    pictures = [_bands(kind, axis, title, run) for kind, axis, title in _fields(run.metrics)]
     return [picture for picture in pictures if picture is not None]
+
+
+def _fields(metrics: Sequence[MetricRow]) -> list[tuple[str, str, str]]:
+    """(field of a client's row, axis, title): of the main metric, and of the loss, which runs of old have instead."""
+    shown = [row for row in by_importance(metrics) if row.main or row.key == "loss"]
+    found = []
+    for row in shown:
+        found.append((row.key, axis_of(row), f"Clients' {row.title}"))
+        found.append((f"personal_{row.key}", axis_of(row), f"Personal {row.title}"))
+    return found
 
 
 def client_values(run: RunData, kind: str) -> dict[int, np.ndarray]:

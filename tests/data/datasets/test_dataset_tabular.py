@@ -39,7 +39,7 @@ def test_table_options(tmp_path):
     (tmp_path / "t.csv").write_text(TABLE + "c,70,m,no\n")
     options = {"data_dir": tmp_path, "file": "t.csv", "client": "hospital"}
     numbers = load("table", **options, label="age", target="number", columns=["sex"], test_fraction=0.5)
-    assert numbers.classes == 0 and numbers.y.dtype == torch.float32 and numbers.feature_names[0].startswith("sex=")
+    assert numbers.classes is None and numbers.y.dtype == torch.float32 and numbers.feature_names[0].startswith("sex=")
     two = load("table", **options, label="sick", min_client_rows=2, test_fraction=0.5)
     assert two.group_names == ("a", "b")
     with pytest.raises(Invalid, match="no column 'ages'"):

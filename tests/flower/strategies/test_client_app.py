@@ -117,7 +117,7 @@ def test_evaluation_is_by_the_clients_own_model_where_it_has_one() -> None:
         round=ROUNDS,
         seed=0,
     )
-    expected = float(cohort.reply["loss"].sum() / cohort.reply["rows"].sum())
+    expected = float(cohort.reply["loss"]["total"].sum() / cohort.reply["loss"]["count"].sum())
     assert found["FedBN"]["loss"] == pytest.approx(expected, rel=1e-12)
     assert found["FedBN"]["loss"] != found["FedAvg"]["loss"]
 

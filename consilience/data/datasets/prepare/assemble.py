@@ -19,7 +19,7 @@ def assemble(
     train: tuple[Any, Any],
     test: tuple[Any, Any],
     *,
-    classes: int,
+    classes: int | None,
     groups: Any = None,
     test_groups: Any = None,
     group_names: tuple[str, ...] = (),
@@ -63,12 +63,12 @@ def _features(values: Any) -> Tensor:
     return tensor.to(torch.float32 if tensor.is_floating_point() else torch.int64)
 
 
-def _targets(values: Any, classes: int) -> Tensor:
+def _targets(values: Any, classes: int | None) -> Tensor:
     tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
     return tensor.to(torch.int64 if classes else torch.float32)
 
 
-def _check_rows(where: str, x: Any, y: Tensor, classes: int) -> None:
+def _check_rows(where: str, x: Any, y: Tensor, classes: int | None) -> None:
     if len(y) == 0:
         raise Invalid(f"{where} has no rows: give it more data or another test_fraction")
     for leaf in tree.leaves(x):

@@ -66,7 +66,7 @@ def table_set(
         name,
         (features.values[train], labels[train]),
         (features.values[test], labels[test]),
-        classes=len(names),
+        classes=len(names) if target == "classes" else None,
         groups=owners[train],
         test_groups=owners[test],
         group_names=group_names,
