@@ -25,7 +25,7 @@ def npz(
     seed: Whole = 0,
     data_dir: str | Path | None = None,
 ) -> Dataset:
-    """Any .npz of features and class numbers; byte arrays are taken for pictures, others used as they are, or standardised."""
+    """Any .npz of features and class numbers; byte arrays are pictures, others are used as they are or standardised."""
     path = chosen_file(file, data_dir, how=EXPECTED)
     return _array_set(path.stem, path, normalise, validation, (test_fraction, seed))
 
