@@ -246,6 +246,24 @@ def test_the_server_refuses_an_app_that_it_was_not_started_with(deployment: Depl
     assert not Path(f"{deployment.mark}-server").exists()
 
 
+def test_a_superlink_that_dies_is_started_again_with_its_nodes(deployment: Deployment) -> None:
+    """And the next test's run goes over it."""
+    link = deployment.started[0]
+    (first,) = [pid for pid in children(link.pid) if "flower-superlink" in command_of(pid)]
+    os.kill(first, signal.SIGKILL)
+    until(lambda: "the SuperLink ended with code -9: starting it again" in link.log.read_text(), 30)
+    until(lambda: deployment.flwr("link/home", "supernode", "list")[1].count("online") == 2, 120)
+    assert first not in children(link.pid) and link.code is None
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
 def test_the_agreed_run_completes_with_the_same_bits(deployment: Deployment) -> None:
     runs = deployment.place / "runs"
     code, said = deployment.flwr("link/home", "run", deployment.app, "--run-config", f'runs="{runs}"')
