@@ -1,4 +1,4 @@
-"""The ledger of a private run: nothing that is done to a run folder lowers what was spent, and no key outlives its use."""
+"""The ledger of a private run: nothing done to a run folder lowers what was spent, and no key outlives its use."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_other_replies_under_a_stored_key_are_charged_without_sampling(
     folder, changes = tmp_path / "private", ["algorithm.lr=0.3"]
     if budget is not None:
         changes += [f"algorithm.epsilon={Spending(noise=2.0, rate=0.5).epsilon(budget)}"]
-        with pytest.raises(Spent, match="round 1 would bring epsilon to .* it is not released"):
+        with pytest.raises(Spent, match=r"round 1 would bring epsilon to .* it is not released"):
             runner.proceed(folder, changes, force=True)
         return
     runner.proceed(folder, changes, force=True)

@@ -80,7 +80,8 @@ def _serve() -> None:
     for module in (
         "sklearn.datasets",
         "torch._dynamo",
-        *(f"consilience.experiments.{n}" for n in ("runner", "report")),
+        "consilience.experiments.runner",
+        "consilience.reporting.terminal",
     ):
         importlib.import_module(module)  # whatever a child would import on its way
     with contextlib.suppress(ImportError):
