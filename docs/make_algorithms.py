@@ -119,7 +119,7 @@ def measured(name: str, fedavg_work: float = 1.0) -> dict[str, str]:
 def worked(name: str, counting: Counting) -> tuple[Round, float]:
     """A round of all clients, and its multiplications per row."""
     algorithm = build(name)
-    if name != "centralised":
+    if name not in ("centralised", "dp_fedavg"):  # of which everyone takes part anyway
         algorithm = dataclasses.replace(algorithm, selection=Everyone())
     one = next(run(algorithm, counting, rounds=1))
     return one, counting.flops / float(one.cohort.examples.sum())

@@ -41,6 +41,7 @@ DECLARED: dict[str, Declared] = {
             "test_a_round_in_which_nobody_answers_changes_nothing": NOISE,
             "test_stand_ins_for_everybody_keep_the_model": NOISE,
             "test_clients_without_steps_send_back_what_they_got": NOISE,
+            "test_replies_memories_and_states_keep_their_structure": "its state lists what each round has spent",
         },
     ),
     "duw_fedavg": Declared(options={"weighting": SCHEDULE}),

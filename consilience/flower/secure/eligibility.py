@@ -42,11 +42,11 @@ def secure_terms(algorithm: Algorithm, *, clip: float, levels: int, threshold: f
 
 
 def refuse_private(algorithm: Algorithm) -> None:
-    """Refuse an algorithm whose noise must never be drawn twice for one round."""
+    """Refuse an algorithm whose releases must be counted and whose noise must be kept secret."""
     if capability(algorithm.server, SpendsPrivacy) is not None:
         raise Invalid(
-            "algorithm.name = 'dp_fedavg' cannot be deployed yet: a round that is done again after a crash, with other "
-            "replies and the same noise, would give the noise away. Simulate it with `consilience run`"
+            "algorithm.name = 'dp_fedavg' cannot be deployed yet: the ledger of what was spent and the keys of noise "
+            "are kept by simulated runs only. Simulate it with `consilience run`"
         )
 
 

@@ -13,7 +13,7 @@ from consilience.core.algorithm import Algorithm
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.protocols import Engine
 from consilience.core.remote import each
-from consilience.core.round_keys import derived, name_of, normals
+from consilience.core.round_keys import derived, name_of, normals, seeded
 from consilience.core.rounds import TooFewClients
 from consilience.core.screening import Limits
 from consilience.core.settings import Fraction, Invalid, Positive, Whole, check
@@ -90,7 +90,8 @@ class PrivateAveraging:
 
     def update(self, state: Tree, cohort: Cohort) -> tuple[Tree, Notes]:
         """The next global model, if the budget allows for it; `release` in the notes names it, `key` its key."""
-        if cohort.secret is None:
+        key = cohort.secret if self.noise_seed is None else seeded(self.noise_seed, cohort.round + 1)
+        if key is None:
             raise Invalid("PrivateAveraging draws its noise from a key of the round: give the cohort a `secret`")
         if cohort.counts.get("worker_lost"):  # which one client's rows may have brought about
             raise TooFewClients(
@@ -102,7 +103,8 @@ class PrivateAveraging:
         expected, deviation = self.rate * int(state["clients"]), self.noise * self.bound
         total = _sum_of_clipped(cohort, before, self.bound)
         release = _digest(before, total, f"round {cohort.round} noise {deviation!r}")
-        draw = derived(cohort.secret, "noise", release)
+        # noise that anyone can repeat may as well be the same in every lane, whose sums differ in their last bits
+        draw = derived(key, "noise", release if self.noise_seed is None else b"")
         noise = iter(np.split(normals(draw, "noise", sum(map(Tensor.numel, before.values()))), _ends(before)))
 
         def moved(name: str, value: Tensor) -> Tensor:
@@ -114,8 +116,8 @@ class PrivateAveraging:
         spent = torch.cat([state["spent"], state["spent"].new_tensor([[self.noise, self.rate]])])
         after = {"model": {"params": params, "buffers": {}}, "step": step, "clients": state["clients"], "spent": spent}
         notes: Notes = {
-            "release": name_of(derived(cohort.secret, "release", release)),
-            "key": name_of(cohort.secret),
+            "release": name_of(derived(key, "release", release)),
+            "key": name_of(key),
         }
         weights = torch.full((len(cohort),), 1 / expected, dtype=torch.float64)
         return after, {**notes, "weights": weights} if len(cohort) else notes
