@@ -26,6 +26,7 @@ _CLOSED_ON_EXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAITING = getattr(os, "O_NONBLOCK", 0)  # opening a pipe left in place of a file must not hang
 _ONLY_FOLDERS = getattr(os, "O_DIRECTORY", 0)
+_WRONG_KINDS = {errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.EINVAL, errno.EMLINK}  # of `open_file`, `is_folder`
 _CHUNK = 1 << 24  # bytes handed to one write call
 
 
@@ -223,10 +224,11 @@ def read_file(path: Path, *, most: int | None = None) -> bytes:
 
 
 def explain(doing: str, path: Path, problem: OSError) -> str:
-    """One line for the user: what failed, on which file, why, and how much room the disk has."""
+    """One line for the user: what failed, on which file, why, and how much room the disk has if that can matter."""
     place = plain(str(problem.filename or path), most=400)
-    reason = plain(problem.strerror or str(problem))
-    return f"cannot {doing} {place}: {reason} ({free_space(path)})"
+    reason = plain(problem.strerror or str(problem), most=300)
+    room = "" if problem.errno in _WRONG_KINDS else f" ({free_space(path)})"
+    return f"cannot {doing} {place}: {reason}{room}"
 
 
 def free_space(path: Path) -> str:

@@ -237,6 +237,22 @@ def test_a_run_can_be_locked(tmp_path: Path) -> None:
         pass
 
 
+def test_a_log_is_added_to_and_never_written_elsewhere(tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    for word in ("one", "two"):
+        with folder.open_log("deploy.log") as file:
+            file.write(word + "\n")
+    assert (folder.path / "deploy.log").read_text() == "one\ntwo\n"
+    victim = tmp_path / "victim"
+    for plant in (lambda place: place.symlink_to(victim), lambda place: os.link(victim, place), os.mkfifo, os.mkdir):
+        victim.write_text("precious")
+        (folder.path / "deploy.log").unlink()
+        plant(folder.path / "deploy.log")
+        with pytest.raises(RecordError, match=r"deploy\.log: it .*in its place$"):
+            folder.open_log("deploy.log")
+        assert victim.read_text() == "precious"
+
+
 def test_runs_are_listed_with_a_summary_even_when_damaged(tmp_path: Path) -> None:
     for name in ("b", "a", "broken", "torn"):
         make(tmp_path, name, device=name)
