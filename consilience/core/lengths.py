@@ -28,7 +28,8 @@ def exact(leaf: Tensor, start: Tensor) -> Tensor:
     for first in range(0, len(leaf), rows):
         base = start[first : first + rows] if own else start
         # halves: the difference of two finite numbers can be infinite, that of their halves cannot
-        half = (leaf[first : first + rows].double() / 2 - base.double() / 2).flatten(1)
+        half = leaf[first : first + rows].double() / 2 - base.double() / 2
+        half = half.reshape(len(half), -1)
         largest = half.abs().amax(1).clamp(min=TINY)
         found.append(2 * (largest * torch.linalg.vector_norm(half / largest.unsqueeze(1), dim=1)))
     return torch.cat(found)

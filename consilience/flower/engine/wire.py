@@ -75,6 +75,8 @@ def array_record(packed: Mapping[str, Packed]) -> Any:
 
 def packed(record: Any) -> dict[str, Packed]:
     """The arrays of a record, not yet read."""
+    if not isinstance(record, records().ArrayRecord):
+        raise Refused("format", detail=f"{type(record).__name__} instead of ArrayRecord")
     found = {}
     for path, array in record.items():
         if array.stype != STYPE:

@@ -233,6 +233,40 @@ def said_otherwise(content: Any, **changes: Any) -> None:
     wire.put_json(content, "answer", [{**one, **changes} for one in said])
 
 
+def filled(content: Any, client: int, value: float) -> None:
+    """All of the model is this value, and the digest says so."""
+    from consilience.core import tree
+    from consilience.wire import arrays
+    from consilience.wire.admission import Arrival
+
+    for path in list(content[wire.reply_name(client)]):
+        if path.startswith("model/"):
+            replaced(content, client, lambda t: torch.full_like(t, value) if t.is_floating_point() else t, path)
+    flat = {
+        path: arrays.from_bytes(one.data, one.shape, one.dtype)
+        for path, one in wire.packed(content[wire.reply_name(client)]).items()
+    }
+    (said,) = wire.get_json(content, "answer")
+    facts = Arrival(**{key: said[key] for key in ("client", "run", "round", "examples", "steps")}).facts
+    said_otherwise(content, digest=arrays.digest(tree.unflatten(flat), *facts))
+
+
+def another_record(name: str, kind: str) -> Callable[[Any], None]:
+    """A record of another kind under a name that is expected."""
+
+    def change(content: Any) -> None:
+        app = wire.records()
+        other = {
+            "config": lambda: app.ConfigRecord({"json": "[]", "model/params/1.weight": b"x"}),
+            "metric": lambda: app.MetricRecord({"json": 1, "model/params/1.weight": [1.0]}),
+            "array": lambda: app.ArrayRecord({"json": app.Array(np.zeros(2))}),
+        }
+        content.pop(name)
+        content[name] = other[kind]()
+
+    return change
+
+
 LIES: dict[str, tuple[Callable[[Any], None], str]] = {
     "a changed bit": (lambda content: replaced(content, 3, lambda t: t + 1), "digest"),
     "a scalar": (lambda content: replaced(content, 3, lambda t: t.sum()), "shape"),
@@ -250,6 +284,12 @@ LIES: dict[str, tuple[Callable[[Any], None], str]] = {
     "another client": (lambda content: said_otherwise(content, client=1), "identity"),
     "no client": (lambda content: said_otherwise(content, client=[3]), "format"),
     "nothing": (lambda content: content.pop("answer"), "format"),
+    "huge values": (lambda content: filled(content, 3, 3e38), "too_large"),
+    "values whose squares overflow": (lambda content: filled(content, 3, 1e200), "too_large"),
+    "texts for arrays": (another_record("reply.3", "config"), "format"),
+    "numbers for arrays": (another_record("reply.3", "metric"), "format"),
+    "numbers for an answer": (another_record("answer", "metric"), "format"),
+    "arrays for an answer": (another_record("answer", "array"), "format"),
     "no json": (lambda content: content["answer"].__setitem__("json", "{" * 5000), "format"),
 }
 
@@ -272,6 +312,54 @@ def test_a_lie_is_refused_by_name_and_the_round_goes_on(lie: str) -> None:
     assert second.cohort.ids.tolist() == [0, 1, 2, 4]
     assert [refusal.reason for refusal in second.cohort.refusals] == [reason]
     assert second.cohort.counts[reason] == 1 and tiny.finite(second.model)
+
+
+def test_huge_values_in_every_round_are_as_good_as_silence() -> None:
+    grid = grid_of("fedavgm")
+
+    def tamper(node: int, reply: Any) -> Any:
+        if node == node_of(grid, 3) and "answer" in reply.content:
+            filled(reply.content, 3, 1e30)
+        return reply
+
+    engine = engine_on(grid, "fedavgm")
+    grid.tamper = tamper
+    found = list(run(build("fedavgm"), engine, rounds=4, seed=5))
+
+    class Deaf(Environment):
+        def reachable(self, now: int, ids: Any, seed: int) -> np.ndarray:
+            return np.asarray(ids) != 3
+
+    for one, other in zip(found, in_process("fedavgm", 4, Deaf()), strict=True):
+        assert tiny.same(one.snapshot.server, other.snapshot.server)
+        assert one.cohort.counts == {"too_large": 1} and [r.client for r in one.cohort.refusals] == [3]
+
+
+INTRODUCTIONS: list[Any] = [
+    *([], 5, None, "x", {}, {"clients": [3], "train": [3]}),
+    *({"agreement": odd, "clients": [3], "train": [3], "test": [3]} for odd in ([], 5, "x", {"a": {}}, None)),
+    *(
+        {"clients": odd, "train": odd, "test": odd}
+        for odd in (3, [[3]], [None], [3.5], {"3": 3}, "333", [10**30], [-1])
+    ),
+]
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("number", range(len(INTRODUCTIONS)))
+def test_an_odd_introduction_keeps_its_node_out_and_nobody_else(number: int, keep: bool) -> None:
+    grid = grid_of("fedavg")
+
+    def tamper(node: int, reply: Any) -> Any:
+        if node == node_of(grid, 3) and "introduction" in reply.content:
+            said, odd = wire.get_json(reply.content, "introduction"), INTRODUCTIONS[number]
+            wire.put_json(reply.content, "introduction", {**said, **odd} if keep and isinstance(odd, dict) else odd)
+        return reply
+
+    grid.tamper = tamper
+    engine = engine_on(grid, "fedavg", min_available=4)
+    expected = keep and INTRODUCTIONS[number] in ({}, {"clients": [3], "train": [3]})
+    assert engine._roster.present().tolist() == [True, True, True, expected, True]
 
 
 def test_a_reply_is_used_once_even_if_it_comes_twice() -> None:

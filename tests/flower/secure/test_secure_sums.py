@@ -36,6 +36,7 @@ from consilience.environments.environment import Environment
 from consilience.flower.engine import wire
 from consilience.flower.engine.engine import FlowerEngine
 from consilience.flower.engine.mail import Waiting
+from consilience.flower.engine.pulling import Bound
 from consilience.flower.secure.terms import FEWEST, MODULUS, Layout, SecureTerms
 from consilience.selection import Uniform
 
@@ -287,7 +288,8 @@ def test_not_even_under_another_name(rule: str) -> None:
     (first,) = run(algorithm, engine, rounds=1, seed=5)
     workload = Workload.of(Environment(), algorithm.client.work, np.arange(CLIENTS), engine.sizes, round=1, seed=5)
     letter = engine._letter(rule, Broadcast(shared={"model": first.model}), workload.only(np.array([0])), 1, 5)
-    post = engine._mail.ask(dict.fromkeys(sorted(grid.apps)[:1], letter), "evaluate", "round 2", 1.0)
+    node = sorted(grid.apps)[0]
+    post = engine._mail.ask({node: letter}, "evaluate", "round 2", 1.0, {node: Bound(0, 0)})
     assert not post.replies and f"of '{rule}', this node gives a sum only" in next(iter(post.failures.values()))
 
 

@@ -104,6 +104,9 @@ FULL = np.zeros((8, 36), np.float32)
 BROKEN: dict[str, tuple[Callable[[Any], None], str]] = {
     "nan": (put(WEIGHT, _array(np.full((8, 36), np.nan, np.float32))), "nonfinite"),
     "infinite": (put(WEIGHT, _array(np.full((8, 36), np.inf, np.float32))), "nonfinite"),
+    "huge": (put(WEIGHT, _array(np.full((8, 36), 3e38, np.float32))), "too_large"),
+    "squares that overflow": (put(WEIGHT, _array(np.full((8, 36), 1e19, np.float32))), "too_large"),
+    "out of proportion": (put(WEIGHT, _array(np.full((8, 36), 1e6, np.float32))), "too_large"),
     "scalar": (put(WEIGHT, _array(np.float32(1))), "shape"),
     "one row": (put(WEIGHT, _array(FULL[:1])), "shape"),
     "double": (put(WEIGHT, _array(FULL.astype(np.float64))), "dtype"),
