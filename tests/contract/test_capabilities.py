@@ -83,7 +83,7 @@ class ServerStub:
     needs_each_reply = False
 
     def init(self, start: Tree, clients: int) -> Tree:
-        return {}
+        return {MARK: torch.zeros(())}
 
     def broadcast(self, state: Tree, ids: np.ndarray) -> Any: ...
 
@@ -266,6 +266,20 @@ def use(found: Any, protocol: type, wrapper: Any) -> None:
         getattr(found, name)
 
 
+def reads_what_is_kept(protocol: type) -> bool:
+    """Whether a capability is used with a client's memory or the server's state."""
+    members = [member for name, member in vars(protocol).items() if is_member(name)]
+    rules = [m for m in members if isinstance(m, property) and typing.get_type_hints(m.fget)["return"] is ClientRule]
+    methods = [inspect.signature(m).parameters for m in members if not isinstance(m, property)]
+    return bool(rules) or any({"memory", "state"} & set(parameters) for parameters in methods)
+
+
+def kept_by(wrapper: Any) -> Tree:
+    """The memory of a client before its first round, or the server's state before round 0."""
+    start = Task(tiny.mlp()).start()
+    return wrapper.init(start) if isinstance(wrapper, ClientRule) else wrapper.init(start, 5)
+
+
 def problem(part: Any, kind: Kind, protocol: type) -> str:
     """How a wrapper loses a capability of the part inside; "" if it passes it on or declares why not."""
     inner, uses = offering(kind, protocol)
@@ -282,7 +296,8 @@ def problem(part: Any, kind: Kind, protocol: type) -> str:
     if protocol in part.replaces:
         return "" if found is not inner else "it says that it replaces it, and does not"
     if found is inner:
-        return ""
+        elsewhere = reads_what_is_kept(protocol) and MARK not in kept_by(wrapper)
+        return "the part inside would be given what the wrapper keeps, not what it keeps itself" if elsewhere else ""
     if found is None:
         return "lost"
     uses.clear()  # looking for a capability reads properties, too
@@ -349,6 +364,16 @@ class Misleading(Wrapped):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Hiding(Wrapped):
+    """As `Misleading`, by leaving everything to the rule inside."""
+
+    training: ClientRule = dataclasses.field(default_factory=LocalTraining)
+
+    def init(self, start: Tree) -> Tree:
+        return {"inner": self.training.init(start)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Boasting(Wrapped):
     """It declares a refusal and never checks."""
 
@@ -362,6 +387,8 @@ class Boasting(Wrapped):
 def test_faulty_wrappers_are_noticed() -> None:
     assert "undeclared" in problem(Displacing, CLIENTS, PreTrainingPass)
     assert "another memory" in problem(Misleading, CLIENTS, PersonalRule)
+    assert "not what it keeps itself" in problem(Hiding, CLIENTS, PersonalRule)
+    assert "not what it keeps itself" in problem(Hiding, CLIENTS, PreTrainingPass)
     assert "does not" in problem(Boasting, CLIENTS, PostTrainingPass)
 
 
