@@ -17,13 +17,16 @@ import tiny
 import torch
 
 from consilience import channel, client, privacy, selection, server
+from consilience.channel import Chain, Clip, OverTheAir, Quantise, TopK
 from consilience.client.local_training import LocalTraining
 from consilience.client.reporting import LossAtStart, ScoreAtEnd
 from consilience.client.solvers import SGD
 from consilience.client.wrapped import Wrapped
 from consilience.core import tree
+from consilience.core.algorithm import Algorithm
 from consilience.core.capabilities import (
     ChannelCapability,
+    ChoosesCount,
     ClientCapability,
     PersonalRule,
     PostTrainingPass,
@@ -41,11 +44,14 @@ from consilience.core.settings import Invalid, hints_of
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.experiments.config.parts import parts_of
+from consilience.selection import Uniform
+from consilience.selection.fixed_for_rounds import FixedForRounds
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.averaging.combining.krum import Krum
 from consilience.server.averaging.weighting.capped import CappedWeights
 from consilience.server.protocols import Combine as CombineProtocol
 from consilience.server.protocols import CombineCapability, Weighting, WeightingCapability, read_by
+from consilience.server.rules.buffered import Buffered
 from consilience.server.rules.paced_averaging import PacedAveraging
 
 assert client and channel and selection and server and privacy  # every package with parts is loaded
@@ -77,7 +83,7 @@ class ServerStub:
     needs_each_reply = False
 
     def init(self, start: Tree, clients: int) -> Tree:
-        return {}
+        return {MARK: torch.zeros(())}
 
     def broadcast(self, state: Tree, ids: np.ndarray) -> Any: ...
 
@@ -260,6 +266,20 @@ def use(found: Any, protocol: type, wrapper: Any) -> None:
         getattr(found, name)
 
 
+def reads_what_is_kept(protocol: type) -> bool:
+    """Whether a capability is used with a client's memory or the server's state."""
+    members = [member for name, member in vars(protocol).items() if is_member(name)]
+    rules = [m for m in members if isinstance(m, property) and typing.get_type_hints(m.fget)["return"] is ClientRule]
+    methods = [inspect.signature(m).parameters for m in members if not isinstance(m, property)]
+    return bool(rules) or any({"memory", "state"} & set(parameters) for parameters in methods)
+
+
+def kept_by(wrapper: Any) -> Tree:
+    """The memory of a client before its first round, or the server's state before round 0."""
+    start = Task(tiny.mlp()).start()
+    return wrapper.init(start) if isinstance(wrapper, ClientRule) else wrapper.init(start, 5)
+
+
 def problem(part: Any, kind: Kind, protocol: type) -> str:
     """How a wrapper loses a capability of the part inside; "" if it passes it on or declares why not."""
     inner, uses = offering(kind, protocol)
@@ -276,7 +296,8 @@ def problem(part: Any, kind: Kind, protocol: type) -> str:
     if protocol in part.replaces:
         return "" if found is not inner else "it says that it replaces it, and does not"
     if found is inner:
-        return ""
+        elsewhere = reads_what_is_kept(protocol) and MARK not in kept_by(wrapper)
+        return "the part inside would be given what the wrapper keeps, not what it keeps itself" if elsewhere else ""
     if found is None:
         return "lost"
     uses.clear()  # looking for a capability reads properties, too
@@ -343,6 +364,16 @@ class Misleading(Wrapped):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Hiding(Wrapped):
+    """As `Misleading`, by leaving everything to the rule inside."""
+
+    training: ClientRule = dataclasses.field(default_factory=LocalTraining)
+
+    def init(self, start: Tree) -> Tree:
+        return {"inner": self.training.init(start)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Boasting(Wrapped):
     """It declares a refusal and never checks."""
 
@@ -356,6 +387,8 @@ class Boasting(Wrapped):
 def test_faulty_wrappers_are_noticed() -> None:
     assert "undeclared" in problem(Displacing, CLIENTS, PreTrainingPass)
     assert "another memory" in problem(Misleading, CLIENTS, PersonalRule)
+    assert "not what it keeps itself" in problem(Hiding, CLIENTS, PersonalRule)
+    assert "not what it keeps itself" in problem(Hiding, CLIENTS, PreTrainingPass)
     assert "does not" in problem(Boasting, CLIENTS, PostTrainingPass)
 
 
@@ -380,6 +413,28 @@ def test_what_a_weighting_reads_is_known_through_servers_and_caps() -> None:
     reading = CappedWeights(inner=WeightingReading(), client=0.5)
     for rule in (Averaging(weighting=reading), PacedAveraging(weighting=reading)):
         assert read_by(rule) == ("moved",)
+
+
+def test_a_chain_inside_a_chain_is_what_its_channels_are() -> None:
+    inner = Chain(channels=(Clip(bound=1.0), TopK(fraction=0.5, feedback=True)))
+    outer = Chain(channels=(inner, Quantise(bits=8)))
+    assert (inner.form, outer.form) == ("sparse", "codes")
+    assert outer.feedback and not Chain(channels=(TopK(fraction=0.5, feedback=False),)).feedback
+    with pytest.raises(Invalid, match="TopK cannot come behind TopK"):
+        Chain(channels=(inner, TopK(fraction=0.1)))
+    with pytest.raises(Invalid, match="Clip cannot come behind Quantise"):
+        Chain(channels=(outer, Clip(bound=1.0)))
+
+
+def test_a_count_of_clients_is_known_inside_a_fixed_selection() -> None:
+    found = capability(FixedForRounds(inner=Uniform(count=7)), ChoosesCount)
+    assert found is not None and found.count == 7
+
+
+def test_who_looks_at_each_reply_is_named_through_wrappers() -> None:
+    server = Buffered(averaging=Averaging(combine=Krum()))
+    with pytest.raises(Invalid, match=r"only the sum of the replies, but Krum looks at each of them"):
+        Algorithm(selection=Uniform(count=2), client=LocalTraining(), server=server, channel=OverTheAir())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
