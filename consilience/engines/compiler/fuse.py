@@ -3,6 +3,9 @@
 A traced step does the same small thing to every parameter: cast it for the forward pass, add weight decay to its
 gradient, move a moment. On a GPU each is a kernel of its own, and together they take longer than a small network does.
 Here they become PyTorch's `_foreach_` operations, which compute the same values for whole lists of tensors.
+
+It pays: on an H200, ResNet-18's step is 164 operations instead of 823 under FedProx in bf16, which then takes 1.2 times
+FedAvg's time instead of twice (docs/performance.md).
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 A product can be added to what lies where it is written. Then the gradient itself is never stored: for a wide layer,
 whose gradient is as large as its weights and used once, that is half of what a step moves through memory.
+
+It pays: on an H200, the steps of 100 clients of the MLP take 3.2 ms instead of 3.6 (docs/performance.md).
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Of a GPU library's kernels for it, those that add in a fixed order are many times slower than the others: for a small
 network on CIFAR-10, a third of all kernel time went there. As one product per picture, added up, it hardly counts.
+
+It pays: on an H200, a round of 20 clients of that network takes 198 ms instead of 361 (docs/performance.md).
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 PyTorch's own `make_fx` records the same operations but first imports a symbolic-shape machinery for a second, and its
 replay packs and unpacks nested lists at every call: both show when a step takes half a millisecond.
+
+It pays: untraced, a round of the small MLP takes 1.6 times the CPU time with one client after another and 1.2 times it
+batched, of the 2-conv CNN 1.07 and 1.02 times it (benchmarks/compiler_passes.py, one thread).
 """
 
 from __future__ import annotations
