@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from consilience.core.settings import (
     Fraction,
     Invalid,
     NonNegative,
+    OnlyWith,
     Option,
     Positive,
     Probability,
@@ -118,6 +120,40 @@ def test_values_are_made_to_fit_without_loss() -> None:
 def test_whole_numbers_in_a_tuple_become_numbers_too() -> None:
     assert [type(v) for v in check_value("k", (0, 1), tuple[float, ...])] == [float, float]
     assert repr(Part(each=(0, 1))) == repr(Part(each=[0, 1]))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Depending:
+    """A part with fields that others keep from having an effect."""
+
+    kind: Literal["plain", "soft"] = "plain"
+    temperature: Annotated[Positive, OnlyWith("kind", ("soft",))] = 1.0
+    groups: tuple[int, ...] | None = None
+    clusters: Annotated[Count, OnlyWith("groups", (None,))] = 2
+    near: Annotated[Positive, OnlyWith("groups")] = 0.5
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def test_fields_without_effect_are_refused() -> None:
+    Depending(kind="soft", temperature=2, clusters=3)
+    Depending(temperature=1.0, groups=(1,), clusters=2, near=0.9)  # defaults may be stated
+    for options, message in (
+        ({"temperature": 2}, "Depending.temperature = 2.0 has no effect with kind = 'plain': leave it out"),
+        ({"groups": (1,), "clusters": 3}, "Depending.clusters = 3 has no effect with groups = (1,): leave it out"),
+        ({"near": 0.9}, "Depending.near = 0.9 has no effect with groups = None: leave it out"),
+    ):
+        with pytest.raises(Invalid) as refusal:
+            Depending(**options)  # type: ignore[arg-type]
+        assert str(refusal.value) == message
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    settled = check_value("k", np.int64(3), Count), check_value("k", np.float32(0.5), Positive)
+    assert settled == (3, 0.5) and [type(value) for value in settled] == [int, float]
+    with pytest.raises(Invalid, match="must be a whole number, not float"):
+        check_value("k", np.float64(3.0), Count)
 
 
 def test_none_only_where_it_is_allowed() -> None:
