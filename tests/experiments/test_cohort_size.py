@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
+import torch
 from typer.testing import CliRunner
 
 import consilience as cs
@@ -45,13 +45,14 @@ def test_who_is_warned(algorithm: cs.Algorithm, clients: int, warned: bool) -> N
 
 
 def test_python_warns() -> None:
-    engine = tiny.engine(tiny.MODELS["convnet"])
-    options: dict[str, Any] = {"rounds": 1, "progress": False, "evaluate_every": 0}
+    rows = [(torch.randn(4, 3), torch.tensor([0, 1, 0, 1])) for _ in range(5)]
+    module, federation = torch.nn.Linear(3, 2), cs.Federation.from_clients(rows)
+    options: dict[str, Any] = {"rounds": 1, "progress": False, "evaluate_every": 0, "lane": "serial"}
     with pytest.warns(UserWarning, match="leaves one of 5 clients in a round"):
-        cs.train(engine.task, engine.federation, cs.simprox(lr=0.05), **options)
+        cs.train(module, federation, cs.simprox(lr=0.05), **options)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        cs.train(engine.task, engine.federation, cs.fedavg(lr=0.05), **options)
+        cs.train(module, federation, cs.fedavg(lr=0.05), **options)
 
 
 def test_a_run_says_so_at_the_start_and_in_its_folder(tmp_path: Path) -> None:

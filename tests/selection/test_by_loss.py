@@ -149,7 +149,10 @@ def test_old_losses_cost_nothing() -> None:
             lambda: ByLoss(count=1, proportional_to="size"),
             "ByLoss.proportional_to = 'size' is not one of loss, softmax, total",
         ),  # type: ignore[arg-type]
-        (lambda: ByLoss(count=1, temperature=2.0), "ByLoss.temperature has no effect with proportional_to = 'loss'"),
+        (
+            lambda: ByLoss(count=1, temperature=2.0),
+            "temperature = 2.0 has no effect with proportional_to = 'loss'",
+        ),
         (lambda: ByLoss(count=1).choose(0, pool_of([1.0, -2.0]), 0), "that of client 1 is -2: use 'softmax'"),
     ],
 )

@@ -93,14 +93,11 @@ def test_all_options_together(
     seed: int, m: int, similarity: Any, compare_on: Any, scaled: bool, softmax: bool, temperature: Any, tau: float
 ) -> None:
     w, w_global = clients(seed, m)
-    options = {
-        "similarity": similarity,
-        "compare_on": compare_on,
-        "scaled_norms": scaled,
-        "softmax": softmax,
-        "tau": tau,
-    }
-    options["temperature"] = temperature
+    options = {"similarity": similarity, "compare_on": compare_on, "scaled_norms": scaled, "temperature": temperature}
+    if temperature is None:  # which would replace the softmax
+        options["softmax"] = softmax
+    if similarity == "both":
+        options["tau"] = tau
     got, _ = weigh(w, w_global, **options)
     np.testing.assert_allclose(got, literal(w, w_global, **options), rtol=0, atol=1e-11)
 

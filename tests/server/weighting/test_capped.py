@@ -279,7 +279,7 @@ def test_from_a_config_and_back() -> None:
     config = load(overrides=["algorithm.name=simprox", f"algorithm.weighting={_inline(table)}"])
     server = KINDS["algorithm"].build(config.algorithm.name, config.algorithm.options).server
     assert isinstance(server, Averaging) and server.weighting == rule
-    with pytest.raises(Invalid, match="did you mean 'client'"):
+    with pytest.raises(Invalid, match="did you mean 'max_client'"):
         build("algorithm.weighting", {"name": "capped", "clients": 0.3}, Weighting)
 
 
