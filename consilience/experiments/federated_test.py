@@ -46,7 +46,7 @@ def federated_test(engine: Any) -> FederatedTest | None:
         counted[said.ids] = rows
         return Scores(
             rows=int(rows.sum()),
-            metrics=metrics.rows(),
+            metrics=metrics.rows,
             values=metrics.values(tree.map_leaves(_added, sums)),
             client_rows=counted,
             clients=client_scores(metrics, said, len(engine.sizes)),

@@ -67,7 +67,7 @@ class Observer:
                 timing=timing,
                 traffic=(up, down),
                 clients=clients,
-                metrics=self.task.metrics.rows(),
+                metrics=self.task.metrics.rows,
             )
             before, began = round.model, time.perf_counter()
 

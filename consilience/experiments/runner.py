@@ -54,7 +54,7 @@ def start(config: Config, *, folder: Path | None = None, data: Dataset | None = 
         "algorithm": repr(experiment.algorithm),
         "clients": len(experiment.federation),
         "parameters": experiment.parameters,
-        FACT: stored(experiment.task.metrics.rows()),
+        FACT: stored(experiment.task.metrics.rows),
         "status": "created",
     }
     made = _create(experiment.config, folder, facts)
@@ -133,8 +133,8 @@ def _note(folder: RunFolder, run: Run, found: list[str], facts: dict[str, Any]) 
     config, experiment = run.config, run.experiment
     if identity.settings(config.table()) != facts.get("config"):
         store_config(folder, config)
-    if stored(experiment.task.metrics.rows()) != facts.get(FACT):
-        folder.record(**{FACT: stored(experiment.task.metrics.rows())})
+    if stored(experiment.task.metrics.rows) != facts.get(FACT):
+        folder.record(**{FACT: stored(experiment.task.metrics.rows)})
     if found:
         forced = [*facts.get("forced", []), {"round": run.done, "changes": [plain(line) for line in found]}]
         folder.record(forced=forced, code=identity.code(), prints=experiment.prints)

@@ -106,7 +106,7 @@ def opened(experiment: Experiment, runs: Path) -> Iterator[Run]:
             "algorithm": repr(experiment.algorithm),
             "clients": len(experiment.federation),
             "parameters": experiment.parameters,
-            FACT: stored(experiment.task.metrics.rows()),
+            FACT: stored(experiment.task.metrics.rows),
             "status": "created",
             "deployed": True,
         }
