@@ -300,7 +300,7 @@ def conclude(result: Result, quiet: bool, pictures: bool) -> int:
         print(result.folder)
     else:
         timing = RunFolder.open(result.folder).timing.read().rows
-        screen().print(terminal.results(result.history, timing, result.task.metrics.rows()), highlight=False)
+        screen().print(terminal.results(result.history, timing, result.task.metrics.rows), highlight=False)
         screen().print(terminal.next_steps(result.folder, bool(result.stopped)), highlight=False, soft_wrap=True)
         if pictures:
             screen().print(after_run(result), highlight=False, soft_wrap=True, markup=False)

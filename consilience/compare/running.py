@@ -120,7 +120,7 @@ def _try_everything(comparison: Comparison, todo: Sequence[Cell], data: Data, co
             try:
                 if cell.method not in seen_methods:
                     with contextlib.closing(assemble(cell.config, data.of(cell.config))) as experiment:
-                        refuse_questions(comparison, experiment.task.metrics.rows())
+                        refuse_questions(comparison, experiment.task.metrics.rows)
                 elif cut not in seen_cuts:
                     spread(cell.config, data.of(cell.config))
             except Invalid as problem:

@@ -148,7 +148,7 @@ def _complete(
 ) -> None:
     try:
         found = run.complete(watch)
-        last = quality(found.history[-1], found.task.metrics.rows()) if found.history else "no round"
+        last = quality(found.history[-1], found.task.metrics.rows) if found.history else "no round"
         status = "interrupted" if found.stopped else "finished"
         ended[cell.name] = Ended(status, last, found.stopped)
     except Diverged as problem:

@@ -120,33 +120,26 @@ def per_entry(values: Tensor, mask: Tensor) -> Tensor:
 
 def class_counts(decide: Decide, classes: int, output: Tensor, target: Tensor, mask: Tensor) -> Tree:
     """{"counts": [3, C]}: right decisions, decisions and occurrences of every class."""
-    decided = decide(output).reshape(target.shape)
-    weight = mask.reshape(*mask.shape, *[1] * (target.dim() - mask.dim())).expand(target.shape)
-    weight = weight.reshape(-1).to(torch.float64)
-    decided, actual = decided.reshape(-1), target.reshape(-1).to(torch.int64)
-
-    def counted(numbers: Tensor, weight: Tensor) -> Tensor:
-        place = torch.where((numbers >= 0) & (numbers < classes), numbers, classes)  # what is no class counts nowhere
-        return weight.new_zeros(classes + 1).index_add(0, place, weight)[:classes]
-
-    right = weight * (decided == actual)
-    return {"counts": torch.stack([counted(decided, right), counted(decided, weight), counted(actual, weight)])}
+    decided, actual = decide(output).reshape(-1), target.reshape(-1).to(torch.int64)
+    weight = mask.reshape(*mask.shape, *[1] * (target.dim() - mask.dim())).expand(target.shape).reshape(-1).double()
+    numbers = torch.stack([decided, decided, actual])  # [3, N]
+    weights = torch.stack([weight * (decided == actual), weight, weight])
+    place = numbers.clamp(-1, classes) + 1  # what is no class is counted at the ends, which are cut off
+    return {"counts": weights.new_zeros(3, classes + 2).scatter_add(1, place, weights)[:, 1:-1]}
 
 
-def macro(counts: np.ndarray) -> tuple[float, float, float]:
-    """Macro precision, recall and F1 from [3, C] hits, predictions and occurrences; 0/0 counts as 0."""
+def macro(which: int, counts: np.ndarray) -> float:
+    """Macro precision (0), recall (1) or F1 (2) from [3, C] hits, decisions and occurrences; 0/0 counts as 0."""
     seen = counts[1:].sum(0) > 0
     if not seen.any():
-        return (np.nan,) * 3
-    right, predicted, occurring = counts[:, seen].astype(np.float64)
-    precision = right / np.maximum(predicted, 1)
-    recall = right / np.maximum(occurring, 1)
-    f1 = 2 * right / np.maximum(predicted + occurring, 1)
-    return float(precision.mean()), float(recall.mean()), float(f1.mean())
+        return np.nan
+    right, decided, occurring = counts[:, seen].astype(np.float64)
+    over = (decided, occurring, decided + occurring)[which]
+    return float(((2 * right if which == 2 else right) / np.maximum(over, 1)).mean())
 
 
 def _macro(which: int, sums: Tree) -> float:
-    return macro(sums["counts"].numpy())[which]
+    return macro(which, sums["counts"].numpy())
 
 
 def accuracy(decide: Decide) -> Metric:

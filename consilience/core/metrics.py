@@ -140,6 +140,7 @@ class Metrics:
     def __getitem__(self, key: str) -> Metric:
         return next(metric for metric in self.metrics if metric.key == key)
 
+    @functools.cached_property
     def rows(self) -> tuple[MetricRow, ...]:
         """What is stored with a run."""
         return tuple(metric.row(main=metric.key == self.main) for metric in self.metrics)
@@ -147,17 +148,20 @@ class Metrics:
     @property
     def main_row(self) -> MetricRow:
         """The row of the main metric."""
-        return self[self.main].row(main=True)
+        return next(row for row in self.rows if row.main)
 
     def parts(self, *, main_only: bool = False) -> dict[str, Sums]:
         """The different sums, by the key of the first metric that needs them; with `main_only` loss and main alone."""
-        wanted = [m for m in self.metrics if not main_only or m.key in ("loss", self.main)]
-        return {self.part(metric.key): metric.sums for metric in wanted}
+        wanted = ("loss", self.main) if main_only else self._part_of
+        return {self.part(key): self[key].sums for key in wanted}
 
     def part(self, key: str) -> str:
         """Under which key the sums of a metric are."""
-        sums = self[key].sums
-        return next(metric.key for metric in self.metrics if metric.sums == sums)
+        return self._part_of[key]
+
+    @functools.cached_property
+    def _part_of(self) -> dict[str, str]:
+        return {m.key: next(other.key for other in self.metrics if other.sums == m.sums) for m in self.metrics}
 
     def sums(self, output: Tensor, target: Tensor, mask: Tensor, *, main_only: bool = False) -> Tree:
         """What a batch adds, in float64; mask [B]."""

@@ -11,20 +11,21 @@ from torch import Tensor
 
 from consilience.core import tree
 from consilience.core.federation import Rows
-from consilience.core.metrics import ClientScores, MeanOf, Metrics, Scores, host
+from consilience.core.metrics import ClientScores, MeanOf, Scores, host
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 
 _BYTES_AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 27}  # of features: activations take several times that
 _MOST_ROWS = 8192
+_NUMBERS_AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 22}  # of outputs that metrics are computed from
 
 
 @torch.no_grad()
 def evaluate(task: Task, model: Tree, test: Rows) -> Scores:
     """Test a model on all rows, each client's own among them."""
-    found = _Totals(task.metrics, test)
-    for start, x, y in batches(test):
-        found.add(start, task.apply(model, x, train=False)[0], y)
+    found = _Totals(task, test)
+    for x, y in batches(test):
+        found.add(task.apply(model, x, train=False)[0], y)
     return found.scores()
 
 
@@ -38,49 +39,68 @@ def evaluate_each(task: Task, models: Tree, test: Rows) -> ClientScores:
     return ClientScores(main=main, loss=loss, values=values)
 
 
-def batches(test: Rows) -> Iterator[tuple[int, Any, Tensor]]:
-    """(first row, x, y) of pieces of the rows that are small enough to be passed through a model at once."""
+def batches(test: Rows) -> Iterator[tuple[Any, Tensor]]:
+    """(x, y) pieces of the rows that are small enough to be passed through a model at once."""
     row_bytes = sum(leaf[:1].numel() * leaf.element_size() for leaf in tree.leaves(test.x))
     fitting = _BYTES_AT_ONCE.get(test.y.device.type, 1 << 20) // max(row_bytes, 1)
     size = int(np.clip(fitting, 16, _MOST_ROWS))
     for start in range(0, len(test.y), size):
         piece = slice(start, start + size)
-        yield start, tree.rows(test.x, piece), test.y[piece]
+        yield tree.rows(test.x, piece), test.y[piece]
 
 
 class _Totals:
     """The sums of all metrics over batches of test rows, on their device until the end.
 
     Means are kept row by row and added on the host, so that the last bits are the same on every device and however rows
-    were cut; other metrics are summed over whole batches, and client by client only where one of them is the main one.
+    were cut; other metrics are summed over whole pieces, and client by client only where one of them is the main one.
+    Outputs of small batches are put together first: metrics are many short operations.
     """
 
-    def __init__(self, metrics: Metrics, test: Rows) -> None:
-        self._metrics, self._rows = metrics, test
-        parts = metrics.parts()
+    def __init__(self, task: Task, test: Rows) -> None:
+        metrics = task.metrics
+        self._metrics, self._losses, self._rows = metrics, task.losses, test
+        parts = {key: part for key, part in metrics.parts().items() if key != "loss"}
         self._means = {key: part for key, part in parts.items() if isinstance(part, MeanOf)}
         self._others = {key: part for key, part in parts.items() if key not in self._means}
-        self._each: dict[str, list[Tensor]] = {key: [] for key in self._means}  # of [B]
+        self._main = metrics.part(metrics.main)
+        self._each: dict[str, list[Tensor]] = {key: [] for key in ("loss", *self._means)}  # of [B]
         self._counts: list[Tensor] = []  # of [B]: entries that count; none where rows do
         self._sums: Tree = {}
-        self._main = metrics.part(metrics.main)
         self._of_clients: dict[int, Tree] = {}  # of the main metric, unless it is a mean
+        self._waiting: list[tuple[Any, Tensor]] = []
+        self._first = 0  # the number of the first row that waits
 
-    def add(self, start: int, output: Any, target: Tensor) -> None:
-        """One batch, whose first row has this number."""
+    def add(self, output: Any, target: Tensor) -> None:
+        """One batch, after the one before."""
+        self._each["loss"].append(self._losses(output, target).to(torch.float64))
+        self._waiting.append((output, target))
+        numbers = sum(leaf.numel() for piece, _ in self._waiting for leaf in tree.leaves(piece))
+        if numbers >= _NUMBERS_AT_ONCE.get(target.device.type, 1 << 16):
+            self._add_waiting()
+
+    def _add_waiting(self) -> None:
+        if not self._waiting:
+            return
+        output, target = self._waiting[0]
+        if len(self._waiting) > 1:
+            output, target = (tree.concatenate(parts) for parts in zip(*self._waiting))
         mask = torch.ones(len(target), dtype=torch.float64, device=target.device)
         counted = self._metrics.counted(target, mask)
-        if self._metrics.entries is not None:
+        plain = self._metrics.entries is None
+        if not plain:
             self._counts.append(counted.flatten(1).sum(1))
         for key, part in self._means.items():
-            over = mask if key == "loss" else counted
-            self._each[key].append(_row_by_row(part.each(output, target, over).to(torch.float64) * over))
+            values = part.each(output, target, counted).to(torch.float64)
+            self._each[key].append(values if plain else (values * counted).flatten(1).sum(1))
         sums = {key: _double(part(output, target, counted)) for key, part in self._others.items()}
         self._sums = tree.map_leaves(torch.add, self._sums, sums) if self._sums else sums
         if self._main in self._others:
-            self._add_clients(start, output, target, counted)
+            self._add_clients(output, target, counted)
+        self._waiting, self._first = [], self._first + len(target)
 
-    def _add_clients(self, start: int, output: Any, target: Tensor, counted: Tensor) -> None:
+    def _add_clients(self, output: Any, target: Tensor, counted: Tensor) -> None:
+        start = self._first
         first, last = self._rows.starts.numpy(), (self._rows.starts + self._rows.sizes).numpy()
         for k in np.flatnonzero((first < start + len(target)) & (last > start) & (last > first)).tolist():
             own = slice(max(0, int(first[k]) - start), int(last[k]) - start)
@@ -90,17 +110,18 @@ class _Totals:
 
     def scores(self) -> Scores:
         """The values of all metrics, fetched from the device at once."""
+        self._add_waiting()
         metrics, test = self._metrics, self._rows
         each = {key: torch.cat(parts) for key, parts in self._each.items()}
         counts = {"counts": torch.cat(self._counts)} if self._counts else {}
         owners = sorted(self._of_clients)
         own = tree.stack([self._of_clients[k] for k in owners]) if owners else {}
         each, counts, sums, own = host([each, counts, self._sums, own])
-        ones = np.ones(len(test.y))
-        entries = counts["counts"].numpy() if counts else ones
-        means = {key: (values.numpy(), ones if key == "loss" else entries) for key, values in each.items()}
+        entries = counts["counts"].numpy() if counts else None
+        means = {key: (values.numpy(), None if key == "loss" else entries) for key, values in each.items()}
         for key, (values, over) in means.items():
-            sums[key] = {"total": torch.tensor(values.sum()), "count": torch.tensor(over.sum())}
+            count = float(len(values) if over is None else over.sum())
+            sums[key] = {"total": torch.tensor(values.sum()), "count": torch.tensor(count, dtype=torch.float64)}
         of_clients = np.full(len(test.sizes), np.nan)
         if self._main in means:
             of_clients = client_means(*means[self._main], test)
@@ -108,23 +129,23 @@ class _Totals:
             of_clients[owners] = metrics.of_clients({self._main: own}, metrics.main)
         return Scores(
             rows=len(test.y),
-            metrics=metrics.rows(),
+            metrics=metrics.rows,
             values=metrics.values(sums),
             client_rows=test.sizes.numpy(),
             clients=ClientScores(main=metrics.main_row, loss=client_means(*means["loss"], test), values=of_clients),
         )
 
 
-def client_means(values: np.ndarray, counts: np.ndarray, rows: Rows) -> np.ndarray:
-    """[K] sum of one value per row over each client's own rows, by that of the counts; NaN where nothing counts."""
+def client_means(values: np.ndarray, counts: np.ndarray | None, rows: Rows) -> np.ndarray:
+    """[K] sum of one value per row over each client's own rows, by that of the counts (None: one each); else NaN."""
     starts, sizes = rows.starts.numpy(), rows.sizes.numpy()
-    sums, numbers = (np.concatenate([[0.0], np.cumsum(column)]) for column in (values, counts))  # [N + 1]
-    total, count = (column[starts + sizes] - column[starts] for column in (sums, numbers))
-    return np.divide(total, count, out=np.full(len(sizes), np.nan), where=count > 0)
 
+    def summed(column: np.ndarray) -> np.ndarray:
+        totals = np.concatenate([[0.0], np.cumsum(column)])  # [N + 1]
+        return totals[starts + sizes] - totals[starts]
 
-def _row_by_row(values: Tensor) -> Tensor:
-    return values if values.dim() == 1 else values.flatten(1).sum(1)
+    count = sizes if counts is None else summed(counts)
+    return np.divide(summed(values), count, out=np.full(len(sizes), np.nan), where=count > 0)
 
 
 def _double(sums: Tree) -> Tree:

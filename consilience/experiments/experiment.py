@@ -40,6 +40,6 @@ class Experiment:
             "algorithm": repr(self.algorithm),
             "clients": self.clients,
             "parameters": self.parameters,
-            FACT: stored(self.task.metrics.rows()),
+            FACT: stored(self.task.metrics.rows),
             "status": "created",
         }

@@ -39,7 +39,7 @@ def federated_test(engine: RunnerEngine) -> FederatedTest | None:
         counted[said.ids] = rows
         return Scores(
             rows=int(rows.sum()),
-            metrics=metrics.rows(),
+            metrics=metrics.rows,
             values=metrics.values(tree.map_leaves(_added, sums)),
             client_rows=counted,
             clients=client_scores(metrics, said, len(engine.sizes)),

@@ -72,7 +72,7 @@ class Observer:
             timing=timing,
             traffic=(up, down),
             clients=clients,
-            metrics=self.task.metrics.rows(),
+            metrics=self.task.metrics.rows,
         )
 
     def _due(self, round: Round) -> bool:

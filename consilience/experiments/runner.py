@@ -130,8 +130,8 @@ def _note(folder: RunFolder, run: Run, simulation: Simulation, found: list[str],
     config = run.config
     if identity.settings(config.table()) != facts.get("config"):
         store_config(folder, config)
-    if stored(simulation.task.metrics.rows()) != facts.get(FACT):
-        folder.record(**{FACT: stored(simulation.task.metrics.rows())})
+    if stored(simulation.task.metrics.rows) != facts.get(FACT):
+        folder.record(**{FACT: stored(simulation.task.metrics.rows)})
     if found:
         forced = [*facts.get("forced", []), {"round": run.done, "changes": [plain(line) for line in found]}]
         folder.record(forced=forced, code=identity.code(), prints=simulation.prints)

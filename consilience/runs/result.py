@@ -32,7 +32,7 @@ class Result:
     def table(self, rows: int = 10) -> str:
         """The last rows of the history as text."""
         names = {"round": "round"}
-        for column in columns(self.task.metrics.rows()):
+        for column in columns(self.task.metrics.rows):
             brief = column.role in ("metric", "clients") or column.key == "train_loss"
             if brief and not column.detail and any(row.get(column.key) is not None for row in self.history):
                 names[column.key] = column.title

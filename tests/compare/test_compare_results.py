@@ -32,8 +32,8 @@ from consilience.core.metrics import MetricRow
 from consilience.core.settings import Invalid
 from consilience.core.task import Task
 
-CLASSES = Task(nn.Linear(1, 2), classification(classes=2)).metrics.rows()
-ERRORS = Task(nn.Linear(1, 1), REGRESSION).metrics.rows()
+CLASSES = Task(nn.Linear(1, 2), classification(classes=2)).metrics.rows
+ERRORS = Task(nn.Linear(1, 1), REGRESSION).metrics.rows
 ACCURACY = CLASSES[1]
 
 
