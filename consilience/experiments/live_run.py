@@ -211,6 +211,7 @@ class Run:
             "label_names": experiment.label_names,
             "loss": experiment.task.loss_name,
             "data": experiment.prints["data"],
+            "kind": self.experiment.task.kind.name,
             "config": config.digest(),
         }
         export(self.folder.path, experiment.task, values, facts)

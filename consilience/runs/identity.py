@@ -33,7 +33,8 @@ HARMLESS_CODE = {
     ),
     "starts Flower's processes, and makes their keys and files": (
         *(f"flower/deploy/{name}.py" for name in ("clock", "commands", "executor", "keys", "local_deployment")),
-        *(f"flower/deploy/{name}.py" for name in ("processes", "template", "up", "verify")),
+        *(f"flower/deploy/{name}.py" for name in ("gateway", "pins", "probe", "processes", "programs", "service")),
+        *(f"flower/deploy/{name}.py" for name in ("template", "up", "verify")),
     ),
     "serves Flower's own strategies, which leave no run folder": ("flower/strategies",),
     "stores rows, trees and settings, and finds out by digests if they are not what was stored": ("runs",),

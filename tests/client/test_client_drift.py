@@ -47,7 +47,7 @@ class Line(nn.Module):
 
 def engine(lane: str = "serial", environment: Environment | None = None) -> Vectorised:
     data = Federation.from_clients([(torch.from_numpy(x), torch.from_numpy(y)) for x, y in clients()])
-    task = Task(Line(), "squared_error")
+    task = Task(Line(), loss="squared_error")
     options: dict[str, Any] = {"lane": lane, "clients_at_once": 8, "environment": environment}
     return Vectorised(task, data, device="cpu", dtype="float64", **options)
 

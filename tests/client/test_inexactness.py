@@ -37,7 +37,7 @@ def test_gamma_of_gradient_descent_on_a_parabola(lane: Any) -> None:
     """h(w) = mean (w x - y)^2 + mu/2 (w - 1)^2 has slope (S + mu)(w - w*); T steps leave |1 - r (S + mu)|^T of it."""
     clients = [(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 2.0])), (torch.tensor([1.0]), torch.tensor([-1.0]))]
     world = Environment(steps=(3, 7))
-    task = Task(Line(), "squared_error")
+    task = Task(Line(), loss="squared_error")
     engine = Vectorised(
         task, Federation.from_clients(clients), device="cpu", dtype="float64", lane=lane, environment=world
     )

@@ -210,7 +210,7 @@ def line_engine(lane: str, environment: Environment | None = None) -> Vectorised
     ]
     data = Federation.from_clients(clients)
     return Vectorised(
-        Task(Line(), "squared_error"), data, device="cpu", dtype="float64", lane=lane, clients_at_once=9,  # type: ignore[arg-type]
+        Task(Line(), loss="squared_error"), data, device="cpu", dtype="float64", lane=lane, clients_at_once=9,  # type: ignore[arg-type]
         environment=environment,
     )  # fmt: skip
 

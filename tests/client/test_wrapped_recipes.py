@@ -68,7 +68,7 @@ def test_each_client_is_judged_by_the_model_with_its_own_layers(name: str, lane:
         module.load_state_dict(own_model(name, last, client))
         x, y = tiny.federation().test.of(client)  # type: ignore[union-attr]
         output = module(x).detach()
-        assert found.accuracy[client] == pytest.approx(float((output.argmax(1) == y).double().mean()), abs=1e-12)
+        assert found.values[client] == pytest.approx(float((output.argmax(1) == y).double().mean()), abs=1e-12)
         assert found.loss[client] == pytest.approx(float(F.cross_entropy(output, y)), abs=1e-12)
     kept = "1.bias" if name == "fedgen" else "3.bias"
     values = {tuple(own_model(name, last, client)[kept].tolist()) for client in range(CLIENTS)}
@@ -173,7 +173,7 @@ def test_train_refuses_it_before_the_first_step(recipe: Any, monkeypatch: pytest
 @pytest.mark.parametrize("name", ["moon", "qffl", "fedfa", "ditto", "ifca", "fedgen"])
 def test_a_run_refuses_a_contrastive_term_without_features(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))  # every model of the zoo has features
-    monkeypatch.setattr(assembly, "_model", lambda config, data: bare)
+    monkeypatch.setattr(assembly, "_model", lambda config, data, kind: bare)
     given = {} if name == "moon" else {"terms": [{"name": "contrastive"}], "memory": [{"name": "previous_model"}]}
     table = {
         "data": {"name": "digits"},
@@ -191,6 +191,6 @@ def test_personal_layers_that_leave_nothing_to_share_are_refused_before_training
 
 
 def test_fedgens_own_term_needs_class_numbers() -> None:
-    with pytest.raises(Invalid, match=r"GeneratedFeatures needs one class number per row: loss = 'squared_error'"):
-        try_client(cs.fedgen(), Task(tiny.mlp(), "squared_error"))
+    with pytest.raises(Invalid, match=r"GeneratedFeatures needs one class number per row: regression has none"):
+        try_client(cs.fedgen(), Task(tiny.mlp(), loss="squared_error"))
     try_client(cs.fedgen(), Task(tiny.mlp()))

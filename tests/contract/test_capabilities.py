@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from consilience.experiments.config.parts import parts_of
 
 from consilience import channel, client, privacy, selection, server
 from consilience.channel import Chain, Clip, OverTheAir, Quantise, TopK
@@ -44,6 +43,7 @@ from consilience.core.protocols import Channel, ClientRule, Selection, ServerRul
 from consilience.core.settings import Invalid, hints_of
 from consilience.core.task import Task
 from consilience.core.tree import Tree
+from consilience.options.parts import parts_of
 from consilience.selection import Uniform
 from consilience.selection.fixed_for_rounds import FixedForRounds
 from consilience.server.averaging.averaging import Averaging

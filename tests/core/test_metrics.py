@@ -200,7 +200,7 @@ class Elsewhere:
 
     def __init__(self, engine: Vectorised) -> None:
         self.exchange, self.task, self.sizes = engine.exchange, engine.task, engine.sizes
-        self.test_sizes = engine.store("test").sizes.numpy()
+        self.test_sizes, self.test_rows = engine.store("test").sizes.numpy(), None
 
 
 @pytest.mark.parametrize("lane", ["serial", "batched"])

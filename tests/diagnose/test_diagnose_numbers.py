@@ -73,7 +73,7 @@ def test_labels_are_counted_by_client_and_real_values_by_decile() -> None:
         starts=torch.tensor([0, 50]),
         sizes=torch.tensor([50, 50]),
     )
-    found, binned = holdings.label_counts(rising, 0)
+    found, binned = holdings.label_counts(rising, None)
     assert binned and found.shape == (2, 10) and found.tolist() == [[10] * 5 + [0] * 5, [0] * 5 + [10] * 5]
 
 

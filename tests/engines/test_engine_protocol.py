@@ -130,7 +130,7 @@ def test_it_runs_resumes_and_reports_in_an_ordinary_run_folder(tmp_path: Path, m
     assert len(rest.history) == 4 and metrics(stopped) == metrics(whole.folder)
     assert (stopped / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
     assert RunFolder.open(stopped).facts()["status"] == "finished"
-    assert retest(stopped).scores.accuracy == rest.history[-1]["accuracy"] > 0.3
+    assert retest(stopped).scores["accuracy"] == rest.history[-1]["accuracy"] > 0.3
     assert "stopped" in report.write([stopped], pictures=False).read_text()
     assert len(made) == 4 and not any(engine.open for engine in made[:3])  # the last one only tested
 

@@ -124,7 +124,7 @@ def test_a_linear_model_by_hand() -> None:
     def line() -> nn.Module:
         return tiny.seeded(lambda: nn.Linear(3, 1, bias=False, dtype=torch.float64))
 
-    engine = cs.Vectorised(cs.Task(line(), "squared_error"), data, device="cpu", dtype="float64", lane="serial")
+    engine = cs.Vectorised(cs.Task(line(), loss="squared_error"), data, device="cpu", dtype="float64", lane="serial")
     table = some_table(3, 3)
     start = engine.start()["params"]["weight"][0].numpy()
     algorithm = cs.fedavg(lr=0.05, batch_size=None)

@@ -55,7 +55,7 @@ def quadratics(copies: tuple[int, ...] = (1, 1, 1, 1), empty: int = 0, **options
     nothing = (torch.zeros(0, 2, dtype=torch.float64), torch.zeros(0, dtype=torch.float64))
     data = Federation.from_clients([*clients, *[nothing] * empty])
     options = {"device": "cpu", "dtype": "float64", "lane": "batched", **options}
-    return Vectorised(Task(Pair(), "squared_error"), data, **options)
+    return Vectorised(Task(Pair(), loss="squared_error"), data, **options)
 
 
 def last(algorithm: Algorithm, rounds: int, engine: Vectorised | None = None, seed: int = 0) -> Round:
