@@ -118,3 +118,14 @@ def test_the_lock_is_taken_through_a_link_that_the_user_named(tmp_path: Path) ->
     (tmp_path / "latest").symlink_to("run")
     with RunLock(tmp_path / "latest" / "lock"), pytest.raises(RunLocked, match=f"process {os.getpid()}"):
         RunLock(tmp_path / "run" / "lock").acquire()
+
+
+def test_links_are_refused_where_the_system_cannot_open_without_following(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("consilience.runs.disk._NO_LINKS", 0)  # as on Windows
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "lock").symlink_to("victim")
+    with pytest.raises(RunLocked, match=r"lock: it is a symbolic link"):
+        RunLock(tmp_path / "lock").acquire()
+    assert (tmp_path / "victim").read_text() == "precious"
