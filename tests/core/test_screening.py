@@ -104,6 +104,14 @@ def test_an_update_out_of_all_proportion_is_refused(device: str) -> None:
     assert screen(off, sent(start), Limits(max_ratio=100.0)).ids.tolist() == [10, 13]
 
 
+def test_a_short_reply_can_be_a_long_update() -> None:
+    """A model turned round is as long as before, but twice its length away."""
+    start = torch.tensor([3.0, 4.0])
+    w = torch.stack([start + 0.1, -1.2 * start, start - 0.1])
+    assert refused(screen(cohort_of(w), sent(start), Limits(max_ratio=1.5))) == [(11, "too_large", "model/params")]
+    assert len(screen(cohort_of(w), sent(start), Limits(max_ratio=2.3))) == 3
+
+
 def test_where_all_go_far_nobody_is_refused() -> None:
     """The first round of a regression whose targets are in the millions: the model is small, every update is not."""
     w = 1e6 * torch.tensor([[1.0, 2.0], [3.0, 1.0], [0.0, 40.0], [2.0, 2.0], [0.0, 0.0]])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from consilience.core.settings import Invalid
-from consilience.server.geometry.geometry import Geometry, cosines, measure
+from consilience.server.geometry.geometry import Geometry, cosines, measure, measure_updates
 
 
 def split(models: np.ndarray, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
@@ -164,3 +164,19 @@ def test_empty_tensors_are_harmless() -> None:
     }
     anchor = {"w": torch.zeros(2), "none": torch.zeros(0), "none either": torch.zeros(3, 0)}
     assert measure(stacked, anchor).distance[0, 1].item() == 5.0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_updates_that_cancel_have_no_mean_direction_and_those_that_nearly_do_have_theirs(seed: int) -> None:
+    """What is left of updates that sum to zero is rounding, and points anywhere."""
+    draw = np.random.default_rng(seed)
+    updates = draw.normal(size=(5, 40))
+    updates[4] = -updates[:4].sum(0)
+    anchor = {"w": torch.zeros(40, dtype=torch.float64)}
+    cancelled = measure_updates({"w": torch.from_numpy(updates)}, anchor)
+    assert cancelled.anchor_cosine.tolist() == [0.0] * 5
+    updates += 1e-5 * draw.normal(size=40)
+    left = measure_updates({"w": torch.from_numpy(updates)}, anchor).anchor_cosine.numpy()
+    mean = updates.mean(0)
+    expected = updates @ mean / (np.linalg.norm(updates, axis=1) * np.linalg.norm(mean))
+    np.testing.assert_allclose(left, expected, rtol=1e-4, atol=1e-4)

@@ -64,6 +64,16 @@ def test_what_is_above_a_clients_cap_goes_to_the_others_in_proportion() -> None:
     assert np.array_equal(unmoved, weigh(ByExamples(), np.eye(3), [40, 35, 25]))  # not a bit, where no cap matters
 
 
+def test_not_a_bit_changes_where_no_cap_matters() -> None:
+    """Dividing by the sum and multiplying by it again would change some."""
+    draw = np.random.default_rng(0)
+    for _ in range(50):
+        rows = draw.integers(50, 100, size=7).tolist()
+        given = weigh(ByExamples(), np.eye(7), rows)
+        assert np.array_equal(weigh(CappedWeights(client=0.9), np.eye(7), rows), given)
+        assert np.array_equal(weigh(CappedWeights(client=0.9, group=0.9), np.eye(7), rows), given)
+
+
 def test_what_is_above_a_groups_cap_goes_to_the_others() -> None:
     rule = CappedWeights(inner=UniformWeights(), max_group=0.3)
     updates = [[1, 0, 0, 0], [2, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]  # 3 of one direction
