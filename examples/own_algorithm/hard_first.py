@@ -6,7 +6,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from consilience.algorithms._common import Common, averaged
+from consilience.algorithms._common import Common, averaged, recipe
 from consilience.core.algorithm import Algorithm
 from consilience.core.exchange import Cohort, Notes
 from consilience.core.settings import Positive, check
@@ -33,6 +33,7 @@ class LossWeights:
         return torch.softmax(self.power * losses.log() + cohort.examples.log(), 0), state, {}
 
 
+@recipe
 def hard_first(*, power: Positive = 0.5, **common: Unpack[Common]) -> Algorithm:
     """No paper: FedAvg with weights ~ N_k (loss_k)^power.
 
