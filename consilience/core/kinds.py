@@ -79,6 +79,8 @@ class Kind:
             )
         if self.most_classes is not None and (classes or 0) > self.most_classes:
             raise Invalid(f"loss = {loss!r} is for {self.most_classes} classes, but {data} has {classes}")
+        if classes is not None and self.decide is None:
+            raise Invalid(f"loss = {loss!r} does not fit {data}, which has {classes} classes: it needs real values")
 
 
 def loss_name(loss: Loss) -> str:

@@ -196,6 +196,7 @@ class Run:
             "inputs": tree.map_leaves(lambda x: list(x.shape[1:]), data.x),
             "classes": data.classes,
             "label_names": data.label_names,
+            "kind": self.experiment.task.kind.name,
             "loss": self.experiment.task.loss_name,
             "data": self.experiment.prints["data"],
             "config": config.digest(),

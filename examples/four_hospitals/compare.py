@@ -37,8 +37,8 @@ def accuracies(federation: cs.Federation, algorithm: cs.Algorithm, *, rounds: in
     *_, last = cs.run(algorithm, engine, rounds=rounds, seed=seed)
     own_models = personal_test(algorithm, engine)
     if own_models is not None:
-        return own_models(last.snapshot.server).accuracy
-    return evaluate(engine.task, last.model, federation.test, classes=2).client_accuracy
+        return own_models(last.snapshot.server).values
+    return evaluate(engine.task, last.model, federation.test).clients.values
 
 
 def most_common(federation: cs.Federation) -> np.ndarray:

@@ -48,8 +48,8 @@ def scores(federation: cs.Federation, algorithm: cs.Algorithm, *, rounds: int, s
     *_, last = cs.run(algorithm, engine, rounds=rounds, seed=seed)
     own_models = personal_test(algorithm, engine)
     if own_models is not None:
-        return own_models(last.snapshot.server).accuracy
-    return evaluate(engine.task, last.model, engine.store("test"), classes=6).client_accuracy
+        return own_models(last.snapshot.server).values
+    return evaluate(engine.task, last.model, engine.store("test")).clients.values
 
 
 def main() -> None:

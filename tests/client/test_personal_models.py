@@ -159,7 +159,7 @@ def test_each_client_is_judged_by_its_own_model_on_its_own_rows(lane: str, recip
         module.load_state_dict(values)
         x, y = tiny.federation().test.of(k)  # type: ignore[union-attr]
         output = module(x).detach()
-        assert found.accuracy[k] == pytest.approx(float((output.argmax(1) == y).double().mean()), abs=1e-12)
+        assert found.values[k] == pytest.approx(float((output.argmax(1) == y).double().mean()), abs=1e-12)
         assert found.loss[k] == pytest.approx(float(nn.functional.cross_entropy(output, y)), abs=1e-12)
 
 

@@ -163,7 +163,7 @@ def test_eval_gives_the_recorded_numbers(run: Path) -> None:
     assert done.exit_code == 0, done.output
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     for key in ("loss", "accuracy", "precision", "recall", "f1"):
-        assert re.search(rf"{key} +{last[key]:.4f}", done.stdout), key
+        assert re.search(rf"(?i){key} +{last[key]:.4f}", done.stdout), key
     assert len(re.findall(r"^\d+ +\d+ +\d\.\d{4} +\d", done.stdout, re.MULTILINE)) >= 4  # clients with test rows
 
 

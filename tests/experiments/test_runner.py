@@ -210,7 +210,8 @@ def test_a_regression(tmp_path: Path) -> None:
     found = train(nn.Linear(3, 1), federation, fedavg(lr=0.1), rounds=15, progress=False, lane="serial")
     assert set(found.history[0]) == ROW - {"accuracy", "precision", "recall", "f1"} - {
         f"client_accuracy_{name}" for name in ("mean", "worst_tenth", "spread")
-    } | {"absolute_error"}
+    } | {"absolute_error", *(f"client_absolute_error_{name}" for name in ("mean", "worst_tenth", "spread"))}
+    assert found.history[-1]["client_absolute_error_worst_tenth"] >= found.history[-1]["client_absolute_error_mean"] > 0
     assert found.history[-1]["absolute_error"] < 0.05 < found.history[0]["absolute_error"]
     assert "mean absolute error" in found.table() and "accuracy" not in found.table()
 
@@ -225,7 +226,7 @@ def test_a_regression(tmp_path: Path) -> None:
         (("partition=natural", "partition.clients="), r"partition.*natural"),
         (("model=char_lstm",), r"model\.vocabulary is missing"),
         (("model=char_lstm", "model.vocabulary=10"), r"model.*char_lstm"),
-        (("loss=binary_cross_entropy",), r"loss = 'binary_cross_entropy' is for two classes"),
+        (("loss=binary_cross_entropy",), r"loss = 'binary_cross_entropy' is for 2 classes"),
         (("loss=squared_error",), r"loss = 'squared_error' does not fit"),
         (("engine.device=nosuch",), r"engine: device = 'nosuch'"),
         (("data=npz", "data.file=absent.npz"), r"absent\.npz"),
