@@ -209,9 +209,9 @@ class Run:
             "inputs": experiment.inputs,
             "classes": experiment.classes,
             "label_names": experiment.label_names,
+            "kind": experiment.task.kind.name,
             "loss": experiment.task.loss_name,
             "data": experiment.prints["data"],
-            "kind": self.experiment.task.kind.name,
             "config": config.digest(),
         }
         export(self.folder.path, experiment.task, values, facts)

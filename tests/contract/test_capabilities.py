@@ -145,7 +145,9 @@ KINDS = (
     Kind(Weighting, WeightingCapability, WeightingStub),
     Kind(CombineProtocol, CombineCapability, CombineStub),
 )
-NEEDED: dict[type, dict[str, Any]] = {CappedWeights: {"client": 0.5}}  # options without which a wrapper cannot be made
+NEEDED: dict[type, dict[str, Any]] = {
+    CappedWeights: {"max_client": 0.5}
+}  # options without which a wrapper cannot be made
 
 
 # --- what there is ---------------------------------------------------------------------------------------------------
@@ -410,7 +412,7 @@ def test_two_passes_before_training_are_refused_with_the_reason() -> None:
 
 
 def test_what_a_weighting_reads_is_known_through_servers_and_caps() -> None:
-    reading = CappedWeights(inner=WeightingReading(), client=0.5)
+    reading = CappedWeights(inner=WeightingReading(), max_client=0.5)
     for rule in (Averaging(weighting=reading), PacedAveraging(weighting=reading)):
         assert read_by(rule) == ("moved",)
 

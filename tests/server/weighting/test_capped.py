@@ -70,8 +70,8 @@ def test_not_a_bit_changes_where_no_cap_matters() -> None:
     for _ in range(50):
         rows = draw.integers(50, 100, size=7).tolist()
         given = weigh(ByExamples(), np.eye(7), rows)
-        assert np.array_equal(weigh(CappedWeights(client=0.9), np.eye(7), rows), given)
-        assert np.array_equal(weigh(CappedWeights(client=0.9, group=0.9), np.eye(7), rows), given)
+        assert np.array_equal(weigh(CappedWeights(max_client=0.9), np.eye(7), rows), given)
+        assert np.array_equal(weigh(CappedWeights(max_client=0.9, max_group=0.9), np.eye(7), rows), given)
 
 
 def test_what_is_above_a_groups_cap_goes_to_the_others() -> None:
