@@ -175,11 +175,6 @@ def _out_of_proportion(
     return list(refusals.values())
 
 
-def _stacked(start: Tensor, leaf: Tensor) -> Tensor:
-    """[1, ...], or [m, ...] where each client was sent its own."""
-    return start if start.dim() == leaf.dim() else start.unsqueeze(0)
-
-
 def _longest(kind: torch.dtype) -> float:
     """How long a tensor of this type may be for computing with squares; narrow types are squared in float32."""
     return torch.finfo(torch.float32 if kind.itemsize < 4 else kind).max ** 0.5 / ROOM

@@ -49,9 +49,11 @@ def deployed(name: str, **settings: Any) -> FlowerEngine:
 @pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize("name", NAMES)
 def test_through_flower_records_is_vectorised(name: str) -> None:
-    settings = {"environment": ENVIRONMENT, "dtype": "float64", "lane": "serial", "device": "cpu"}
-    here = rounds_of(name, Vectorised(task_for(name), tiny.federation(), **settings))
-    there = rounds_of(name, deployed(name))
+    # a private server refuses stragglers, who depend on who else takes part
+    environment = Environment(communication=0.8) if name == "dp_fedavg" else ENVIRONMENT
+    settings = {"environment": environment, "dtype": "float64"}
+    here = rounds_of(name, Vectorised(task_for(name), tiny.federation(), **settings, lane="serial", device="cpu"))
+    there = rounds_of(name, deployed(name, **settings))
     for mine, theirs in zip(here, there, strict=True):
         assert tiny.same(mine.model, theirs.model)
         assert tiny.same(mine.snapshot.server, theirs.snapshot.server)
