@@ -16,10 +16,10 @@ def duw_fedavg(*, schedule: str = "", **common: Unpack[Common]) -> Algorithm:
     `schedule` is the file that `consilience learn` or `learn_schedule` wrote; without one the algorithm can be learned
     for, but not run. `weighting=ScheduleWeights(table=...)` gives the weights themselves.
 
-    Use when: the same clients train again and again, so that a rehearsal pays, and differ in labels, speed or
+    Use when: the same clients train again and again, so that learning the weights pays, and differ in labels, speed or
     reliability.
     Not when: clients are many, change or come once; the weights belong to one start model and number of rounds.
-    Cost: a rehearsal of hundreds of whole runs; then FedAvg's.
+    Cost: hundreds of whole runs to learn the weights; then FedAvg's.
     """
     common.setdefault("weighting", ScheduleWeights(path=schedule))
     return averaged(**common)

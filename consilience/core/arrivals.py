@@ -252,7 +252,7 @@ def _wait(done: Replies, pace: Pace) -> Replies:
 def _dispatch(
     algorithm: Algorithm, engine: Engine, here: Here, done: Replies, pace: Pace, seed: int, secret: bytes | None
 ) -> Replies:
-    """Fill the free max_concurrency with clients that are idle, and send them the current model."""
+    """Send the current model to idle clients, up to `max_concurrency` at work."""
     pending, server = done.pending, algorithm.server
     max_concurrency = None if pace.max_concurrency is None else pace.max_concurrency - len(pending.jobs)
     if max_concurrency == 0:

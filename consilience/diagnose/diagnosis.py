@@ -33,7 +33,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Diagnosis:
-    """How unlike the clients are, in each way."""
+    """How heterogeneous the clients are, in each way."""
 
     title: str
     names: tuple[str, ...]  # of all clients

@@ -41,7 +41,7 @@ def page(of: Diagnosis, advice: Sequence[Advice]) -> str:
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(of.title)}: diagnosis</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head><body>'
-        f"<h1>How unlike are the {len(of.names)} clients of {escape(of.title)}?</h1>"
+        f"<h1>Heterogeneity report: {escape(of.title)} ({len(of.names)} clients)</h1>"
         '<div class="wide"><table><tr><th>measured</th><th>found</th><th>by chance</th><th>meaning</th></tr>'
         f"{rows}</table></div><p>“By chance” is what clients of the same sizes show when the rows are dealt to "
         "them at random: what is not above it is luck, not heterogeneity.</p>"

@@ -45,7 +45,7 @@ def init(
 
         for file in template.init(folder, clients=clients):
             print(file)
-        print(f"rehearse it on this machine: consilience deploy up {folder} --local {clients}")
+        print(f"try it on this machine: consilience deploy up {folder} --local {clients}")
         return 0
 
     guarded(work, debug)

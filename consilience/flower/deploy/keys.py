@@ -33,7 +33,7 @@ def make(folder: Path, *, hosts: tuple[str, ...] = ("127.0.0.1", "localhost"), n
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     authority_key, server_key = _key(), _key()
     authority = (
-        _certificate("consilience rehearsal CA", authority_key.public_key(), None)
+        _certificate("consilience local CA", authority_key.public_key(), None)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)

@@ -104,7 +104,7 @@ class LocalDeployment:
         """The SuperLink, on a free port of loopback, what belongs beside it, and the nodes' keys registered."""
         self.control_port = self.port = free_port()
         if self._lasting:
-            for file in self.place.glob("state.db*"):  # of another rehearsal: its runs are not this one's
+            for file in self.place.glob("state.db*"):  # of another local deployment: its runs are not this one's
                 file.unlink()
         self._launch_link("superlink")
         authority = self.keys.authority if self.keys else None
