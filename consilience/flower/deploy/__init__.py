@@ -1,1 +1,1 @@
-"""From a simulation to several organisations: a Flower app around a config, its local deployment on one machine, `verify`."""
+"""From a simulation to several organisations: a Flower app around a config, a local deployment of it, `verify`."""
