@@ -19,6 +19,7 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "consil
 from flower_loopback import Loopback, apps
 
 from consilience.engines.vectorised.engine import Vectorised
+from consilience.experiments.personal import personal_test
 from consilience.flower.engine.engine import FlowerEngine
 
 SHARES = ([3], [0, 4], [1, 2])  # five clients on three nodes
@@ -62,3 +63,17 @@ def test_through_flower_records_is_vectorised(name: str) -> None:
         assert mine.cohort.counts == theirs.cohort.counts
         assert (mine.bytes_up, mine.bytes_down) == (theirs.bytes_up, theirs.bytes_down)
         assert torch.equal(mine.cohort.examples, theirs.cohort.examples)
+
+
+@pytest.mark.usefixtures("untraced")
+@pytest.mark.parametrize("name", ["fedper", "ditto"])
+def test_clients_test_their_own_models_through_flower_as_in_process(name: str) -> None:
+    here = Vectorised(task_for(name), tiny.federation(), dtype="float64", lane="serial", device="cpu")
+    there = deployed(name, environment=Environment())
+    found = []
+    for engine in (here, there):
+        last = rounds_of(name, engine)[-1]
+        test = personal_test(build(name), engine)
+        assert test is not None
+        found.append(test(last.snapshot.server))
+    assert found[0].values.tolist() == found[1].values.tolist() and found[0].loss.tolist() == found[1].loss.tolist()
