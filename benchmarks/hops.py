@@ -148,7 +148,7 @@ def deployed(folder: Path) -> Hops:
     from flower_loopback import Loopback
 
     from consilience.flower.deploy import template
-    from consilience.flower.deploy.hosting import client_app
+    from consilience.flower import client_app
     from consilience.flower.deploy.serving import serve
 
     hops = Hops()

@@ -11,7 +11,8 @@ import numpy as np
 from consilience.core.algorithm import Algorithm
 from consilience.core.federation import Federation
 from consilience.core.task import Task
-from consilience.flower.engine.client import Site, client_app
+from consilience.flower import client_app
+from consilience.flower.engine.client import Site, SiteClient
 
 
 def through_bytes(message: Any) -> Any:
@@ -121,5 +122,12 @@ def apps(
             engine=options,
             **settings,
         )
-        made.append(client_app(lambda context, case, site=site: site, lambda context, case, site=site: site.secure))
+        made.append(
+            client_app(
+                SiteClient(
+                    open_site=lambda context, case, site=site: site,
+                    secure=lambda context, case, site=site: site.secure,
+                )
+            )
+        )
     return made

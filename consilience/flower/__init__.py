@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from consilience.flower.strategies.client import client_app
+    from consilience.flower.app import client_app
     from consilience.flower.strategies.memory import load_shared, personal_values, recall, remember
     from consilience.flower.strategies.serving import Limits
     from consilience.flower.strategies.siamese_term import FedSiamTerm
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
     )
 
 _MODULES = {
-    "client_app": "client",
-    "load_shared": "memory",
-    "personal_values": "memory",
-    "recall": "memory",
-    "remember": "memory",
-    "FedSiamTerm": "siamese_term",
-    "FedDCTerm": "terms",
-    "FedDynTerm": "terms",
-    "FedProxTerm": "terms",
-    "FedSplitTerm": "terms",
-    "MoonTerm": "terms",
-    "ScaffoldState": "terms",
-    "correct_gradients": "terms",
-    "scaffold_reply": "terms",
-    "Limits": "serving",
-    "TooFewNodes": "strategy",
+    "client_app": "app",
+    "load_shared": "strategies.memory",
+    "personal_values": "strategies.memory",
+    "recall": "strategies.memory",
+    "remember": "strategies.memory",
+    "FedSiamTerm": "strategies.siamese_term",
+    "FedDCTerm": "strategies.terms",
+    "FedDynTerm": "strategies.terms",
+    "FedProxTerm": "strategies.terms",
+    "FedSplitTerm": "strategies.terms",
+    "MoonTerm": "strategies.terms",
+    "ScaffoldState": "strategies.terms",
+    "correct_gradients": "strategies.terms",
+    "scaffold_reply": "strategies.terms",
+    "Limits": "strategies.serving",
+    "TooFewNodes": "strategies.strategy",
 }
 
 __all__ = [
@@ -71,7 +71,7 @@ def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in _MODULES:
-        found = getattr(importlib.import_module(f"{__name__}.strategies.{_MODULES[name]}"), name)
+        found = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     else:
         from consilience.flower.strategies.catalogue import STRATEGIES
 

@@ -13,17 +13,16 @@ import torch
 from consilience.core.settings import Invalid
 from consilience.flower.deploy.settings import DeployedConfig, load
 from consilience.flower.deploy.sources import source_of
-from consilience.flower.engine import client
-from consilience.flower.engine.client import Site
+from consilience.flower.engine.client import Site, SiteClient
 
 SHARED = ("dtype", "precision", "deterministic", "lane")  # settings of the engine that hold on every node
 
 
-def client_app(folder: Path | str) -> Any:
-    """The ClientApp of the app in this folder."""
-    return client.client_app(
-        lambda context, case: site_of(Path(folder), context, case),
-        lambda context, case: _config(Path(folder), case, tuple(settings_of(context.run_config))).build_terms(),
+def folder_client(folder: Path | str) -> SiteClient:
+    """The client of the app in this folder."""
+    return SiteClient(
+        open_site=lambda context, case: site_of(Path(folder), context, case),
+        secure=lambda context, case: _config(Path(folder), case, tuple(settings_of(context.run_config))).build_terms(),
     )
 
 

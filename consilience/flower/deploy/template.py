@@ -50,7 +50,7 @@ CLIENT = '''\
 
 from pathlib import Path
 
-from consilience.flower.deploy.hosting import client_app
+from consilience.flower import client_app
 
 app = client_app(Path(__file__).parent)
 '''

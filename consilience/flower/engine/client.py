@@ -1,4 +1,4 @@
-"""The client side: one Flower ClientApp that does what the server's orders say with rows that never leave it."""
+"""The client side of the engine: it does what the server's orders say with rows that never leave the node."""
 
 from __future__ import annotations
 
@@ -62,30 +62,32 @@ Terms = Callable[[Any, str], SecureTerms | None]
 """From the same to the terms of its secure sums, without a look at any rows; None where replies go in clear."""
 
 
-def client_app(open_site: Open, secure: Terms = lambda context, case: None) -> Any:
-    """A Flower ClientApp around a site: it says who it is, and answers orders."""
-    wire.records()
-    from flwr.app import Message
-    from flwr.clientapp import ClientApp
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SiteClient:
+    """Answers the messages of consilience's own server: it introduces its site and carries out orders."""
 
-    app = ClientApp()
+    open_site: Open
+    secure: Terms = lambda context, case: None
 
-    @app.query()
-    def query(message: Any, context: Any) -> Any:
-        return Message(introduce(message.content, context, open_site), reply_to=message)
+    def query(self, message: Any, context: Any) -> Any:
+        """The introduction of the site."""
+        return self._reply(message, introduce(message.content, context, self.open_site))
 
-    @app.train()
-    def train(message: Any, context: Any) -> Any:
-        terms = secure(context, _case(message.content))
-        if terms is not None:
-            return masked(message, context, terms, lambda content, ctx: answer_for_sum(content, ctx, open_site, terms))
-        return Message(answer(message.content, context, open_site), reply_to=message)
+    def train(self, message: Any, context: Any) -> Any:
+        """The replies to an order, masked where the run uses secure sums."""
+        terms = self.secure(context, _case(message.content))
+        if terms is None:
+            return self.evaluate(message, context)
+        return masked(message, context, terms, lambda content, ctx: answer_for_sum(content, ctx, self.open_site, terms))
 
-    @app.evaluate()
-    def evaluate(message: Any, context: Any) -> Any:
-        return Message(answer(message.content, context, open_site), reply_to=message)
+    def evaluate(self, message: Any, context: Any) -> Any:
+        """The replies to an order, in clear."""
+        return self._reply(message, answer(message.content, context, self.open_site))
 
-    return app
+    def _reply(self, message: Any, content: Any) -> Any:
+        from flwr.app import Message
+
+        return Message(content, reply_to=message)
 
 
 def introduce(content: Any, context: Any, open_site: Open) -> Any:

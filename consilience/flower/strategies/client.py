@@ -1,4 +1,4 @@
-"""A ready ClientApp: consilience's own client rule behind Flower's messages."""
+"""Answers the messages of Flower strategies by consilience's own client rules."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from consilience.flower.strategies.strategy import ALGORITHM
 from consilience.options.recipes import built
 
 MEMORY = "consilience-memory"
+OWN_SETTINGS = ("loss", "device", "arrayrecord_key", "configrecord_key", "client_id_key")
 Split = tuple[Any, Tensor]
 Data = Callable[[Any], tuple[Split, Split | None]]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Client:
+class StrategyClient:
     """What one client brings: how to make the model, where its rows are, and the algorithm both sides agreed on."""
 
     model_fn: Callable[[], nn.Module]
@@ -62,7 +63,7 @@ class Client:
         numbers |= {key: value for key, value in known.items() if value is not None}
         return self._reply(message, answering, {}, numbers)
 
-    def _settled(self, content: Any) -> Algorithm:
+    def _algorithm(self, content: Any) -> Algorithm:
         """The algorithm with the settings given here, and with the server's where none is given."""
         sent = dict(content.get(ALGORITHM, {}))
         named = sent.pop("name", self.algorithm)
@@ -76,7 +77,7 @@ class Client:
         return built(recipe, {**theirs, **self.options}, key=self.algorithm, explicit=self.options)[0]
 
     def _answering(self, content: Any, context: Any, module: nn.Module) -> Answering:
-        algorithm, number = self._settled(content), context.node_config.get(self.client_id_key)
+        algorithm, number = self._algorithm(content), context.node_config.get(self.client_id_key)
         if type(number) is not int or number < 0:
             raise Invalid(f"node config {self.client_id_key} = {number!r} must be the client's number, such as 0")
         train, test = self.data_fn(context)
@@ -102,35 +103,10 @@ class Client:
         return app.Message(app.RecordDict({**records, "metrics": metrics}), reply_to=message)
 
 
-def client_app(
-    model_fn: Callable[[], nn.Module],
-    data_fn: Data,
-    algorithm: str = "fedavg",
-    *,
-    loss: str | Loss = "cross_entropy",
-    device: str = "cpu",
-    arrayrecord_key: str = "arrays",
-    configrecord_key: str = "config",
-    client_id_key: str = "partition-id",
-    **options: Any,
-) -> Any:
-    """A Flower ClientApp whose clients train by an algorithm's own rule; what they remember stays in `Context.state`.
-
-    `data_fn(context)` returns ((x, y), (x, y) or None): training and test rows. `options` are the recipe's, such as lr
-    and epochs; those of the algorithm itself (mu ...) come from the server unless they are given here.
-    """
-    client = Client(
-        model_fn=model_fn,
-        data_fn=data_fn,
-        algorithm=algorithm,
-        options=check_options(algorithms.recipe(algorithm), options, algorithm),
-        loss=loss,
-        device=device,
-        arrayrecord_key=arrayrecord_key,
-        configrecord_key=configrecord_key,
-        client_id_key=client_id_key,
-    )
-    app = flwr("clientapp").ClientApp()
-    app.train()(client.train)
-    app.evaluate()(client.evaluate)
-    return app
+def strategy_client(
+    model_fn: Callable[[], nn.Module], data_fn: Data, algorithm: str = "fedavg", **settings: Any
+) -> StrategyClient:
+    """`settings` are fields of `StrategyClient` (loss, device ...) or options of the recipe (lr, mu ...)."""
+    own = {name: settings.pop(name) for name in OWN_SETTINGS if name in settings}
+    options = check_options(algorithms.recipe(algorithm), settings, algorithm)
+    return StrategyClient(model_fn=model_fn, data_fn=data_fn, algorithm=algorithm, options=options, **own)

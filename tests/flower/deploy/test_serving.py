@@ -26,7 +26,7 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "consil
 from flower_loopback import Loopback
 
 from consilience.core.rounds import TooFewClients
-from consilience.flower.deploy.hosting import client_app
+from consilience.flower import client_app
 from consilience.flower.deploy.serving import CONNECTION, serve
 
 CLIENTS = 3

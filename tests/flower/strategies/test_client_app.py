@@ -16,8 +16,8 @@ import flower_messages as fm
 
 from consilience.core.rounds import run
 from consilience.core.settings import options_of
+from consilience.flower import client_app
 from consilience.flower.strategies.catalogue import STRATEGIES
-from consilience.flower.strategies.client import client_app
 from consilience.flower.strategies.strategy import strategy
 from consilience.selection import Everyone
 
