@@ -147,8 +147,8 @@ def deployed(folder: Path) -> Hops:
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from flower_loopback import Loopback
 
-    from consilience.flower.deploy import template
     from consilience.flower import client_app
+    from consilience.flower.deploy import template
     from consilience.flower.deploy.serving import serve
 
     hops = Hops()

@@ -44,13 +44,12 @@ from consilience.engines.vectorised.engine import Vectorised
 from consilience.models import build
 from consilience.server.averaging.combining.bulyan import Bulyan
 from consilience.server.averaging.combining.centred_clipping import CentredClipping
+from consilience.server.averaging.combining.coordinate_wise import Median, TrimmedMean
 from consilience.server.averaging.combining.geometric_median import GeometricMedian
 from consilience.server.averaging.combining.krum import Krum, MultiKrum
-from consilience.server.averaging.combining.median import Median
 from consilience.server.averaging.combining.nearest_neighbour_mixing import NearestNeighbourMixing
-from consilience.server.averaging.combining.trimmed_mean import TrimmedMean
 from consilience.server.averaging.combining.weighted_mean import WeightedMean
-from consilience.server.averaging.weighting.uniform import UniformWeights
+from consilience.server.averaging.weighting.by_size import UniformWeights
 from consilience.server.protocols import Combine
 
 CLIENTS, HOSTILE = 20, 0.2

@@ -21,9 +21,9 @@ from consilience.core.tree import to
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
 from consilience.experiments.assembly import try_client, try_model
+from consilience.experiments.client_tests import personal_test
 from consilience.experiments.cohort_size import lone_client
 from consilience.experiments.config.catalogue import engine_options
-from consilience.experiments.personal import personal_test
 from consilience.experiments.privacy_ledger import counted, refuse_overspending
 from consilience.experiments.record import Observer
 from consilience.options.parts import read_options

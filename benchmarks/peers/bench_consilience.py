@@ -17,8 +17,7 @@ from consilience.core.federation import Federation, Rows
 from consilience.core.rounds import run
 from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
-from consilience.server.averaging.weighting.by_examples import ByExamples
-from consilience.server.averaging.weighting.uniform import UniformWeights
+from consilience.server.averaging.weighting.by_size import ByExamples, UniformWeights
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from consilience.options.recipes import checked
 from consilience.selection.everyone import Everyone
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.averaging.combining.weighted_mean import WeightedMean
-from consilience.server.averaging.steps.replace import Replace
-from consilience.server.averaging.weighting.by_examples import ByExamples
+from consilience.server.averaging.steps.plain import Replace
+from consilience.server.averaging.weighting.by_size import ByExamples
 from consilience.server.protocols import Combine, Ledger, Step, Weighting
 
 P = ParamSpec("P")

@@ -6,7 +6,7 @@ from consilience.algorithms._common import Common, averaged
 from consilience.core.algorithm import Algorithm
 from consilience.server.averaging.combining.nearest_neighbour_mixing import NearestNeighbourMixing
 from consilience.server.averaging.combining.tolerance import Faulty
-from consilience.server.averaging.weighting.uniform import UniformWeights
+from consilience.server.averaging.weighting.by_size import UniformWeights
 from consilience.server.protocols import Combine
 
 

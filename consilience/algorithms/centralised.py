@@ -6,7 +6,7 @@ from typing import Unpack
 
 from consilience.algorithms._common import Common, averaged, recipe
 from consilience.core.algorithm import Algorithm
-from consilience.selection.pooled import Pooled
+from consilience.selection.everyone import Pooled
 
 
 @recipe

@@ -7,7 +7,7 @@ from typing import Unpack
 from consilience.algorithms._common import Common, recipe
 from consilience.algorithms._robust import robust
 from consilience.core.algorithm import Algorithm
-from consilience.server.averaging.combining.median import Median
+from consilience.server.averaging.combining.coordinate_wise import Median
 from consilience.server.averaging.combining.tolerance import Faulty
 
 

@@ -9,7 +9,7 @@ from consilience.algorithms._common import Common, averaged, recipe
 from consilience.client.reporting import LossAtStart
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import NonNegative
-from consilience.server.averaging.weighting.dr import DrWeights
+from consilience.server.averaging.weighting.by_loss import DrWeights
 
 
 @recipe

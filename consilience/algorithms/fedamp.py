@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Literal, Unpack
 
 from consilience.algorithms._common import Common, averaged, recipe, with_terms
-from consilience.client.memory.trained_model import TrainedModel
+from consilience.client.memory.models import TrainedModel
 from consilience.client.terms.proximal import Proximal
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Invalid, NonNegative, Positive, Probability

@@ -8,8 +8,7 @@ from consilience.algorithms._common import Common, averaged, recipe
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import NonNegative, Positive, Whole
 from consilience.server.averaging.combining.attention import Attention, Norm
-from consilience.server.averaging.steps.noisy import Noisy
-from consilience.server.averaging.steps.replace import Replace
+from consilience.server.averaging.steps.plain import Noisy, Replace
 
 
 @recipe

@@ -7,7 +7,7 @@ from typing import Unpack
 from consilience.algorithms._common import Common, averaged, recipe
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Decay, Positive
-from consilience.server.averaging.steps.momentum import MomentumStep
+from consilience.server.averaging.steps.plain import MomentumStep
 
 
 @recipe

@@ -8,7 +8,7 @@ from consilience.algorithms._buffered import buffered
 from consilience.algorithms._common import Common, averaged, recipe
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Count
-from consilience.server.averaging.weighting.uniform import UniformWeights
+from consilience.server.averaging.weighting.by_size import UniformWeights
 from consilience.server.rules.staleness import PolynomialStaleness, Staleness
 
 

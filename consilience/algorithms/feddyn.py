@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Unpack
 
 from consilience.algorithms._common import Common, averaged, recipe, with_terms
-from consilience.client.memory.gradient import Gradient
+from consilience.client.memory.corrections import Gradient
 from consilience.client.terms.linear import Linear
 from consilience.client.terms.proximal import Proximal
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Positive
-from consilience.server.averaging.ledgers.mean_drift import MeanDrift
-from consilience.server.averaging.weighting.uniform import UniformWeights
+from consilience.server.averaging.ledgers.drift import MeanDrift
+from consilience.server.averaging.weighting.by_size import UniformWeights
 
 
 @recipe

@@ -7,7 +7,7 @@ from typing import Literal, Unpack
 
 from consilience.algorithms._common import Common, averaged, recipe
 from consilience.client.local_training import LocalTraining
-from consilience.client.memory.previous_model import PreviousModel
+from consilience.client.memory.models import PreviousModel
 from consilience.client.siamese_training import SiameseTraining
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import NonNegative

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from consilience.algorithms._common import Common, averaged, recipe, with_terms
-from consilience.client.memory.previous_model import PreviousModel
+from consilience.client.memory.models import PreviousModel
 from consilience.client.terms.contrastive import Contrastive
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import NonNegative, Positive

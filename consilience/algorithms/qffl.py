@@ -10,7 +10,7 @@ from consilience.client.reporting import LossAtStart
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import NonNegative, Positive
 from consilience.server.averaging.ledgers.qffl_step import QfflStep
-from consilience.server.averaging.weighting.qffl import QfflWeights
+from consilience.server.averaging.weighting.by_loss import QfflWeights
 
 
 @recipe

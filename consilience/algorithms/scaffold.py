@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Unpack
 
 from consilience.algorithms._common import Common, averaged, recipe, with_terms
-from consilience.client.memory.control_variate import ControlVariate
+from consilience.client.memory.corrections import ControlVariate
 from consilience.client.terms.linear import Linear
 from consilience.core.algorithm import Algorithm
-from consilience.server.averaging.ledgers.control_variates import ControlVariates
-from consilience.server.averaging.weighting.uniform import UniformWeights
+from consilience.server.averaging.ledgers.drift import ControlVariates
+from consilience.server.averaging.weighting.by_size import UniformWeights
 
 
 @recipe

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from consilience.algorithms._common import Common, averaged, recipe
-from consilience.client.memory.previous_model import PreviousModel
+from consilience.client.memory.models import PreviousModel
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Count, Positive, Probability
 from consilience.selection.sliding_window import SlidingWindow

@@ -7,8 +7,8 @@ from typing import Unpack
 from consilience.algorithms._common import Common, recipe
 from consilience.algorithms._robust import robust
 from consilience.core.algorithm import Algorithm
+from consilience.server.averaging.combining.coordinate_wise import TrimmedMean
 from consilience.server.averaging.combining.tolerance import Faulty
-from consilience.server.averaging.combining.trimmed_mean import TrimmedMean
 
 
 @recipe

@@ -11,7 +11,7 @@ from torch.func import grad
 
 from consilience.client.cosine import cosine
 from consilience.client.memory.memory import Done, Memory
-from consilience.client.memory.previous_model import PreviousModel
+from consilience.client.memory.models import PreviousModel
 from consilience.client.solvers import SGD, Solver
 from consilience.client.terms.term import Context, Term
 from consilience.core.capabilities import ChecksTask

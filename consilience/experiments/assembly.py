@@ -30,7 +30,6 @@ from consilience.experiments.config.catalogue import ENGINES, KINDS
 from consilience.experiments.config.config import Config
 from consilience.experiments.experiment import Experiment
 from consilience.experiments.privacy_ledger import refuse_overspending
-from consilience.experiments.private_data import refuse_shared_preparation
 from consilience.options.parts import made
 
 
@@ -211,3 +210,28 @@ def _try_budget(rounds: int, algorithm: Algorithm, engine: Engine) -> None:
     clients = len(engine.sizes)
     refuse = functools.partial(refuse_overspending, algorithm.server, engine.start(), clients=clients)
     made("algorithm", functools.partial(refuse, rounds=rounds), {})
+
+
+LEARNT = {
+    **dict.fromkeys(("breast_cancer", "heart_disease", "uci_har_acc"), "scaled by statistics of all clients' rows"),
+    "shakespeare": "numbered by the characters that all clients use",
+}
+"""Data sets of which this is true whatever their options."""
+SCALES = "it scales every client's rows by statistics of all"
+COUNTS = "it numbers tokens by how often all clients use them: use 'ngrams' or 'encoder'"
+
+
+def refuse_shared_preparation(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse, for a private run, data that were prepared with what all clients' rows have in common."""
+    if name in LEARNT:
+        raise Invalid(f"a private run cannot have data.name = {name!r}: it is {LEARNT[name]}")
+    form = "features" if "features" in options else "text"  # one of the two says how texts become numbers
+    reasons = {
+        "normalise": (options.get("normalise") == "standard", f"{SCALES}: use 'unit', 'signed' or 'none'"),
+        "standardise": (options.get("standardise") is True, f"{SCALES}: use false"),
+        "picture_encoder": (options.get("picture_encoder") is not None, SCALES),
+        form: (options.get(form) in ("words", "characters"), COUNTS),
+    }
+    for option, (refused, reason) in reasons.items():
+        if refused:
+            raise Invalid(f"a private run cannot have data.{option} = {options[option]!r}: {reason}")

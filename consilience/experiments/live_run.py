@@ -16,12 +16,11 @@ from consilience.core.rounds import Diverged, Snapshot, run
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.experiments import privacy_ledger, trackers
+from consilience.experiments.client_tests import federated_test, personal_test
 from consilience.experiments.cohort_size import lone_client
 from consilience.experiments.config.config import Config
 from consilience.experiments.experiment import Experiment
 from consilience.experiments.export import export
-from consilience.experiments.federated_test import federated_test
-from consilience.experiments.personal import personal_test
 from consilience.experiments.record import Observer
 from consilience.runs import checkpoint, identity
 from consilience.runs.checkpoint import Checkpoint

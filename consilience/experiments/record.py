@@ -19,9 +19,8 @@ from consilience.core.rounds import Round
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.experiments.client_log import client_row
+from consilience.experiments.client_tests import FederatedTest, PersonalTest
 from consilience.experiments.evaluation import evaluate, evaluate_each
-from consilience.experiments.federated_test import FederatedTest
-from consilience.experiments.personal import PersonalTest
 from consilience.runs.observation import Observation
 
 COUNTS = ("silent", "empty_client", "nonfinite", "late", "clipped_updates", "memory_lost", "worker_lost")

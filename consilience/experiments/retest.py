@@ -10,9 +10,9 @@ from consilience.core import tree
 from consilience.core.metrics import ClientScores, Scores
 from consilience.core.settings import Invalid
 from consilience.experiments.assembly import assemble
+from consilience.experiments.client_tests import personal_test
 from consilience.experiments.config.config import from_table
 from consilience.experiments.evaluation import evaluate
-from consilience.experiments.personal import personal_test
 from consilience.runs import checkpoint
 from consilience.runs.folder import RunFolder
 from consilience.runs.toml_text import loads

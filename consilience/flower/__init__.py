@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from consilience.flower.app import client_app
     from consilience.flower.strategies.memory import load_shared, personal_values, recall, remember
     from consilience.flower.strategies.serving import Limits
-    from consilience.flower.strategies.siamese_term import FedSiamTerm
     from consilience.flower.strategies.strategy import TooFewNodes
     from consilience.flower.strategies.terms import (
         FedDCTerm,
         FedDynTerm,
         FedProxTerm,
+        FedSiamTerm,
         FedSplitTerm,
         MoonTerm,
         ScaffoldState,
@@ -33,7 +33,7 @@ _MODULES = {
     "personal_values": "strategies.memory",
     "recall": "strategies.memory",
     "remember": "strategies.memory",
-    "FedSiamTerm": "strategies.siamese_term",
+    "FedSiamTerm": "strategies.terms",
     "FedDCTerm": "strategies.terms",
     "FedDynTerm": "strategies.terms",
     "FedProxTerm": "strategies.terms",

@@ -15,7 +15,7 @@ from consilience.core.settings import Invalid
 from consilience.meta.unfolded import HoldsData
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.averaging.combining.weighted_mean import WeightedMean
-from consilience.server.averaging.steps.replace import Replace
+from consilience.server.averaging.steps.plain import Replace
 from consilience.server.protocols import Merges, uses_weights
 from consilience.server.rules.paced_averaging import PacedAveraging
 

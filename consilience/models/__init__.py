@@ -16,8 +16,7 @@ from consilience.models.frozen import linear_head
 from consilience.models.fusion import late_fusion
 from consilience.models.perceptrons import logistic, mlp
 from consilience.models.recurrent import char_lstm, text_lstm
-from consilience.models.residual import resnet18, resnet34, resnet50
-from consilience.models.residual_cifar import resnet20
+from consilience.models.residual import resnet18, resnet20, resnet34, resnet50
 from consilience.models.siamese import siamese
 
 __all__ = [

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from consilience.core.exchange import Pool
+from consilience.core.settings import Invalid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,4 +16,23 @@ class Everyone:
 
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """All candidates."""
+        return pool.candidates
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pooled:
+    """The one client that holds all the data; runs and `train` pool a federation for it."""
+
+    @property
+    def pools_data(self) -> bool:
+        """A federation is pooled for it."""
+        return True
+
+    def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
+        """That client; several are refused."""
+        if len(pool) > 1:
+            raise Invalid(
+                f"all data are to be in one place, but there are {len(pool)} clients: give the engine "
+                "federation.pooled(), or choose another selection"
+            )
         return pool.candidates

@@ -2,12 +2,11 @@
 
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.averaging.combining.weighted_mean import WeightedMean
-from consilience.server.averaging.steps.replace import Replace
-from consilience.server.averaging.weighting.by_examples import ByExamples
+from consilience.server.averaging.steps.plain import Replace
+from consilience.server.averaging.weighting.by_size import ByExamples, UniformWeights
 from consilience.server.averaging.weighting.capped import CappedWeights
 from consilience.server.averaging.weighting.dual import DualWeights
 from consilience.server.averaging.weighting.simprox import SimProxWeights
-from consilience.server.averaging.weighting.uniform import UniformWeights
 from consilience.server.rules.dual_averaging import LayerwiseDual
 
 __all__ = [

@@ -10,8 +10,8 @@ import statistics
 import numpy as np
 
 import consilience as cs
+from consilience.experiments.client_tests import personal_test
 from consilience.experiments.evaluation import evaluate
-from consilience.experiments.personal import personal_test
 
 USUAL = {"lr": 0.1, "epochs": 2, "batch_size": 16}
 METHODS = {

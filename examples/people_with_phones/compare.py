@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import consilience as cs
+from consilience.experiments.client_tests import personal_test
 from consilience.experiments.evaluation import evaluate
-from consilience.experiments.personal import personal_test
 
 USUAL = {"lr": 0.05, "epochs": 1, "batch_size": 32}
 METHODS = {

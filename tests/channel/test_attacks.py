@@ -36,9 +36,8 @@ from consilience.core.rounds import run
 from consilience.core.settings import Invalid
 from consilience.core.task import Task
 from consilience.server.averaging.combining.centred_clipping import CentredClipping
+from consilience.server.averaging.combining.coordinate_wise import Median, TrimmedMean
 from consilience.server.averaging.combining.krum import Krum
-from consilience.server.averaging.combining.median import Median
-from consilience.server.averaging.combining.trimmed_mean import TrimmedMean
 from consilience.server.averaging.combining.weighted_mean import WeightedMean
 from consilience.server.protocols import Combine
 

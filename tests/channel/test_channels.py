@@ -17,7 +17,7 @@ from consilience.algorithms.fedavg import fedavg
 from consilience.algorithms.fedper import fedper
 from consilience.algorithms.simprox import simprox
 from consilience.channel import Chain, Clip, Noise, OverTheAir, Plain, Quantise, Radio, RandomK, TopK
-from consilience.channel.packing import packed, unpacked
+from consilience.channel.quantise import packed, unpacked
 from consilience.core import rng, tree
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.protocols import Channel

@@ -15,7 +15,7 @@ from torch.func import grad
 
 from consilience.algorithms.fedavg import fedavg
 from consilience.algorithms.moon import moon
-from consilience.client.memory.previous_model import PreviousModel
+from consilience.client.memory.models import PreviousModel
 from consilience.client.terms.contrastive import Contrastive
 from consilience.client.terms.term import Context
 from consilience.core import plans, tree

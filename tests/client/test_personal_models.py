@@ -19,7 +19,7 @@ from consilience.core.plans import Work
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
-from consilience.experiments.personal import personal_test
+from consilience.experiments.client_tests import personal_test
 from consilience.selection import Uniform
 from consilience.server import UniformWeights
 from consilience.server.rules.message_passing import MessagePassing

@@ -10,7 +10,7 @@ import torch
 from torch.func import vmap
 
 from consilience.client.memory.memory import Done, Memory
-from consilience.client.memory.previous_model import PreviousModel, distance
+from consilience.client.memory.models import PreviousModel, distance
 from consilience.client.solvers import SGD
 from consilience.core.tree import Tree
 

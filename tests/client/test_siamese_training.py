@@ -19,7 +19,7 @@ from consilience.algorithms.fedsiam_da import fedsiam_da
 from consilience.channel import Chain, Clip, Quantise
 from consilience.client import SGD, LocalTraining, Proximal
 from consilience.client.cosine import cosine
-from consilience.client.memory.previous_model import PreviousModel
+from consilience.client.memory.models import PreviousModel
 from consilience.client.personal_layers import Normalisation
 from consilience.client.siamese_training import SiameseTraining
 from consilience.client.terms.contrastive import Contrastive

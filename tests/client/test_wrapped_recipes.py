@@ -26,8 +26,8 @@ from consilience.core.tree import Tree
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.experiments import assembly
 from consilience.experiments.assembly import try_client
+from consilience.experiments.client_tests import personal_test
 from consilience.experiments.config.config import from_table
-from consilience.experiments.personal import personal_test
 from consilience.training import train
 
 pytestmark = pytest.mark.usefixtures("untraced")

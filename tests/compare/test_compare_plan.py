@@ -14,9 +14,8 @@ from consilience.compare.plan import Comparison, plan
 from consilience.core.settings import Invalid
 from consilience.experiments.config.catalogue import KINDS
 from consilience.runs import toml_text
-from consilience.selection.everyone import Everyone
+from consilience.selection.everyone import Everyone, Pooled
 from consilience.selection.poisson import Poisson
-from consilience.selection.pooled import Pooled
 from consilience.selection.sliding_window import SlidingWindow
 from consilience.selection.uniform import Uniform
 

@@ -30,8 +30,8 @@ from consilience.core.metrics import Metric, Metrics, host
 from consilience.core.settings import Invalid
 from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
+from consilience.experiments.client_tests import federated_test
 from consilience.experiments.evaluation import evaluate
-from consilience.experiments.federated_test import federated_test
 
 
 class Echo(nn.Module):

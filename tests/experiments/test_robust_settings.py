@@ -11,10 +11,10 @@ from consilience.experiments import assembly
 from consilience.experiments.config import config
 from consilience.experiments.config.catalogue import KINDS
 from consilience.server import Averaging
+from consilience.server.averaging.combining.coordinate_wise import TrimmedMean
 from consilience.server.averaging.combining.geometric_median import GeometricMedian
 from consilience.server.averaging.combining.krum import Krum, MultiKrum
 from consilience.server.averaging.combining.nearest_neighbour_mixing import NearestNeighbourMixing
-from consilience.server.averaging.combining.trimmed_mean import TrimmedMean
 from consilience.server.averaging.steps.adaptive import AdamStep
 
 QUICK = ("data=digits", "partition.clients=6", "partition.alpha=5.0", "rounds=1")

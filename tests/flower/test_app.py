@@ -38,7 +38,7 @@ def test_any_object_that_trains_and_evaluates_is_a_client(kind: str) -> None:
 def test_only_a_client_that_introduces_itself_answers_queries(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="query"):
         client_app(Echo())(_message("query"), None)
-    assert "query" in str(client_app(tmp_path)._registered_funcs)  # noqa: SLF001
+    assert "query" in str(client_app(tmp_path)._registered_funcs)
 
 
 @pytest.mark.parametrize(

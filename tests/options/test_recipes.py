@@ -20,9 +20,9 @@ from consilience.options import parts
 from consilience.options.other_values import other_values
 from consilience.options.recipes import default_of
 from consilience.selection import Everyone, SlidingWindow, Uniform
-from consilience.server.averaging.steps.replace import Replace
+from consilience.server.averaging.steps.plain import Replace
+from consilience.server.averaging.weighting.by_size import UniformWeights
 from consilience.server.averaging.weighting.simprox import SimProxWeights
-from consilience.server.averaging.weighting.uniform import UniformWeights
 
 NEEDED = {"fedsplit": {"step": 1.0}, "fedprox_fedsplit": {"step": 1.0}}
 ROBUST = ("bulyan", "centred_clipping", "coordinate_median", "geometric_median", "krum", "multi_krum", "trimmed_mean")

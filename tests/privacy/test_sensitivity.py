@@ -18,7 +18,7 @@ import consilience as cs
 from consilience.algorithms.dp_fedavg import dp_fedavg
 from consilience.channel import Clip, Quantise
 from consilience.client.inexactness import ReportsGamma
-from consilience.client.memory.drift import Drift
+from consilience.client.memory.corrections import Drift
 from consilience.client.personal_layers import Head
 from consilience.client.reporting import LossAtStart
 from consilience.client.terms.drift_corrected import DriftCorrected
@@ -35,8 +35,7 @@ from consilience.experiments.config import config
 from consilience.privacy import proof
 from consilience.selection import Everyone, Poisson, Uniform
 from consilience.server.averaging.steps.adaptive import AdagradStep, AdamStep, YogiStep
-from consilience.server.averaging.steps.momentum import MomentumStep
-from consilience.server.averaging.steps.noisy import Noisy
+from consilience.server.averaging.steps.plain import MomentumStep, Noisy
 from consilience.server.rules import private_averaging
 
 pytestmark = pytest.mark.usefixtures("untraced")

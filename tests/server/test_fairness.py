@@ -19,8 +19,7 @@ from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.server import Averaging, UniformWeights
 from consilience.server.averaging.ledgers.qffl_step import QfflStep
-from consilience.server.averaging.weighting.agnostic import AgnosticWeights, project_to_simplex
-from consilience.server.averaging.weighting.qffl import QfflWeights
+from consilience.server.averaging.weighting.by_loss import AgnosticWeights, QfflWeights, project_to_simplex
 from consilience.server.protocols import Ledger, Weighting
 
 

@@ -22,7 +22,7 @@ from consilience.selection import Everyone, SlidingWindow
 from consilience.server import Averaging, ByExamples, SimProxWeights
 from consilience.server.averaging.combining.attention import Attention
 from consilience.server.averaging.combining.simagg import SimAgg
-from consilience.server.averaging.steps.noisy import Noisy
+from consilience.server.averaging.steps.plain import Noisy
 from consilience.server.protocols import Combine, CombineAround, Step
 
 

@@ -19,7 +19,7 @@ from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.environments.environment import Environment
 from consilience.privacy import Spending, Spent, history
-from consilience.server.averaging.steps.momentum import MomentumStep
+from consilience.server.averaging.steps.plain import MomentumStep
 from consilience.server.rules.private_averaging import PrivateAveraging
 
 QUIET = 1e-12  # of noise

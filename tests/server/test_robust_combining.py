@@ -23,12 +23,11 @@ from consilience.core.tree import Tree
 from consilience.server import Averaging, SimProxWeights, UniformWeights
 from consilience.server.averaging.combining.bulyan import Bulyan
 from consilience.server.averaging.combining.centred_clipping import CentredClipping
+from consilience.server.averaging.combining.coordinate_wise import Median, TrimmedMean
 from consilience.server.averaging.combining.geometric_median import GeometricMedian
 from consilience.server.averaging.combining.krum import Krum, MultiKrum
-from consilience.server.averaging.combining.median import Median
 from consilience.server.averaging.combining.nearest_neighbour_mixing import NearestNeighbourMixing
 from consilience.server.averaging.combining.tolerance import faulty
-from consilience.server.averaging.combining.trimmed_mean import TrimmedMean
 from consilience.server.averaging.combining.weighted_mean import WeightedMean
 from consilience.server.protocols import Combine, uses_weights
 

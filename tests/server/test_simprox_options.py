@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from consilience.algorithms.fedavg import fedavg
 from consilience.algorithms.simprox import simprox
-from consilience.client.memory.previous_model import PreviousModel
+from consilience.client.memory.models import PreviousModel
 from consilience.core.exchange import Cohort, Notes
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid

@@ -23,7 +23,7 @@ from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
 from consilience.selection import Uniform
-from consilience.server.averaging.weighting.uniform import UniformWeights
+from consilience.server.averaging.weighting.by_size import UniformWeights
 from consilience.server.rules.splitting import Splitting
 
 CURVES = np.array(

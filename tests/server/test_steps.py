@@ -22,7 +22,7 @@ from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.averaging.steps.adaptive import AdagradStep, AdamStep, YogiStep
-from consilience.server.averaging.steps.momentum import MomentumStep
+from consilience.server.averaging.steps.plain import MomentumStep
 from consilience.server.protocols import Step
 
 

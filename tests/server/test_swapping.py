@@ -24,8 +24,8 @@ from consilience.experiments.assembly import assemble
 from consilience.experiments.config import config
 from consilience.selection import Everyone, SlidingWindow, Uniform
 from consilience.selection.fixed_for_rounds import FixedForRounds
-from consilience.server.averaging.ledgers.mean_drift import MeanDrift
-from consilience.server.averaging.weighting.uniform import UniformWeights
+from consilience.server.averaging.ledgers.drift import MeanDrift
+from consilience.server.averaging.weighting.by_size import UniformWeights
 from consilience.server.geometry.model_similarity import Layerwise
 from consilience.server.geometry.pairing import ExactMatching, Greedy, MinimumSimilarity, Random
 from consilience.server.rules.swapping import NOBODY, Swapping, traffic

@@ -9,11 +9,53 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from consilience.engines.compiler.fuse import fuse
-from consilience.engines.compiler.products import add_product, factors
 from consilience.engines.compiler.trace import Flat, Trace, origin
+
+aten = torch.ops.aten
+PRODUCTS = (aten.bmm.default, aten.mm.default)
+VIEWS = (
+    aten.transpose.int,
+    aten.t.default,
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.expand.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+)
+
+
+def factors(value: fx.Node, target: fx.Node, overwritten: list[fx.Node]) -> tuple[fx.Node, fx.Node] | None:
+    """(left, right) if the value is their product, in the order in which the target lies, and nobody else reads it."""
+    way: list[fx.Node] = []
+    node = value
+    if torch.empty(target.meta["shape"], device="meta").stride() != target.meta["stride"]:
+        return None
+    while node.target in VIEWS and len(node.users) == 1:
+        way.append(node)
+        node = node.args[0]  # type: ignore[assignment]
+    if node.target not in PRODUCTS or len(node.users) != 1 or node.meta["dtype"] != value.meta["dtype"]:
+        return None
+    shown = torch.empty(node.meta["shape"], device="meta")
+    for step in reversed(way):
+        shown = step.target(shown, *step.args[1:], **step.kwargs)  # type: ignore[operator]
+    left, right = node.args
+    assert isinstance(left, fx.Node) and isinstance(right, fx.Node)
+    if not shown.is_contiguous() or {origin(left), origin(right)} & set(overwritten):
+        return None
+    return left, right
+
+
+def add_product(target: Tensor, left: Tensor, right: Tensor, alpha: float) -> None:
+    """target += alpha left @ right, with as many matrices in the target as in the factors."""
+    shape = (*left.shape[:-1], right.shape[-1])
+    if left.dim() == 3:
+        target.view(shape).baddbmm_(left, right, alpha=alpha)
+    else:
+        target.view(shape).addmm_(left, right, alpha=alpha)
+
 
 aten = torch.ops.aten
 

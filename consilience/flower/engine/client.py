@@ -24,9 +24,8 @@ from consilience.engines.vectorised.program import memories
 from consilience.engines.workload import Workload, planned_steps
 from consilience.environments.environment import Environment
 from consilience.flower.engine import wire
-from consilience.flower.engine.agreement import agreement, differences
+from consilience.flower.engine.agreement import TESTS, TRAIN, agreement, differences, rules_of
 from consilience.flower.engine.memory import Found, Keeper
-from consilience.flower.engine.rules import TESTS, TRAIN, rules_of
 from consilience.flower.secure.client import contribution, masked, refuse_repetition
 from consilience.flower.secure.terms import SecureTerms
 from consilience.wire import arrays

@@ -27,12 +27,11 @@ from consilience.engines.vectorised.tuning import LaneChoice, LaneName
 from consilience.engines.workload import Workload, heard_steps
 from consilience.environments.environment import Environment
 from consilience.flower.engine import wire
-from consilience.flower.engine.agreement import agreement
+from consilience.flower.engine.agreement import PRE_TRAINING, TRAIN, agreement, name_of, rules_of
 from consilience.flower.engine.inbox import Inbox, read
 from consilience.flower.engine.mail import Mail, Post, Waiting
 from consilience.flower.engine.pulling import Bound
 from consilience.flower.engine.roster import Roster
-from consilience.flower.engine.rules import PRE_TRAINING, TRAIN, name_of, rules_of
 from consilience.flower.engine.templates import reply_template
 from consilience.flower.secure.cohort import SecureRound, refuse_tables
 from consilience.flower.secure.sum import refuse_other_flower

@@ -14,8 +14,7 @@ from consilience.core.settings import Invalid
 from consilience.flower.secure.terms import FEWEST, MODULUS, SecureTerms
 from consilience.privacy import SpendsPrivacy
 from consilience.server.averaging.averaging import Averaging
-from consilience.server.averaging.weighting.by_examples import ByExamples
-from consilience.server.averaging.weighting.uniform import UniformWeights
+from consilience.server.averaging.weighting.by_size import ByExamples, UniformWeights
 
 WEIGHTS: Mapping[type, Any] = {ByExamples: "examples", UniformWeights: "uniform"}
 SUMMABLE = (Plain, Clip, Noise)  # channels whose server half is the same for a sum as for each reply

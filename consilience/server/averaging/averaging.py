@@ -12,9 +12,8 @@ from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.server.averaging.combining.weighted_mean import WeightedMean
-from consilience.server.averaging.steps.replace import Replace
-from consilience.server.averaging.weighting.by_examples import ByExamples
-from consilience.server.averaging.weighting.uniform import UniformWeights
+from consilience.server.averaging.steps.plain import Replace
+from consilience.server.averaging.weighting.by_size import ByExamples, UniformWeights
 from consilience.server.protocols import (
     Combine,
     CombineAround,

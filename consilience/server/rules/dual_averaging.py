@@ -13,7 +13,7 @@ from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.settings import check
 from consilience.core.tree import Tree, map_rows
 from consilience.server.averaging.combining.weighted_mean import weighted_mean
-from consilience.server.averaging.steps.replace import Replace
+from consilience.server.averaging.steps.plain import Replace
 from consilience.server.averaging.weighting.dual import DualWeights, cosines_to_mean, dual_weights, first_weights
 from consilience.server.protocols import Step
 

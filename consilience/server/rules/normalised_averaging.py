@@ -12,7 +12,7 @@ from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.settings import Decay, Invalid, check
 from consilience.core.tree import Tree, map_rows
 from consilience.server.averaging.combining.weighted_mean import WeightedMean
-from consilience.server.averaging.weighting.by_examples import ByExamples
+from consilience.server.averaging.weighting.by_size import ByExamples
 from consilience.server.protocols import Weighting, read_by
 
 

@@ -13,8 +13,8 @@ from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.tree import Tree
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.averaging.combining.weighted_mean import WeightedMean
-from consilience.server.averaging.steps.replace import Replace
-from consilience.server.averaging.weighting.by_examples import ByExamples
+from consilience.server.averaging.steps.plain import Replace
+from consilience.server.averaging.weighting.by_size import ByExamples
 from consilience.server.protocols import Combine, Step, Weighting
 
 

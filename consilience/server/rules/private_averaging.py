@@ -20,7 +20,7 @@ from consilience.core.settings import Fraction, Invalid, Positive, Whole, check
 from consilience.core.tree import Tree, here, map_leaves, map_rows
 from consilience.privacy import History, Spending, Spent, history
 from consilience.privacy.proof import refuse_unproven
-from consilience.server.averaging.steps.replace import Replace
+from consilience.server.averaging.steps.plain import Replace
 from consilience.server.protocols import Step
 
 

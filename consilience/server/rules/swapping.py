@@ -15,8 +15,8 @@ from consilience.core.rng import host
 from consilience.core.settings import Count, Fraction, Invalid, NonNegative, Probability, check
 from consilience.core.tree import Tree
 from consilience.server.averaging.combining.weighted_mean import WeightedMean
-from consilience.server.averaging.steps.replace import Replace
-from consilience.server.averaging.weighting.by_examples import ByExamples
+from consilience.server.averaging.steps.plain import Replace
+from consilience.server.averaging.weighting.by_size import ByExamples
 from consilience.server.geometry.model_similarity import Layerwise, ModelSimilarity
 from consilience.server.geometry.pairing import MinimumSimilarity, Pairing
 from consilience.server.protocols import Combine, Step, Weighting, read_by

@@ -19,7 +19,7 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "consil
 from flower_loopback import Loopback, apps
 
 from consilience.engines.vectorised.engine import Vectorised
-from consilience.experiments.personal import personal_test
+from consilience.experiments.client_tests import personal_test
 from consilience.flower.engine.engine import FlowerEngine
 
 SHARES = ([3], [0, 4], [1, 2])  # five clients on three nodes

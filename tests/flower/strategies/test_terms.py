@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from consilience.core import tree
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
-from consilience.flower.strategies.siamese_term import FedSiamTerm
 from consilience.flower.strategies.terms import (
     FedDCTerm,
     FedDynTerm,
     FedProxTerm,
+    FedSiamTerm,
     FedSplitTerm,
     MoonTerm,
     ScaffoldState,

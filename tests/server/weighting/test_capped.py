@@ -21,11 +21,10 @@ from consilience.experiments.config.catalogue import KINDS
 from consilience.experiments.config.config import load
 from consilience.options.parts import build, write
 from consilience.server.averaging.averaging import Averaging
-from consilience.server.averaging.weighting.by_examples import ByExamples
+from consilience.server.averaging.weighting.by_size import ByExamples, UniformWeights
 from consilience.server.averaging.weighting.capped import CappedWeights, capped_shares, connected
 from consilience.server.averaging.weighting.dual import DualWeights
 from consilience.server.averaging.weighting.simprox import SimProxWeights
-from consilience.server.averaging.weighting.uniform import UniformWeights
 from consilience.server.protocols import Weighting, read_by
 
 

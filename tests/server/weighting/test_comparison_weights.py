@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from consilience.core.exchange import Cohort
 from consilience.core.settings import Invalid
-from consilience.server.averaging.weighting.dr import DrWeights
+from consilience.server.averaging.weighting.by_loss import DrWeights
 from consilience.server.averaging.weighting.fedadp import FedAdpWeights
 from consilience.server.averaging.weighting.fedfa import FedFaWeights
 from consilience.server.averaging.weighting.schedule import ScheduleWeights, save_table

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from consilience.core.settings import check
 from consilience.core.tree import Tree, map_rows
+from consilience.server.averaging.combining.coordinate_wise import median
 from consilience.server.averaging.combining.krum import Neighbours, scores
-from consilience.server.averaging.combining.median import median
 from consilience.server.averaging.combining.tolerance import Faulty, require
 from consilience.server.averaging.combining.whole_models import distances, middle_buffers
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from consilience.core.settings import Count, Positive, check
 from consilience.core.tree import Tree, map_rows
-from consilience.server.averaging.combining.median import median
+from consilience.server.averaging.combining.coordinate_wise import median
 from consilience.server.averaging.combining.whole_models import coordinates, middle_buffers
 
 

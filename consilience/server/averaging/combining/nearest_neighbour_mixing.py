@@ -11,8 +11,8 @@ from torch import Tensor
 from consilience.core.capabilities import Wraps, capability
 from consilience.core.settings import check
 from consilience.core.tree import Tree, map_leaves
+from consilience.server.averaging.combining.coordinate_wise import TrimmedMean
 from consilience.server.averaging.combining.tolerance import Faulty, require
-from consilience.server.averaging.combining.trimmed_mean import TrimmedMean
 from consilience.server.averaging.combining.whole_models import distances, least
 from consilience.server.protocols import Combine, CombineAround, Tolerant
 

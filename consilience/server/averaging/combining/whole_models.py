@@ -8,7 +8,7 @@ from torch import Tensor
 
 from consilience.core.remote import each
 from consilience.core.tree import Tree, map_rows, rows
-from consilience.server.averaging.combining.median import median
+from consilience.server.averaging.combining.coordinate_wise import median
 from consilience.server.averaging.combining.weighted_mean import weighted_mean
 from consilience.server.geometry.geometry import measure
 

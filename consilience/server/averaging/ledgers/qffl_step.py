@@ -10,7 +10,7 @@ from torch import Tensor
 from consilience.core.remote import each
 from consilience.core.settings import NonNegative, Positive, check
 from consilience.core.tree import Tree, map_leaves
-from consilience.server.averaging.weighting.qffl import LEAST_LOSS, losses_at_start
+from consilience.server.averaging.weighting.by_loss import LEAST_LOSS, losses_at_start
 from consilience.server.protocols import Settled
 
 

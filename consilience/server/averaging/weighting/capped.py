@@ -14,7 +14,7 @@ from consilience.core.exchange import Cohort, Notes
 from consilience.core.rounds import Diverged
 from consilience.core.settings import Fraction, Invalid, OnlyWith, check
 from consilience.core.tree import Tree
-from consilience.server.averaging.weighting.by_examples import ByExamples
+from consilience.server.averaging.weighting.by_size import ByExamples
 from consilience.server.geometry.geometry import measure_updates
 from consilience.server.protocols import Weighting
 

@@ -1,4 +1,4 @@
-"""Gaussian noise on the new global parameters."""
+"""Server steps without adaptive rates: take the merged model, momentum (Hsu et al. 2019), added noise."""
 
 from __future__ import annotations
 
@@ -7,10 +7,42 @@ from dataclasses import dataclass, field
 import torch
 
 from consilience.core.rng import host
-from consilience.core.settings import NonNegative, Whole, check
-from consilience.core.tree import Tree
-from consilience.server.averaging.steps.replace import Replace
+from consilience.core.settings import Decay, NonNegative, Positive, Whole, check
+from consilience.core.tree import Tree, map_leaves
 from consilience.server.protocols import Step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replace:
+    """The merged model becomes the global model."""
+
+    def init(self, params: Tree) -> Tree:
+        """No state."""
+        return {}
+
+    def move(self, params: Tree, merged: Tree, state: Tree) -> tuple[Tree, Tree]:
+        """All the way."""
+        return merged, state
+
+
+@dataclass(frozen=True, kw_only=True)
+class MomentumStep:
+    """v <- beta v + d, w <- w + lr v, where d leads from the global model to the merged one."""
+
+    lr: Positive = 1.0
+    beta: Decay = 0.9
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def init(self, params: Tree) -> Tree:
+        """Standing still."""
+        return {"velocity": map_leaves(torch.zeros_like, params)}
+
+    def move(self, params: Tree, merged: Tree, state: Tree) -> tuple[Tree, Tree]:
+        """One step of heavy-ball momentum, without damping."""
+        velocity = map_leaves(lambda v, w, new: self.beta * v + (new - w), state["velocity"], params, merged)
+        return map_leaves(lambda w, v: w + self.lr * v, params, velocity), {"velocity": velocity}
 
 
 @dataclass(frozen=True, kw_only=True)

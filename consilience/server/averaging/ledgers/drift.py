@@ -1,4 +1,4 @@
-"""The server's side of FedDyn and FedDC."""
+"""Ledgers of drift: control variates (SCAFFOLD) and the mean drift (FedDyn)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,44 @@ from torch import Tensor
 
 from consilience.core.tree import Tree, map_leaves, map_rows
 from consilience.server.protocols import Settled
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlVariates:
+    """c <- c + |S|/N mean_S (change of c_i): the mean of all clients' control variates, the silent ones' included."""
+
+    @property
+    def name(self) -> str:
+        """Its key in the state and in the broadcast."""
+        return "control_variate"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What replies must hold."""
+        return ("control_change",)
+
+    @property
+    def needs_each_reply(self) -> bool:
+        """A sum is enough."""
+        return False
+
+    def open(self, start: Tree, clients: int) -> Tree:
+        """Zero."""
+        return map_leaves(torch.zeros_like, start["params"])
+
+    def tell(self, ledger: Tree) -> Tree:
+        """c goes to every client."""
+        return ledger
+
+    def settle(self, ledger: Tree, round: Settled) -> tuple[Tree, Tree]:
+        """Add the changes; the parameters stay as they are."""
+        changes = round.cohort.reply["control_change"]
+        total = map_rows(_sum, changes)
+        return map_leaves(lambda c, change: c + change / round.clients, ledger, total), round.after
+
+
+def _sum(stacked: Tensor) -> Tensor:
+    return stacked.sum(0)
 
 
 @dataclass(frozen=True, kw_only=True)

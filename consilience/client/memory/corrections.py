@@ -1,4 +1,4 @@
-"""SCAFFOLD's client control variate, by option II."""
+"""Corrections that a client keeps: control variates, drift and accumulated gradients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from consilience.client.memory.memory import Done
 from consilience.client.solvers import SGD, Solver
-from consilience.core.settings import Invalid
+from consilience.core.settings import Invalid, Positive, check
 from consilience.core.tree import Tree, map_leaves
 
 
@@ -64,3 +64,46 @@ def _rate(solver: Solver, round: Tensor) -> Tensor:
     """The learning rate of plain SGD in this round."""
     assert isinstance(solver, SGD)
     return solver.lr * torch.pow(torch.as_tensor(solver.decay, dtype=torch.float64, device=round.device), round)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drift:
+    """h_i <- h_i + (w_i - w): all that the client ever moved away from the models it received."""
+
+    @property
+    def name(self) -> str:
+        """Its key in the client's memory."""
+        return "drift"
+
+    def init(self, start: Tree) -> Tree:
+        """Zero."""
+        return map_leaves(torch.zeros_like, start["params"])
+
+    def update(self, old: Tree, done: Done) -> tuple[Tree, Tree]:
+        """Add this round's move; nothing is added to the reply."""
+        start = done.message["model"]["params"]
+        return map_leaves(lambda h, w, x: h + (w - x), old, done.model["params"], start), {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradient:
+    """g_k <- g_k - alpha (w_k - w): the gradient of the client's loss at w_k, if it solved its problem exactly."""
+
+    alpha: Positive = 0.1
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def name(self) -> str:
+        """Its key in the client's memory."""
+        return "gradient"
+
+    def init(self, start: Tree) -> Tree:
+        """Zero."""
+        return map_leaves(torch.zeros_like, start["params"])
+
+    def update(self, old: Tree, done: Done) -> tuple[Tree, Tree]:
+        """By how far the client moved; nothing is added to the reply."""
+        start = done.message["model"]["params"]
+        return map_leaves(lambda g, w, x: g - self.alpha * (w - x), old, done.model["params"], start), {}

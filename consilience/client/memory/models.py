@@ -1,4 +1,4 @@
-"""The model that a client had at the end of its last participation."""
+"""Models that a client keeps: the one it trained last, or its previous one with the broadcast."""
 
 from __future__ import annotations
 
@@ -56,3 +56,26 @@ def distance(params: Tree, others: Tree) -> Tensor:
     largest = torch.stack([part.abs().amax() for part in parts]).amax()
     unit = torch.where(largest > 0, largest, 1.0)
     return unit * torch.stack([(part / unit).square().sum() for part in parts]).sum().sqrt()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedModel:
+    """The model at the end of the client's last round, as its personal model; the initial model before."""
+
+    @property
+    def name(self) -> str:
+        """Its key in the client's memory."""
+        return "trained_model"
+
+    @property
+    def is_own_model(self) -> bool:
+        """The client uses this model."""
+        return True
+
+    def init(self, start: Tree) -> Tree:
+        """The initial model."""
+        return start
+
+    def update(self, old: Tree, done: Done) -> tuple[Tree, Tree]:
+        """What training ended with; nothing is added to the reply."""
+        return done.model, {}
