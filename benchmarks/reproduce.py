@@ -169,7 +169,7 @@ def run(todo: list[Cell], known: Known, options: argparse.Namespace) -> int:
             print(stack.enter_context(shared_gpu()), flush=True)
         pool = stack.enter_context(Pool.opened(todo, gpu_jobs, options.jobs))
         folders = {cell.key: cell.folder(work, source) for cell in todo}
-        for cell, text, facts in pool.serve(todo, deadline, folders, kept):
+        for cell, text, facts in pool.serve(todo, deadline, folders):
             row = row_of(cell, folders[cell.key], facts) if facts else None
             status = row["status"] if row else "not stored"
             print(f"{time.strftime('%H:%M:%S')} {'/'.join(map(str, cell.key))}: {status}, {text}", flush=True)

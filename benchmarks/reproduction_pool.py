@@ -52,9 +52,7 @@ class Pool:
                     process.kill()
                 process.join(timeout=10)
 
-    def serve(
-        self, todo: list[Cell], deadline: float, folders: Folders, kept: bool
-    ) -> Iterator[tuple[Cell, str, dict[str, str]]]:
+    def serve(self, todo: list[Cell], deadline: float, folders: Folders) -> Iterator[tuple[Cell, str, dict[str, str]]]:
         """Give every free process a cell that can be finished; yields how cells ended, and on what they ran."""
         waiting, at_work, slowest, told = list(todo), dict[int, Cell](), ROUND, False
         pace = Pace()
@@ -63,7 +61,7 @@ class Pool:
             if not told:
                 for number, (device, process, pipe) in enumerate(self.workers):
                     if number not in at_work and process.is_alive():
-                        cell = next_cell(waiting, device, left - slowest, folders, pace, kept)
+                        cell = next_cell(waiting, device, left - slowest, folders, pace)
                         if cell is not None:
                             waiting.remove(cell)
                             at_work[number] = cell
@@ -116,13 +114,13 @@ class Pace:
         return left * max(found[-4:]) if found else left + STARTING
 
 
-def next_cell(waiting: list[Cell], device: str, left: float, folders: Folders, kept: bool) -> Cell | None:
-    """The first that can be finished in time; if none can, and runs are kept, the first."""
+def next_cell(waiting: list[Cell], device: str, left: float, folders: Folders, pace: Pace) -> Cell | None:
+    """The first that can be finished in time; if none can, the first, which is then cut short."""
     mine = [cell for cell in waiting if cell.experiment.device == device]
     fitting = [cell for cell in mine if pace.expected(cell, folders[cell.key]) <= left]
     if fitting:
         return fitting[0]
-    return mine[0] if mine and kept and left > 2 * STARTING else None
+    return mine[0] if mine and left > 2 * STARTING else None
 
 
 def work_on(pipe: connection.Connection, device: str) -> None:
