@@ -92,9 +92,19 @@ def kinds() -> dict[Hashable, list[str]]:
     return found
 
 
-def plainest(names: list[str]) -> str:
-    """The recipe that is excused from least, then the one with the fewest parts and options."""
-    return min(names, key=lambda name: (len(DECLARED.get(name, Declared()).excused), len(repr(build(name)))))
+def representatives() -> list[str]:
+    """One recipe of each kind: the one excused from least, then the one with the fewest parts and options."""
+
+    def plain(name: str) -> tuple[int, int]:
+        return len(DECLARED.get(name, Declared()).excused), len(repr(build(name)))
+
+    return sorted(min(names, key=plain) for names in kinds().values())
+
+
+def in_lanes(*lanes: str) -> list[tuple[str, str]]:
+    """(recipe, lane): all lanes for one recipe of each kind, the first lane for the others."""
+    chosen = representatives()
+    return [(name, lane) for name in algorithms.names() for lane in (lanes if name in chosen else lanes[:1])]
 
 
 def _outline(part: Any) -> Hashable:

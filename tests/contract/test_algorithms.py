@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from declared import CLIENTS, DECLARED, Declared, build, kinds, model_of, plainest
+from declared import CLIENTS, DECLARED, Declared, build, in_lanes, model_of, representatives
 
 from consilience import algorithms
 from consilience.core import plans, tree
@@ -37,12 +37,8 @@ pytestmark = pytest.mark.usefixtures("untraced")
 
 each_recipe = pytest.mark.parametrize("name", algorithms.names())
 # one recipe for each kind of program that a lane meets; the others of the kind run in a second lane once
-REPRESENTATIVES = sorted(plainest(names) for names in kinds().values())
-each_kind = pytest.mark.parametrize("name", REPRESENTATIVES)
-in_lanes = pytest.mark.parametrize(
-    ("name", "lane"),
-    [(name, lane) for name in algorithms.names() for lane in ("serial", "batched")[: 1 + (name in REPRESENTATIVES)]],
-)
+each_kind = pytest.mark.parametrize("name", representatives())
+each_recipe_in_lanes = pytest.mark.parametrize(("name", "lane"), in_lanes("serial", "batched"))
 each_model = pytest.mark.parametrize("model", tiny.MODELS)
 
 
@@ -150,7 +146,7 @@ def test_replies_memories_and_states_keep_their_structure(name: str, model: str)
         assert tiny.finite(one.model) and tiny.finite(one.snapshot.server) and tiny.finite(one.snapshot.memory)
 
 
-@in_lanes
+@each_recipe_in_lanes
 @each_model
 def test_inputs_are_not_modified(name: str, model: str, lane: str) -> None:
     data = tiny.federation()
@@ -255,7 +251,7 @@ def test_needs_each_reply_is_truthful(name: str, model: str) -> None:
 # --- exact resume, exact repetition ----------------------------------------------------------------------------------
 
 
-@in_lanes
+@each_recipe_in_lanes
 @each_model
 def test_resume_is_exact(name: str, model: str, lane: str) -> None:
     some = Uniform(count=3)
@@ -270,11 +266,11 @@ def test_resume_is_exact(name: str, model: str, lane: str) -> None:
     assert_identical(rest, whole[2:])
 
 
-@each_recipe
+@each_recipe_in_lanes
 @each_model
-def test_same_seed_same_bits_other_seed_other_model(name: str, model: str) -> None:
-    first = train(name, model, lane="batched")
-    assert_identical(train.__wrapped__(name, model, lane="batched"), first)
+def test_same_seed_same_bits_other_seed_other_model(name: str, lane: str, model: str) -> None:
+    first = train(name, model, lane=lane)
+    assert_identical(train.__wrapped__(name, model, lane=lane), first)
     assert not tiny.same(train(name, model, seed=2, rounds=1)[-1].model, first[0].model)
 
 

@@ -211,7 +211,8 @@ def test_resume_is_exact_with_work_in_flight(lane: str, stop: int) -> None:
     held = whole[stop - 1].snapshot
     assert len(held.pending["jobs"]["ids"]) > 0
     saved = replace(held, server=tree.clone(held.server), pending=tree.clone(held.pending))
-    for one, other in zip(run(algorithm, engine(), rounds=8, seed=1, resume=saved), whole[stop:]):
+    rest = run(algorithm, engine(), rounds=8, seed=1, resume=saved)
+    for one, other in zip(rest, whole[stop:], strict=True):
         assert tiny.same(one.model, other.model) and one.clock == other.clock
         assert one.cohort.ids.tolist() == other.cohort.ids.tolist()
 
