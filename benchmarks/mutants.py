@@ -92,13 +92,18 @@ def main() -> int:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory() as place:
         copies = [copied(given.root, Path(place) / str(number)) for number in range(given.jobs)]
-        unmutated: list[Job] = [(None, tests) for tests in test_sets(wanted, given.root)]
-        failing = {tests for (_, tests), code in tested(unmutated, copies) if code}
-        outcomes = {mutant.name: obstacle(mutant, given.root, failing) for mutant in wanted}
-        rest = [(mutant, mutant.tests_in(given.root)) for mutant in wanted if not outcomes[mutant.name]]
-        for (mutant, _), code in tested(rest, copies):
+        outcomes = {mutant.name: obstacle(mutant, given.root) for mutant in wanted}
+        jobs: list[Job] = [(mutant, mutant.tests_in(given.root)) for mutant in wanted if not outcomes[mutant.name]]
+        for (mutant, _), code in tested(jobs, copies):
+            assert mutant is not None
             outcomes[mutant.name] = "killed" if code else "survived"
-            print(f"{outcomes[mutant.name]:9} {mutant.name:50} {mutant.file}", flush=True)
+            print(f"{outcomes[mutant.name]:9} {mutant.name:60} {mutant.file}", flush=True)
+        # what tests say of a mutant means nothing if they fail without it
+        decisive = {tests for mutant, tests in jobs if mutant and outcomes[mutant.name] == "killed"}
+        failing = {tests for (_, tests), code in tested([(None, tests) for tests in sorted(decisive)], copies) if code}
+        for mutant, tests in jobs:
+            if mutant and tests in failing:
+                outcomes[mutant.name] = "not tried, its tests fail without it"
     for mutant in wanted:
         if outcomes[mutant.name] not in ("killed", "survived"):
             print(f"{mutant.name}: {outcomes[mutant.name]}")
@@ -124,21 +129,14 @@ def copied(root: Path, to: Path) -> Path:
     return to
 
 
-def test_sets(mutants: list[Mutant], root: Path) -> list[tuple[str, ...]]:
-    """The distinct sets of tests."""
-    return [tests for tests in dict.fromkeys(mutant.tests_in(root) for mutant in mutants) if tests]
-
-
-def obstacle(mutant: Mutant, root: Path, failing: set[tuple[str, ...]]) -> str:
+def obstacle(mutant: Mutant, root: Path) -> str:
     """Why a mutant cannot be tried here; "" if it can."""
     file = root / mutant.file
     if mutant.needs and importlib.util.find_spec(mutant.needs) is None:
         return f"left out, {mutant.needs} is not installed"
     if not file.exists() or file.read_text(encoding="utf-8").count(mutant.before) != 1:
         return "not planted, its text does not stand in the file once"
-    if mutant.tests_in(root) in failing:
-        return "not tried, its tests fail without it"
-    return "" if mutant.tests_in(root) else "survived"
+    return "" if mutant.tests_in(root) else "survived, there is no test"
 
 
 def tested(jobs: list[Job], copies: list[Path]) -> Iterator[tuple[Job, int]]:
