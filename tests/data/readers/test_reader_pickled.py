@@ -6,7 +6,6 @@ import gzip
 import os
 import pickle
 import struct
-import time
 import tracemalloc
 
 import numpy as np
@@ -124,13 +123,12 @@ def test_array_shorter_than_its_shape_is_refused(tmp_path):
         read_pickled(path)
 
 
-def test_containers_that_double_at_each_step_take_no_time(tmp_path):
+def test_containers_that_double_at_each_step_are_not_written_out(tmp_path):
+    """Sixty doublings: whoever copied them would never be done."""
     path = tmp_path / "batch"
-    start = time.perf_counter()
     pairs = b"".join(b"h%ch%c\x86q%ca" % (k, k, k + 1) for k in range(60))  # each appended to one list
     path.write_bytes(b"])q\x00a" + pairs + b".")
     assert len(read_pickled(path)) == 61
-    assert time.perf_counter() - start < 1
 
 
 TEN_MB = b"X" + struct.pack("<I", 10**7) + b"a" * 10**7 + b"q\x00"
