@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import tiny
@@ -13,6 +13,7 @@ from consilience import algorithms
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import options_of
 from consilience.selection import Everyone
+from consilience.server.averaging.averaging import Averaging
 from consilience.server.averaging.weighting.schedule import ScheduleWeights
 
 CLIENTS = len(tiny.SIZES)
@@ -74,3 +75,42 @@ def build(name: str, **options: Any) -> Algorithm:
     usual = {"lr": 0.05, "epochs": 1, "batch_size": 4, "selection": Everyone()}
     wanted = {**usual, **options, **DECLARED.get(name, Declared()).options}
     return recipe(**{key: value for key, value in wanted.items() if key in options_of(recipe)})
+
+
+def kinds() -> dict[Hashable, list[str]]:
+    """Recipes by all that a lane meets of them: selection, client rule and channel to their last part, server rule.
+
+    Two recipes of a kind give a lane the same program up to numbers. How an `Averaging` weighs and combines happens
+    behind the lanes; its ledgers send something to the clients, so they count.
+    """
+    found: dict[Hashable, list[str]] = {}
+    for name in algorithms.names():
+        made = build(name)
+        ledgers = made.server.ledgers if isinstance(made.server, Averaging) else ()
+        seen_by_lanes = (made.selection, made.client, made.channel, ledgers)
+        found.setdefault((type(made.server), _outline(seen_by_lanes), model_of(name, "mlp")), []).append(name)
+    return found
+
+
+def representatives() -> list[str]:
+    """One recipe of each kind: the one excused from least, then the one with the fewest parts and options."""
+
+    def plain(name: str) -> tuple[int, int]:
+        return len(DECLARED.get(name, Declared()).excused), len(repr(build(name)))
+
+    return sorted(min(names, key=plain) for names in kinds().values())
+
+
+def in_lanes(*lanes: str) -> list[tuple[str, str]]:
+    """(recipe, lane): all lanes for one recipe of each kind, the first lane for the others."""
+    chosen = representatives()
+    return [(name, lane) for name in algorithms.names() for lane in (lanes if name in chosen else lanes[:1])]
+
+
+def _outline(part: Any) -> Hashable:
+    """A part's class and those of the parts in it, and which of its numbers and switches are set at all."""
+    if isinstance(part, tuple):
+        return tuple(_outline(member) for member in part)
+    if is_dataclass(part):
+        return type(part), *((each.name, _outline(getattr(part, each.name))) for each in fields(part))
+    return bool(part)

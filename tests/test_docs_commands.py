@@ -111,8 +111,9 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
 
 
 def pages(files: list[Path]) -> pytest.MarkDecorator:
-    """A test for each page that has commands; those of single methods train larger models."""
-    slow = {file: [pytest.mark.slow] if "methods" in file.parts else [] for file in files}
+    """A test for each page that has commands; those of single methods train larger models, that of Ray starts it."""
+    is_slow = {file: "methods" in file.parts or file.name == "ray.md" for file in files}
+    slow = {file: [pytest.mark.slow] if is_slow[file] else [] for file in files}
     found = [pytest.param(file, id=str(file.relative_to(ROOT)), marks=slow[file]) for file in files if page(file)]
     return pytest.mark.parametrize("file", found)
 

@@ -277,3 +277,22 @@ def test_solvers_do_not_touch_their_inputs() -> None:
         after = solver.step(params, grads, state, torch.tensor(3))
         assert tiny.same({"p": params, "g": grads, "s": state}, dict(zip("pgs", before)))
         assert tiny.structure(after[1]) == tiny.structure(state)
+
+
+def test_the_reported_loss_is_the_mean_over_rows_and_padding_counts_nothing() -> None:
+    """Batches of 4 and of 2 rows, cut or padded: sum of all rows' losses over 6."""
+    data, rule = tiny.federation((6,)), LocalTraining(solver=SGD(lr=1e-12), work=Work(batch_size=4))
+    task = Task(tiny.mlp().double())
+    plan = plans.draw(rule.work, data.train, np.array([0]), np.array([2]), seed=0, round=0)
+    message = {"model": task.start(), "round": torch.tensor(0)}
+    losses = {}
+    for name in ("single", "padded"):
+        carry = rule.begin(task, message, {})
+        for step in range(2):
+            cut = name == "single"
+            batch = plan.single(step, 0, data.train) if cut else plan.padded(step, 0, data.train, torch.float64)
+            carry = rule.step(task, carry, batch, message, {})
+        losses[name] = float(rule.end(task, carry, message, {})[0]["loss"])
+    x, y = data.train.of(0)
+    expected = float(F.cross_entropy(task.apply(task.start(), x, train=False)[0], y))
+    assert losses == pytest.approx({"single": expected, "padded": expected}, abs=1e-9)

@@ -147,7 +147,7 @@ WITH_TERMS = [name for name in algorithms.names() if "terms" in options_of(algor
 @pytest.mark.parametrize("name", WITH_TERMS)
 def test_a_term_that_does_not_fit_the_model_is_refused_before_training(name: str) -> None:
     if name in WITHOUT_TERMS:
-        with pytest.raises(Invalid):
+        with pytest.raises(Invalid, match=r"terms|Featured"):
             build(name, terms=(Featured(),))
         return
     algorithm, task = build(name, terms=(Featured(),)), Task(model_of(name, "mlp")())

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from declared import CLIENTS, DECLARED, Declared, build, model_of
+from declared import CLIENTS, DECLARED, Declared, build, in_lanes, model_of, representatives
 
 from consilience import algorithms
 from consilience.core import plans, tree
@@ -36,6 +36,9 @@ pytestmark = pytest.mark.usefixtures("untraced")
 
 
 each_recipe = pytest.mark.parametrize("name", algorithms.names())
+# one recipe for each kind of program that a lane meets; the others of the kind run in a second lane once
+each_kind = pytest.mark.parametrize("name", representatives())
+each_recipe_in_lanes = pytest.mark.parametrize(("name", "lane"), in_lanes("serial", "batched"))
 each_model = pytest.mark.parametrize("model", tiny.MODELS)
 
 
@@ -81,7 +84,7 @@ def assert_identical(runs: list[Round], others: list[Round]) -> None:
 # --- where it runs does not matter -----------------------------------------------------------------------------------
 
 
-@each_recipe
+@each_kind
 @each_model
 @pytest.mark.parametrize("lane", ["batched", "batched-matmul", "streams"])
 def test_lanes_agree(name: str, model: str, lane: str) -> None:
@@ -89,6 +92,11 @@ def test_lanes_agree(name: str, model: str, lane: str) -> None:
 
 
 @each_recipe
+def test_every_recipe_gives_the_same_in_a_second_lane(name: str) -> None:
+    assert_close(train(name, "mlp", lane="batched"), train(name, "mlp"))
+
+
+@each_kind
 @each_model
 @pytest.mark.parametrize("at_once", [1, 2, 5])
 def test_group_size_does_not_matter(name: str, model: str, at_once: int) -> None:
@@ -96,14 +104,14 @@ def test_group_size_does_not_matter(name: str, model: str, at_once: int) -> None
     assert_close(got, train(name, model)[:2])
 
 
-@each_recipe
+@each_kind
 @pytest.mark.parametrize("lane", ["batched", "streams"])
 def test_lanes_agree_on_uneven_work(name: str, lane: str) -> None:
     uneven = Environment(steps=(5, 0, 1, 2, 9), communication=0.8, silent="stand_in")
     assert_close(train(name, "convnet", lane=lane, environment=uneven), train(name, "convnet", environment=uneven))
 
 
-@each_recipe
+@each_kind
 @pytest.mark.parametrize(("lane", "fused"), [("serial", False), ("serial", True), ("batched", False)])
 def test_traced_steps_give_the_same_bits(name: str, lane: str, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "InPlace", functools.partial(in_place.InPlace, fused=fused))
@@ -138,9 +146,8 @@ def test_replies_memories_and_states_keep_their_structure(name: str, model: str)
         assert tiny.finite(one.model) and tiny.finite(one.snapshot.server) and tiny.finite(one.snapshot.memory)
 
 
-@each_recipe
+@each_recipe_in_lanes
 @each_model
-@pytest.mark.parametrize("lane", ["serial", "batched"])
 def test_inputs_are_not_modified(name: str, model: str, lane: str) -> None:
     data = tiny.federation()
     rows = {"x": data.train.x, "y": data.train.y, "starts": data.train.starts, "sizes": data.train.sizes}
@@ -244,9 +251,8 @@ def test_needs_each_reply_is_truthful(name: str, model: str) -> None:
 # --- exact resume, exact repetition ----------------------------------------------------------------------------------
 
 
-@each_recipe
+@each_recipe_in_lanes
 @each_model
-@pytest.mark.parametrize("lane", ["serial", "batched"])
 def test_resume_is_exact(name: str, model: str, lane: str) -> None:
     some = Uniform(count=3)
     whole = train(name, model, rounds=4, selection=some, lane=lane)
@@ -260,11 +266,11 @@ def test_resume_is_exact(name: str, model: str, lane: str) -> None:
     assert_identical(rest, whole[2:])
 
 
-@each_recipe
+@each_recipe_in_lanes
 @each_model
-def test_same_seed_same_bits_other_seed_other_model(name: str, model: str) -> None:
-    first = train(name, model, lane="batched")
-    assert_identical(train.__wrapped__(name, model, lane="batched"), first)
+def test_same_seed_same_bits_other_seed_other_model(name: str, lane: str, model: str) -> None:
+    first = train(name, model, lane=lane)
+    assert_identical(train.__wrapped__(name, model, lane=lane), first)
     assert not tiny.same(train(name, model, seed=2, rounds=1)[-1].model, first[0].model)
 
 

@@ -298,8 +298,10 @@ def test_layers_with_dropout_inside_are_refused(layer: nn.Module) -> None:
         make_exact(nn.Sequential(nn.Linear(3, 3), layer))
 
 
-def test_the_same_layers_without_dropout_are_accepted() -> None:
-    make_exact(nn.Sequential(nn.LSTM(3, 4, num_layers=2), nn.MultiheadAttention(4, 2)))
+def test_the_same_layers_without_dropout_are_accepted_and_stay_what_they_are() -> None:
+    layers = nn.LSTM(3, 4, num_layers=2), nn.MultiheadAttention(4, 2)
+    made = make_exact(nn.Sequential(*layers))
+    assert [type(layer) for layer in made] == [nn.LSTM, nn.MultiheadAttention]
 
 
 @pytest.mark.parametrize("layer", [nn.AlphaDropout(0.2), nn.FeatureAlphaDropout(0.2), nn.RReLU()], ids=str)

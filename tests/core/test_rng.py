@@ -8,6 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -119,7 +120,8 @@ def test_draws_depend_on_every_part_of_the_purpose() -> None:
         rng.host(0, "a", 1),
     ]
     assert len({stream.integers(0, 2**62) for stream in streams}) == len(streams)
-    assert rng.host(0, "a", 0).random() == rng.host(0, "a", 0).random()
+    again = rng.host(0, "a", 0)  # a stream of its own: what another one drew does not move it
+    assert again.integers(0, 2**62, 3).tolist() == rng.host(0, "a", 0).integers(0, 2**62, 3).tolist()
 
 
 @given(INT64, st.integers(0, 30), st.integers(0, 12))
@@ -178,3 +180,17 @@ def test_draws_work_inside_vmap() -> None:
     keys = torch.arange(5)
     mapped = torch.func.vmap(lambda key: rng.keep_mask(rng.fold(key, 3), 9, 0.4))(keys)
     assert torch.equal(mapped, torch.stack([rng.keep_mask(rng.fold(key, 3), 9, 0.4) for key in keys]))
+
+
+@pytest.mark.parametrize("count", [2, 7])
+def test_normals_are_normal_at_every_place(count: int) -> None:
+    """Both numbers of a Box-Muller pair, by 20,000 keys; the critical value is that of p = 1e-6."""
+    drawn = rng.normals(rng.fold(torch.tensor(2), torch.arange(20_000)), count).numpy()
+    for place in range(count):
+        assert scipy.stats.kstest(drawn[:, place], "norm").statistic < 2.7 / 20_000**0.5
+    assert np.abs(np.corrcoef(drawn.T) - np.eye(count)).max() < 5 / 20_000**0.5
+
+
+def test_exponentials_have_mean_one() -> None:
+    drawn = rng.exponentials(rng.fold(torch.tensor(2), torch.arange(20_000))).numpy()
+    assert scipy.stats.kstest(drawn, "expon").statistic < 2.7 / 20_000**0.5

@@ -159,6 +159,17 @@ def test_replies_without_a_model_and_models_that_nobody_was_sent_have_no_proport
     assert screen(cohort, part) is cohort
 
 
+def test_an_update_of_just_the_bound_or_a_little_less_keeps_its_bits_and_is_not_counted() -> None:
+    start = torch.tensor([0.1, 0.2])
+    w = start + torch.tensor([[0.6, 0.8], [0.597, 0.796], [0.61, 0.81]])  # of length 1, 0.995 and 1.014
+    bound = float((w[0].double() - start.double()).norm())
+    found = screen(cohort_of(w), sent(start), Limits(max_norm=bound))
+    assert found.counts == {"clipped_updates": 1}
+    assert torch.equal(found.reply["model"]["params"]["w"][:2], w[:2])
+    within = screen(cohort_of(w[:2]), sent(start), Limits(max_norm=bound))
+    assert within.counts == {} and torch.equal(within.reply["model"]["params"]["w"], w[:2])
+
+
 def test_with_max_norm_large_updates_are_clipped_and_other_trees_still_refused() -> None:
     w, more = torch.tensor([[1.0], [3e38], [1.0]]), {"control_change": torch.tensor([[1.0], [1.0], [3e38]])}
     found = screen(cohort_of(w, more), sent(torch.ones(1)), Limits(max_norm=1.0))

@@ -126,6 +126,28 @@ def test_more_clients_than_free_slots_are_drawn_from_the_seed_and_sent_in_ascend
     assert len({tuple(one) for one in drawn}) > 6 and {number for one in drawn for number in one} == set(range(9))
     wanted = np.sort(host(5, "seats", 0).choice(np.arange(9), 4, replace=False)).tolist()
     assert drawn[5] == wanted, "stored runs depend on this draw"
+    told: list[list[int]] = []
+
+    class Told(Script):
+        def seconds(self, client: Any, channel: Any, broadcast: Broadcast, ids: np.ndarray, **when: int) -> np.ndarray:
+            told.append(ids.tolist())
+            return super().seconds(client, channel, broadcast, ids, **when)
+
+    for seed in range(12):
+        next(run(fedbuff(buffer=4, concurrency=4), Told([1] * 9, [1] * 9), rounds=1, seed=seed))
+    assert told == drawn, "server and engine are told ascending numbers, too"
+
+
+def test_of_replies_at_one_instant_those_sent_out_first_come_first() -> None:
+    """Clients 5 and 6 start at 0 and take 3 seconds, 0 and 1 start at 1 and take 2: all are there at 3."""
+    nothing = Broadcast(shared={"model": torch.zeros(1)})
+    empty = PendingReplies.of({}, 7, 0)
+    pending = empty.send(np.array([5, 6]), nothing, 0, np.array([3.0, 3.0]), delay=0, limit=np.inf)
+    pending = replace(pending, dispatches=1, clock=1.0)
+    pending = pending.send(np.array([0, 1]), nothing, 1, np.array([2.0, 2.0]), delay=0, limit=np.inf)
+    for instant in (True, False):
+        left, arrived = pending.pop_arrived(3, one_instant=instant)
+        assert arrived.ids.tolist() == [5, 6, 0] and left.jobs.ids.tolist() == [1] and left.clock == 3
 
 
 def test_a_seat_is_free_again_while_the_buffer_fills() -> None:
@@ -211,7 +233,8 @@ def test_resume_is_exact_with_work_in_flight(lane: str, stop: int) -> None:
     held = whole[stop - 1].snapshot
     assert len(held.pending["jobs"]["ids"]) > 0
     saved = replace(held, server=tree.clone(held.server), pending=tree.clone(held.pending))
-    for one, other in zip(run(algorithm, engine(), rounds=8, seed=1, resume=saved), whole[stop:]):
+    rest = run(algorithm, engine(), rounds=8, seed=1, resume=saved)
+    for one, other in zip(rest, whole[stop:], strict=True):
         assert tiny.same(one.model, other.model) and one.clock == other.clock
         assert one.cohort.ids.tolist() == other.cohort.ids.tolist()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -184,11 +183,11 @@ def test_measuring_leaves_no_trace_in_memories() -> None:
 
 
 @pytest.mark.usefixtures("untraced")
-def test_one_client_runs_serially() -> None:
+def test_one_client_runs_serially_and_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tuner, "_time", lambda *_: pytest.fail("a lane was measured"))
     engine = tiny.engine(data=tiny.federation((9,)), lane="auto")
-    began = time.perf_counter()
     train(engine, rounds=1)
-    assert engine.choice.lane == "serial" and time.perf_counter() - began < 20
+    assert engine.choice.lane == "serial"
 
 
 @pytest.mark.usefixtures("untraced")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
 import sys
 from collections.abc import Callable
@@ -115,6 +116,24 @@ def remove_and_forget(path: Path) -> None:
     forget(path)
 
 
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """The folders of a run with checkpoints, and of one that died before the first; tests work on copies."""
+    saved, died = (tmp_path_factory.mktemp(name) for name in ("saved", "died"))
+    start(saved)
+    with pytest.MonkeyPatch.context() as patch:
+        crash_at(4, patch, live_run.RunFolder, "append")
+        with pytest.raises(KeyboardInterrupt):
+            start(died, "checkpoint.every=9")
+    return {True: saved / "private", False: died / "private"}
+
+
+def test_the_runs_whose_ledgers_will_be_touched_can_go_on(untouched: dict[bool, Path], tmp_path: Path) -> None:
+    for saved, folder in untouched.items():
+        shutil.copytree(folder, tmp_path / str(saved))
+        assert len(runner.proceed(tmp_path / str(saved), ["rounds=5"]).history) == 5
+
+
 @pytest.mark.parametrize(
     "harm",
     [
@@ -124,17 +143,11 @@ def remove_and_forget(path: Path) -> None:
 )
 @pytest.mark.parametrize("saved", [True, False])
 def test_a_ledger_that_was_touched_is_refused(
-    harm: Callable[[Path], None], saved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    harm: Callable[[Path], None], saved: bool, untouched: dict[bool, Path], tmp_path: Path
 ) -> None:
     """With checkpoints, and before the first one."""
-    if saved:
-        start(tmp_path)
-    else:
-        crash_at(4, monkeypatch, live_run.RunFolder, "append")
-        with pytest.raises(KeyboardInterrupt):
-            start(tmp_path, "checkpoint.every=9")
-        monkeypatch.undo()
     folder = tmp_path / "private"
+    shutil.copytree(untouched[saved], folder)
     harm(folder / LEDGER)
     left = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
     for overrides, force in (([], False), (["algorithm.noise=9.0", "rounds=5"], True)):

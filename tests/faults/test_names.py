@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -241,11 +242,16 @@ def test_ordinary_names_pass_unchanged(name: str) -> None:
     assert safe_name(name, "run name") == name
 
 
-@given(st.text(max_size=80))
+DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(10))}
+
+
+@given(st.text(max_size=80) | st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,70}", fullmatch=True))
 def test_whatever_passes_is_one_harmless_path_component(text: str) -> None:
     try:
         name = safe_name(text, "run name")
     except Invalid:
+        device = text.split(".")[0].lower() in DEVICES
+        assert not re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,62}[A-Za-z0-9_-])?", text) or device
         return
     assert name == text and name.isascii() and os.path.basename(name) == name and name not in (".", "..")
     assert os.path.normpath(os.path.join("root", name)) == os.path.join("root", name)

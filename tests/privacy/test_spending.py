@@ -60,11 +60,14 @@ def test_rounds_of_unlike_noise_are_one_gaussian_without_sampling(seed: int) -> 
     assert exact * (1 - 1e-9) <= found <= exact * 1.01 + 1e-3
 
 
+# the less noise, the wider are the distributions that the library composes: seconds each
+@pytest.mark.parametrize("least_noise", [1.5, pytest.param(0.6, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seed", range(6))
-def test_rounds_of_unlike_noise_and_rate_are_the_reference_accountants(seed: int) -> None:
+def test_rounds_of_unlike_noise_and_rate_are_the_reference_accountants(seed: int, least_noise: float) -> None:
     draw, accountant, rounds = np.random.default_rng(seed), dp_accounting.pld.PLDAccountant(), []
     for _ in range(int(draw.integers(2, 5))):
-        noise, rate, count = float(draw.uniform(0.6, 3)), float(draw.uniform(0.01, 1)), int(draw.integers(1, 20))
+        noise, rate = float(draw.uniform(least_noise, 3)), float(draw.uniform(0.01, 1))
+        count = int(draw.integers(1, 20))
         accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise)), count)
         rounds += [(noise, rate)] * count
     found, wanted = epsilon_of(history(rounds), 1e-5), accountant.get_epsilon(1e-5)
@@ -74,8 +77,8 @@ def test_rounds_of_unlike_noise_and_rate_are_the_reference_accountants(seed: int
 
 
 def test_nothing_makes_what_was_spent_less() -> None:
-    past, before = history([(0.5, 1.0)] * 5), Spending(noise=0.5).epsilon(5)
-    assert before == epsilon_of(past, 1e-5) > 20
+    past, before = history([(0.7, 1.0)] * 2), Spending(noise=0.7).epsilon(2)
+    assert before == epsilon_of(past, 1e-5) > 8
     later = [Spending(noise=50.0, rate=0.01).epsilon(rounds, after=past) for rounds in (0, 1, 2)]
     assert later[0] == before and before <= later[1] <= later[2]
     assert Spending(noise=50.0).rounds_within(before - 1, after=past) == 0
@@ -103,8 +106,8 @@ def test_as_many_rounds_as_fit_and_no_more(budget: float) -> None:
 
 
 def test_as_little_noise_as_will_do() -> None:
-    noise = noise_for(3.0, rounds=20, rate=0.25)
-    assert Spending(noise=noise, rate=0.25).epsilon(20) <= 3.0 < Spending(noise=0.998 * noise, rate=0.25).epsilon(20)
+    noise = noise_for(1.5, rounds=5, rate=0.25)
+    assert Spending(noise=noise, rate=0.25).epsilon(5) <= 1.5 < Spending(noise=0.998 * noise, rate=0.25).epsilon(5)
 
 
 def test_a_delta_of_one_promises_nothing() -> None:

@@ -235,8 +235,9 @@ def test_a_manifest_too_long_to_be_read_back_is_not_written(tmp_path: Path, monk
 
 @pytest.mark.parametrize(("round", "keep"), [(-1, 2), (10**18, 2), (1.5, 2), (True, 2), (0, 0), (0, -1)])
 def test_rounds_and_keep_are_checked(tmp_path: Path, round: Any, keep: Any) -> None:
-    with pytest.raises(Invalid):
+    with pytest.raises(Invalid, match=r"^round = " if keep == 2 else r"^keep = "):
         save(tmp_path, round, {}, keep=keep)
+    assert names(tmp_path) == []
 
 
 def small(round: int) -> dict[str, Any]:

@@ -92,7 +92,9 @@ def test_greedy_takes_the_least_similar_of_those_left() -> None:
     for seed in range(20):
         left = list(range(7))
         twin = draw(seed)
-        for base, partner in Greedy().pairs(matrix, 3, draw(seed)):
+        pairs = Greedy().pairs(matrix, 3, draw(seed))
+        assert len(pairs) == 3
+        for base, partner in pairs:
             assert base == left[twin.integers(0, len(left))]
             left.remove(base)
             assert matrix[base, partner] == min(matrix[base, other] for other in left)

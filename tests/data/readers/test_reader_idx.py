@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
+import math
 import struct
 
 import numpy as np
@@ -50,9 +50,26 @@ def test_wrong_files_are_refused_with_the_defect(tmp_path, content, defect):
     assert str(path) in str(problem.value)
 
 
-@given(content=st.binary(max_size=40))
-def test_no_bytes_cause_another_error(tmp_path_factory, content):
+SMALL, ANY = st.integers(0, 5), st.integers(0, 2**32 - 1)
+
+
+@given(shape=st.tuples(SMALL, SMALL) | st.tuples(ANY, ANY), data=st.data())
+def test_exactly_the_announced_bytes_are_read_and_all_else_is_refused(tmp_path_factory, shape, data):
     path = tmp_path_factory.mktemp("idx") / "a"
-    path.write_bytes(b"\x00\x00\x08\x02" + content)
-    with contextlib.suppress(Invalid):
-        assert read_idx(path, dimensions=2).size == len(content) - 8
+    announced = math.prod(shape)
+    values = data.draw(st.binary(max_size=40) | st.binary(min_size=min(announced, 40), max_size=min(announced, 40)))
+    path.write_bytes(b"\x00\x00\x08\x02" + struct.pack(">2I", *shape) + values)
+    if len(values) == announced:
+        found = read_idx(path, dimensions=2)
+        assert found.shape == shape and found.tobytes() == values
+    else:
+        with pytest.raises(Invalid, match="cut off" if len(values) < announced else "too long"):
+            read_idx(path, dimensions=2)
+
+
+@given(content=st.binary(max_size=11))
+def test_no_beginning_causes_another_error(tmp_path_factory, content):
+    path = tmp_path_factory.mktemp("idx") / "a"
+    path.write_bytes(content)
+    with pytest.raises(Invalid, match=r"cut off|wrong magic number"):
+        read_idx(path, dimensions=2)

@@ -6,7 +6,6 @@ import gzip
 import os
 import pickle
 import struct
-import time
 import tracemalloc
 
 import numpy as np
@@ -124,13 +123,12 @@ def test_array_shorter_than_its_shape_is_refused(tmp_path):
         read_pickled(path)
 
 
-def test_containers_that_double_at_each_step_take_no_time(tmp_path):
+def test_containers_that_double_at_each_step_are_not_written_out(tmp_path):
+    """Sixty doublings: whoever copied them would never be done."""
     path = tmp_path / "batch"
-    start = time.perf_counter()
     pairs = b"".join(b"h%ch%c\x86q%ca" % (k, k, k + 1) for k in range(60))  # each appended to one list
     path.write_bytes(b"])q\x00a" + pairs + b".")
     assert len(read_pickled(path)) == 61
-    assert time.perf_counter() - start < 1
 
 
 TEN_MB = b"X" + struct.pack("<I", 10**7) + b"a" * 10**7 + b"q\x00"
@@ -198,11 +196,14 @@ def test_every_truncation_is_refused(tmp_path):
 
 @given(place=st.integers(0, 10**6), value=st.integers(0, 255))
 def test_a_changed_byte_gives_data_or_a_refusal(tmp_path_factory, place, value):
-    content = bytearray(python2_batch())
+    whole = python2_batch()
+    content = bytearray(whole)
     content[place % len(content)] = value
     path = tmp_path_factory.mktemp("batch") / "batch"
     path.write_bytes(bytes(content))
     try:
-        read_pickled(path)
+        found = read_pickled(path)
     except Invalid as problem:
-        assert str(path) in str(problem)
+        assert str(path) in str(problem) and bytes(content) != whole
+    else:
+        assert isinstance(found, (dict, list, bytes, str, int, float, np.ndarray, type(None)))

@@ -205,14 +205,14 @@ def test_caps_that_can_never_hold_are_refused_at_the_start() -> None:
         CappedWeights(max_client=1.0, max_group=0.2).init(start, 4)
     assert CappedWeights(max_client=0.05, if_infeasible="loosen").init(start, 10) == {}
     assert CappedWeights(max_client=0.1).init(start, 10) == {}
-    for options in (
-        {},
-        {"max_client": 0.0},
-        {"max_client": 1.5},
-        {"max_group": -1},
-        {"max_group": 0.5, "min_cosine": 2},
+    for options, words in (
+        ({}, "has no effect"),
+        ({"max_client": 0.0}, "max_client = 0"),
+        ({"max_client": 1.5}, "max_client = 1.5"),
+        ({"max_group": -1}, "max_group = -1"),
+        ({"max_group": 0.5, "min_cosine": 2}, "min_cosine = 2"),
     ):
-        with pytest.raises(Invalid):
+        with pytest.raises(Invalid, match=words):
             CappedWeights(**options)
 
 
