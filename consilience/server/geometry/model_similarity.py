@@ -11,7 +11,7 @@ from torch import Tensor
 
 from consilience.core.settings import Invalid, NonNegative, OnlyWith, Positive, Probability, check
 from consilience.core.tree import Tree
-from consilience.server.geometry.similarity import Metric, between
+from consilience.server.geometry.similarity import Eigenvalues, Metric, between
 
 
 @runtime_checkable
@@ -28,7 +28,7 @@ class Layerwise:
     """The mean over weight matrices of a metric; `layers` weighs them: alike, by size, or by a number for each.
 
     With `cross` > 0 that share of the value is the mean over pairs of unlike layers whose matrices are of equal height.
-    `bandwidth` and `offdiag` are for `cka_rbf`.
+    `bandwidth` and `offdiag` are for `cka_rbf`, `negative_eigenvalues` of residual kernels for `cka_deconfounded`.
     """
 
     metric: Metric = "cka_linear"
@@ -36,6 +36,7 @@ class Layerwise:
     cross: Probability = 0.0
     bandwidth: Annotated[Positive, OnlyWith("metric", ("cka_rbf",))] = 0.5
     offdiag: Annotated[bool, OnlyWith("metric", ("cka_rbf",))] = False
+    negative_eigenvalues: Annotated[Eigenvalues, OnlyWith("metric", ("cka_deconfounded",))] = "remove"
 
     def __post_init__(self) -> None:
         check(self)
@@ -59,7 +60,14 @@ class Layerwise:
 
     def _between(self, stacks: list[Tensor], origin: Tensor | None = None) -> Tensor:
         confounder = origin if self.metric == "cka_deconfounded" else None
-        return between(self.metric, stacks, confounder=confounder, bandwidth=self.bandwidth, offdiag=self.offdiag)
+        return between(
+            self.metric,
+            stacks,
+            confounder=confounder,
+            bandwidth=self.bandwidth,
+            offdiag=self.offdiag,
+            negative_eigenvalues=self.negative_eigenvalues,
+        )
 
     def _weights(self, stacks: dict[str, Tensor]) -> list[float]:
         """One for each layer, summing to one."""
