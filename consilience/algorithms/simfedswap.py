@@ -26,8 +26,8 @@ def simfedswap(
 ) -> Algorithm:
     """Bozorgzad and Khorsandi: floor((m // 2) SP) pairs of unlike models swap, every h2-th time all are averaged.
 
-    Similarity is the mean over layers of `metric` (cka_linear unless told) between weight matrices, or a `similarity`
-    of your own; `pairing` is minimum_similarity (MSS), greedy (GS), exact_matching or random. A step is `epochs` local
+    Similarity is the mean over layers of `metric` (cka_linear unless told) between weight matrices, or `similarity`:
+    layerwise with its options, SimProx's gaussian_cosine, several of them mixed, or your own; `pairing` is minimum_similarity (MSS), greedy (GS), exact_matching or random. A step is `epochs` local
     epochs; a round is h1 steps and the swap or the average that ends them: w = sum_k (N_k / N) w_k, N_k the rows of
     the client that holds w_k.
 

@@ -23,6 +23,16 @@ class ModelSimilarity(Protocol):
         ...
 
 
+@runtime_checkable
+class Bounded(Protocol):
+    """A similarity that knows whether its values have limits."""
+
+    @property
+    def bounded(self) -> bool:
+        """Whether every value between two models lies in [-1, 1]."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layerwise:
     """The mean over weight matrices of a metric; `layers` weighs them: alike, by size, or by a number for each.
@@ -46,6 +56,11 @@ class Layerwise:
             raise Invalid(
                 "Layerwise.cross is incompatible with cka_deconfounded: two unlike layers have no ancestor in common"
             )
+
+    @property
+    def bounded(self) -> bool:
+        """All metrics but HSIC and OSAD are normalised."""
+        return self.metric not in ("hsic", "osad")
 
     def compare(self, models: Tree, ancestor: Tree) -> Tensor:
         """[m, m] over the layers."""
@@ -122,6 +137,11 @@ class Mixed:
             raise Invalid("Mixed.parts is empty: name at least one similarity")
         if self.weights and (len(self.weights) != len(self.parts) or not sum(self.weights) > 0):
             raise Invalid(f"Mixed.weights = {self.weights!r} must be {len(self.parts)} numbers, not all zero")
+
+    @property
+    def bounded(self) -> bool:
+        """On [0, 1] if normalised, else if all parts are."""
+        return self.normalise != "none" or all(isinstance(p, Bounded) and p.bounded for p in self.parts)
 
     def compare(self, models: Tree, ancestor: Tree) -> Tensor:
         """[m, m] over the parts."""
