@@ -1,4 +1,4 @@
-"""SimProx's similarity of whole models: cosines and a Gaussian of distances, mixed (El-Niss et al. 2024, eqs 7 to 10)."""
+"""SimProx's similarity of whole models: cosines and a Gaussian of distances (El-Niss et al. 2024, eqs 7 to 10)."""
 
 from __future__ import annotations
 
