@@ -7,17 +7,20 @@ from typing import Literal, Unpack
 
 from consilience.algorithms._common import Solving, averaged
 from consilience.client.local_training import LocalTraining
+from consilience.client.memory.memory import Memory
+from consilience.client.memory.models import PreviousModel
 from consilience.client.prox_centering import Centring, ReflectedProximal
 from consilience.client.terms.term import Term
 from consilience.core.algorithm import Algorithm
 from consilience.core.capabilities import HasFeedback, capability
 from consilience.core.protocols import Channel, Selection
 from consilience.core.settings import Invalid, Positive, check_value
+from consilience.server.protocols import Weighting
 from consilience.server.rules.splitting import Splitting
 
 
 class Local(Solving, total=False):
-    """Of the options that recipes share, those of the client: this server has no other weighting, combine or step."""
+    """Of the options that recipes share, those of the client: this server has no other combine or step."""
 
     selection: Selection
     terms: tuple[Term, ...]
@@ -27,9 +30,10 @@ class Local(Solving, total=False):
 def splitting(
     *,
     step: float,
-    weights: Literal["uniform", "examples"],
+    weights: Literal["uniform", "examples"] | tuple[float, ...],
     keeps_z: bool,
     relaxation: float,
+    weighting: Weighting | None,
     **local: Unpack[Local],
 ) -> Algorithm:
     """Local training towards prox at 2x - z, started at x; z moves with it, and x is the mean of every z."""
@@ -51,6 +55,9 @@ def splitting(
     client = algorithm.client
     assert isinstance(client, LocalTraining)
     terms = (*client.terms, ReflectedProximal(step=step, sent=keeps_z))
-    client = replace(client, terms=terms, memory=() if keeps_z else (Centring(relaxation=relaxation),))
-    server = Splitting(weights=weights, keeps_z=keeps_z, relaxation=relaxation)
+    server = Splitting(weights=weights, keeps_z=keeps_z, relaxation=relaxation, weighting=weighting)
+    memory: tuple[Memory, ...] = () if keeps_z else (Centring(relaxation=relaxation),)
+    if "moved" in server.reads:
+        memory = (*memory, PreviousModel(report=True))
+    client = replace(client, terms=terms, memory=memory)
     return replace(algorithm, client=client, server=server)

@@ -7,6 +7,7 @@ from typing import Unpack
 
 from consilience.algorithms._common import Common, averaged
 from consilience.client.local_training import LocalTraining
+from consilience.client.training_variant import TrainingVariant
 from consilience.core.algorithm import Algorithm
 from consilience.core.protocols import Selection
 from consilience.core.settings import Count, Fraction, Invalid, Probability
@@ -25,6 +26,7 @@ def swapped(
     swap_percentage: Probability,
     h1: Count,
     h2: Count,
+    training: TrainingVariant | None,
     **common: Unpack[Common],
 ) -> Algorithm:
     """h1 x `epochs` local epochs, then a swap, or after every h2-th time an average; participants held in between."""
@@ -45,10 +47,11 @@ def swapped(
         raise Invalid(
             f"selection is held for {held.rounds} rounds, but h2 = {h2}: participants change at averages only"
         )
+    client = replace(client, work=replace(client.work, epochs=h1 * client.work.epochs))
     return replace(
         base,
         selection=held,
-        client=replace(client, work=replace(client.work, epochs=h1 * client.work.epochs)),
+        client=client if training is None else training.applied_to(client),
         server=Swapping(
             every=h2,
             swap_percentage=swap_percentage,

@@ -8,15 +8,17 @@ from consilience.algorithms._common import recipe
 from consilience.algorithms._splitting import Local, splitting
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Fraction, Positive
+from consilience.server.protocols import Weighting
 
 
 @recipe
 def fedprox_fedsplit(
     *,
     step: Positive,
-    weights: Literal["uniform", "examples"] = "uniform",
+    weights: Literal["uniform", "examples"] | tuple[Positive, ...] = "uniform",
     keeps_z: bool = False,
     relaxation: Fraction = 1.0,
+    weighting: Weighting | None = None,
     **local: Unpack[Local],
 ) -> Algorithm:
     """Mathew & Asha 2024: device j takes what steps it can towards min F_j(w) + mu/2 |w - (2x - z_j)|^2, mu = 1/step.
@@ -30,4 +32,4 @@ def fedprox_fedsplit(
     """
     # Paper: does not say where the solver starts. Here: at x, because then the true minimiser is a fixed point however
     # few steps are taken; from 2x - z_j it is not.
-    return splitting(step=step, weights=weights, keeps_z=keeps_z, relaxation=relaxation, **local)
+    return splitting(step=step, weights=weights, keeps_z=keeps_z, relaxation=relaxation, weighting=weighting, **local)

@@ -8,7 +8,7 @@ from typing import Literal, Unpack
 from consilience.algorithms._common import Common, averaged, recipe
 from consilience.client.local_training import LocalTraining
 from consilience.client.memory.models import PreviousModel
-from consilience.client.siamese_training import SiameseTraining
+from consilience.client.training_variant import Siamese
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import NonNegative
 from consilience.server.averaging.averaging import Averaging
@@ -24,6 +24,8 @@ def fedsiam_da(
     freeze_global: bool = False,
     history: Literal["epoch", "round"] = "epoch",
     sequential: bool = False,
+    stop_gradient: bool = True,
+    predictor: bool = True,
     compare_on: Literal["weights", "updates"] = "weights",
     first_stage: Literal["uniform", "examples"] = "uniform",
     per_layer: bool = False,
@@ -34,6 +36,8 @@ def fedsiam_da(
     The server averages twice: the plain mean f, then sum_k xi_k w_k with xi_k = cos(w_k, f) / sum_j cos(w_j, f). These
     weights are nearly the plain mean's: compare_on = "updates" compares the updates, which do differ. Needs a model
     with projection and prediction heads, such as model.name = "siamese"; `weighting` replaces the dual aggregation.
+    Ablations: without `stop_gradient` (sg is the identity), without `predictor` (p = z); both off with `freeze_global`
+    is the paper's eq 5 at twice this mu.
 
     Use when: representations drift apart and the model can have projection and prediction heads.
     Not when: compute is short: each step passes three networks; in our runs it did not beat FedAvg.
@@ -46,18 +50,13 @@ def fedsiam_da(
     algorithm = averaged(**common)
     client, server = algorithm.client, algorithm.server
     assert isinstance(client, LocalTraining) and isinstance(server, Averaging)
-    siamese = SiameseTraining(
-        solver=client.solver,
-        # Paper: does not say which optimiser the copy has. Here: the client's rate and momentum, with a velocity of
-        # its own, and no weight decay, because the stop-gradient term is all that reaches it.
-        copy_solver=None if freeze_global else replace(client.solver, weight_decay=0.0),  # type: ignore[type-var]
-        work=client.work,
+    siamese = Siamese(
         mu=mu,
         freeze_global=freeze_global,
         history=history,
         sequential=sequential,
-        terms=client.terms,
-        memory=client.memory,
+        stop_gradient=stop_gradient,
+        predictor=predictor,
     )
     layered = LayerwiseDual(compare_on=compare_on, first_stage=first_stage, step=server.step)
-    return replace(algorithm, client=siamese, server=layered if per_layer else server)
+    return replace(algorithm, client=siamese.applied_to(client), server=layered if per_layer else server)

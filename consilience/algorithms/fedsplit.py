@@ -8,23 +8,26 @@ from consilience.algorithms._common import recipe
 from consilience.algorithms._splitting import Local, splitting
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Fraction, Positive
+from consilience.server.protocols import Weighting
 
 
 @recipe
 def fedsplit(
     *,
     step: Positive,
-    weights: Literal["uniform", "examples"] = "uniform",
+    weights: Literal["uniform", "examples"] | tuple[Positive, ...] = "uniform",
     keeps_z: bool = False,
     relaxation: Fraction = 1.0,
+    weighting: Weighting | None = None,
     **local: Unpack[Local],
 ) -> Algorithm:
     """Pathak & Wainwright 2020: z_j <- z_j + 2 (prox_{step F_j}(2x - z_j) - x), then x = mean of every client's z_j.
 
     The prox is approached by full-batch gradient steps from x, ten unless `epochs` says otherwise: enough of them make
-    it exact. `weights="examples"` minimises sum N_j F_j instead of sum F_j. `keeps_z`: the server keeps every z_j and
-    sends each client its own; otherwise clients remember them. `relaxation` below 1 shortens the move of z_j, which
-    keeps the fixed point and helps where losses are not convex.
+    it exact. `weights="examples"` minimises sum N_j F_j instead of sum F_j, a list of numbers sum p_j F_j. `keeps_z`:
+    the server keeps every z_j and sends each client its own; otherwise clients remember them. `relaxation` below 1
+    shortens the move of z_j, which keeps the fixed point and helps where losses are not convex; a `weighting` such as
+    simprox shortens it for each client by its weight over the largest, which keeps the fixed point, too.
 
     Use when: losses are convex, clients differ much, and most of them take part: the limit is the true minimiser.
     Not when: few of many clients take part (x is a mean over all of them, and crawls), or networks are deep.
@@ -34,4 +37,4 @@ def fedsplit(
     local.setdefault("epochs", 10)
     # Paper: the server loops over all z_j. Here: those that do not take part keep theirs, and count in the mean,
     # because the mean over the participants alone does not converge.
-    return splitting(step=step, weights=weights, keeps_z=keeps_z, relaxation=relaxation, **local)
+    return splitting(step=step, weights=weights, keeps_z=keeps_z, relaxation=relaxation, weighting=weighting, **local)

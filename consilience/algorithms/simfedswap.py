@@ -6,6 +6,7 @@ from typing import Unpack
 
 from consilience.algorithms._common import Common, recipe
 from consilience.algorithms._swapped import swapped
+from consilience.client.training_variant import TrainingVariant
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Count, Invalid, Probability
 from consilience.server.geometry.model_similarity import Layerwise, ModelSimilarity
@@ -22,14 +23,16 @@ def simfedswap(
     swap_percentage: Probability = 1.0,
     h1: Count = 1,
     h2: Count = 3,
+    training: TrainingVariant | None = None,
     **common: Unpack[Common],
 ) -> Algorithm:
     """Bozorgzad and Khorsandi: floor((m // 2) SP) pairs of unlike models swap, every h2-th time all are averaged.
 
-    Similarity is the mean over layers of `metric` (cka_linear unless told) between weight matrices, or a `similarity`
-    of your own; `pairing` is minimum_similarity (MSS), greedy (GS), exact_matching or random. A step is `epochs` local
-    epochs; a round is h1 steps and the swap or the average that ends them: w = sum_k (N_k / N) w_k, N_k the rows of
-    the client that holds w_k.
+    Similarity is the mean over layers of `metric` (cka_linear unless told) between weight matrices, or `similarity`:
+    layerwise with its options, SimProx's gaussian_cosine, several of them mixed, or your own. `pairing` is
+    minimum_similarity (MSS), greedy (GS), exact_matching or random; `training` is another way to train than plain local
+    training, such as siamese. A step is `epochs` local epochs; a round is h1 steps and the swap or the average that
+    ends them: w = sum_k (N_k / N) w_k, N_k the rows of the client that holds w_k.
 
     Use when: as FedSwap, where pairs should be as unlike as can be.
     Not when: comparing all pairs of models costs more than it brings: in our runs random pairs did as well.
@@ -38,4 +41,4 @@ def simfedswap(
     if metric is not None and similarity is not None:
         raise Invalid(f"metric = {metric!r} and similarity both say how models are compared: give one of them")
     chosen = similarity or Layerwise(metric=metric or "cka_linear")
-    return swapped(pairing or MinimumSimilarity(), chosen, swap_percentage, h1, h2, **common)
+    return swapped(pairing or MinimumSimilarity(), chosen, swap_percentage, h1, h2, training, **common)

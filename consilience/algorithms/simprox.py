@@ -9,7 +9,9 @@ from consilience.client.memory.models import PreviousModel
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Count, Positive, Probability
 from consilience.selection.sliding_window import SlidingWindow
-from consilience.server.averaging.weighting.simprox import CompareOn, Previous, Similarity, SimProxWeights
+from consilience.server.averaging.weighting.simprox import Previous, SimProxWeights
+from consilience.server.geometry.gaussian_cosine import CompareOn, Similarity
+from consilience.server.geometry.model_similarity import ModelSimilarity
 from consilience.server.protocols import read_by
 
 
@@ -22,7 +24,7 @@ def simprox(
     temperature: Positive | None = None,
     previous_model: Previous = "global",
     scaled_norms: bool = False,
-    similarity: Similarity = "both",
+    similarity: Similarity | ModelSimilarity = "both",
     compare_on: CompareOn = "weights",
     sketch: Count | None = None,
     **common: Unpack[Common],
@@ -30,8 +32,9 @@ def simprox(
     """El-Niss et al. 2024: alpha_i ~ exp(-|w_i - w|) (1 + mean_j S_ij), S = lambda cosine + (1 - lambda) Gaussian.
 
     30 % of the clients a round, by a sliding window over a shuffled list. Local training is plain SGD: "proximal" is
-    only the factor exp(-g) in the weights. The options are those of `SimProxWeights`; with
-    `previous_model="own"` each client remembers its last model and reports how far it has moved from it.
+    only the factor exp(-g) in the weights. The options are those of `SimProxWeights`: `similarity` also takes what
+    SimFedSwap compares models by (layerwise CKA, CCA, ..., mixed, or your own), and with `previous_model="own"` each
+    client remembers its last model and reports how far it has moved from it.
 
     Use when: some clients may go astray, and the server may see every model.
     Not when: the server must see sums alone, or moves are small (weights are then within a few per cent of uniform).

@@ -38,6 +38,8 @@ class SiameseTraining:
     `freeze_global` leaves it as received. The past model is the client's own at the end of its last epoch (`history`
     "round": of its last round), and in its very first epoch there is none. `sequential` moves the copy first and lets
     the client see it moved. Needs a model with features(x), predict(z) and head(z).
+    Ablations: with `stop_gradient=False` sg is the identity, so that both terms move both models; with
+    `predictor=False` p = z, and predict(z) is not used.
     """
 
     solver: Solver = field(default_factory=SGD)
@@ -47,6 +49,8 @@ class SiameseTraining:
     freeze_global: bool = False
     history: Literal["epoch", "round"] = "epoch"
     sequential: bool = False
+    stop_gradient: bool = True
+    predictor: bool = True
     terms: tuple[Term, ...] = ()
     memory: tuple[Memory, ...] = (PreviousModel(),)
 
@@ -59,7 +63,7 @@ class SiameseTraining:
 
     def check_against(self, task: Task) -> None:
         """Refuse a model without heads, or one that a term cannot work with."""
-        for method in ("features(x)", "predict(z)", "head(z)"):
+        for method in ("features(x)", *(("predict(z)",) if self.predictor else ()), "head(z)"):
             if not callable(getattr(task.module, method.partition("(")[0], None)):
                 raise Invalid(
                     f"{type(task.module).__name__} has no {method}, which siamese training needs: use model.name = "
@@ -91,13 +95,13 @@ class SiameseTraining:
         past = carry["past"] if self.history == "epoch" else memory["previous"]
         z_past = _still(task, past["model"], batch)
 
-        def local(params: Tree, z_copy: Tensor) -> tuple[Tensor, tuple[Tensor, Tree, Tensor]]:
-            seen, moved = _look(task, {"params": params, "buffers": buffers}, batch)
+        def local(params: Tree, copy: Views, joint: bool = False) -> tuple[Tensor, tuple[Tensor, Tree, Tensor]]:
+            seen, moved = self._look(task, {"params": params, "buffers": buffers}, batch)
             loss = average(task.losses(seen.logits, batch.y), batch.mask)
             away = average(cosine(z_past, seen.z), batch.mask)  # +cos: pushes from the past
             away = torch.where(past["known"], away, torch.zeros_like(away))
             # Paper: eq (11) is ce + mu hist + stop. Here: ce + mu (hist + stop), as Algorithm 1 and eq (5) have it.
-            total = loss + self.mu * (away + self._closer(seen.p, z_copy, batch))
+            total = loss + self.mu * (away + self._closer(seen, copy, batch, joint))
             context = Context(task, message, memory, buffers, seen.logits)
             total = sum((term(params, context, batch) for term in self.terms), total)
             return total, (loss.detach(), moved, seen.z)
@@ -136,25 +140,33 @@ class SiameseTraining:
         new = {"model": carry["model"], "known": torch.ones_like(carry["past"]["known"])}
         return {**carry, "past": where(batch.first & (carry["steps"] > 0), new, carry["past"])}
 
-    def _closer(self, p: Tensor, z: Tensor, batch: Batch) -> Tensor:
+    def _closer(self, own: Views, other: Views, batch: Batch, joint: bool = False) -> Tensor:
+        """What L_stop says of one model: -1/2 cos(p, sg z') and, where nothing stops its gradient, -1/2 cos(p', z).
+
+        `joint`: the second half is added by whoever differentiates both models at once.
+        """
+        near = self._half(own.p, other.z, batch)
+        return near if self.stop_gradient or joint else near + self._half(other.p, own.z, batch)
+
+    def _half(self, p: Tensor, z: Tensor, batch: Batch) -> Tensor:
         """-1/2 cos(p, sg z): pulls p towards z, which stands still."""
-        return -0.5 * average(cosine(p, z.detach()), batch.mask)
+        return -0.5 * average(cosine(p, z.detach() if self.stop_gradient else z), batch.mask)
 
     def _gradients(self, local: Any, task: Task, carry: Tree, batch: Batch, message: Tree) -> tuple[Tree, Any, Tree]:
         """(gradients of the client's parameters, what `local` reports, the copy and its solver afterwards)."""
         params = carry["model"]["params"]
         if self.freeze_global:
-            return (*grad(local, has_aux=True)(params, _still(task, message["model"], batch)), {})
+            return (*grad(local, has_aux=True)(params, self._frozen(task, message["model"], batch)), {})
         buffers = carry["copy"]["buffers"]
 
-        def pulled(copied: Tree, z: Tensor) -> tuple[Tensor, Tree]:
-            seen, moved = _look(task, {"params": copied, "buffers": buffers}, batch)
-            return self.mu * self._closer(seen.p, z, batch), moved
+        def pulled(copied: Tree, client: Views) -> tuple[Tensor, Tree]:
+            seen, moved = self._look(task, {"params": copied, "buffers": buffers}, batch)
+            return self.mu * self._closer(seen, client, batch), moved
 
         def both(params: Tree, copied: Tree) -> tuple[Tensor, Any]:
-            seen, moved = _look(task, {"params": copied, "buffers": buffers}, batch)
-            total, told = local(params, seen.z.detach())
-            return total + self.mu * self._closer(seen.p, told[2], batch), (told, moved)
+            seen, moved = self._look(task, {"params": copied, "buffers": buffers}, batch)
+            total, told = local(params, seen, joint=True)
+            return total + self.mu * self._half(seen.p, told[2], batch), (told, moved)
 
         def step(grads: Tree, moved: Tree) -> Tree:
             copied, solver = self._copies.step(carry["copy"]["params"], grads, carry["copy_solver"], message["round"])
@@ -164,21 +176,34 @@ class SiameseTraining:
             (grads, pulls), (told, moved) = grad(both, argnums=(0, 1), has_aux=True)(params, carry["copy"]["params"])
             return grads, told, step(pulls, moved)
         with torch.no_grad():
-            z = _look(task, carry["model"], batch)[0].z
-        after = step(*grad(pulled, has_aux=True)(carry["copy"]["params"], z))
+            client = self._look(task, carry["model"], batch)[0]
+        after = step(*grad(pulled, has_aux=True)(carry["copy"]["params"], client))
         with torch.no_grad():  # a second look at the same batch: its statistics are not counted again
-            z_copy = _look(task, {"params": after["copy"]["params"], "buffers": buffers}, batch)[0].z
-        return (*grad(local, has_aux=True)(params, z_copy), after)
+            copy = self._look(task, {"params": after["copy"]["params"], "buffers": buffers}, batch)[0]
+        return (*grad(local, has_aux=True)(params, copy), after)
 
+    def _look(self, task: Task, model: Tree, batch: Batch, train: bool = True) -> tuple[Views, Tree]:
+        """(all views, buffers) of a model."""
+        views = _views if self.predictor else _views_without_predictor
+        return task.apply(model, batch.x, train=train, mask=batch.mask, key=batch.key, through=views)
 
-def _look(task: Task, model: Tree, batch: Batch) -> tuple[Views, Tree]:
-    """(all views, buffers) of a model in training."""
-    return task.apply(model, batch.x, train=True, mask=batch.mask, key=batch.key, through=_views)
+    @torch.no_grad()
+    def _frozen(self, task: Task, model: Tree, batch: Batch) -> Views:
+        """What a copy that does not learn shows, in evaluation mode; its p is read only where no gradient stops."""
+        if not self.stop_gradient:
+            return self._look(task, model, batch, train=False)[0]
+        z = _still(task, model, batch)
+        return Views(z, z, z)
 
 
 def _views(module: Any, x: Any) -> Views:
     z = module.features(x)
     return Views(z, module.predict(z), module.head(z))
+
+
+def _views_without_predictor(module: Any, x: Any) -> Views:
+    z = module.features(x)
+    return Views(z, z, module.head(z))
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ import pkgutil
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from consilience.core import renamed
@@ -45,7 +45,7 @@ def name_of(kind: type) -> str:
     return file if file.replace("_", "") == words.replace("_", "") else words
 
 
-def find(key: str, name: Any, protocol: type) -> type:
+def find(key: str, name: Any, protocol: type, words: Sequence[str] = ()) -> type:
     """The part of that name; capitals, dashes, underscores and a last word such as Weights do not matter."""
     known = parts_of(protocol)
     if isinstance(name, str):
@@ -57,24 +57,28 @@ def find(key: str, name: Any, protocol: type) -> type:
         new = renamed.part(name, known)
         if new is not None:
             raise Invalid(f"{key} = {name!r} is now called {new!r} (`consilience migrate` rewrites a config file)")
-    raise Invalid(f"{key} = {name!r} is not one of {', '.join(known) or 'none'}{nearest(name, known)}")
+    every = [*words, *known]
+    raise Invalid(f"{key} = {name!r} is not one of {', '.join(every) or 'none'}{nearest(name, every)}")
 
 
-def build(key: str, given: Any, protocol: type) -> Any:
-    """A part from its name, from a table of its name and options, or as it is; a selection also from a fraction."""
+def build(key: str, given: Any, protocol: type, words: Sequence[str] = ()) -> Any:
+    """A part from its name, from a table of its name and options, or as it is; a selection also from a fraction.
+
+    `words` could have stood in its place, and are named with the parts in refusals.
+    """
     if isinstance(given, type):
         raise Invalid(f"{key} = {given.__name__} is a class, not a part: write {given.__name__}(...)")
     if protocol is Selection and isinstance(given, (int, float)) and not isinstance(given, bool):
         return _share(key, given)
     table = {"name": given} if isinstance(given, str) else given
-    known = ", ".join(parts_of(protocol))
+    known = ", ".join([*words, *parts_of(protocol)])
     if not isinstance(table, Mapping):
         if not all(hasattr(given, member) for member in _members_of(protocol)):
             raise Invalid(f"{key} = {given!r} is not one of {known}: write a name, or a table {{name = ..., ...}}")
         return given
     if "name" not in table:
         raise Invalid(f"{key}.name is missing: say which of {known}")
-    kind = find(f"{key}.name" if isinstance(given, Mapping) else key, table["name"], protocol)
+    kind = find(f"{key}.name" if isinstance(given, Mapping) else key, table["name"], protocol, words)
     options = read_options(key, {k: v for k, v in table.items() if k != "name"}, options_of(kind), name_of(kind))
     return made(key, kind, options)
 
@@ -168,8 +172,10 @@ def _converted(key: str, value: Any, annotation: Any) -> Any:
     if value is None or (value == NONE and isinstance(value, str) and type(None) in members):
         return None
     protocol = protocol_in(annotation)
-    if protocol is not None:
-        return build(key, value, protocol)
+    choices = [str(c) for m in members if typing.get_origin(m) is typing.Literal for c in typing.get_args(m)]
+    named = isinstance(value, str) and value.lower() in [choice.lower() for choice in choices]
+    if protocol is not None and not named:  # a word that stands beside a protocol comes before parts of that name
+        return build(key, value, protocol, choices)
     for member in members:
         if typing.get_origin(member) is tuple and isinstance(value, (list, tuple)):
             inner = typing.get_args(member)

@@ -151,13 +151,37 @@ def test_the_rbf_median_counts_the_zero_diagonal_by_hand() -> None:
     assert float(gram_rbf(x, offdiag=True)[0, 1]) == pytest.approx(np.exp(-1 / (2 * 0.25 * 4)))
 
 
+def np_positive(k: np.ndarray) -> np.ndarray:
+    values, vectors = np.linalg.eigh(k)
+    return vectors @ np.diag(np.maximum(values, 0)) @ vectors.T
+
+
 def test_deconfounded_cka_is_cka_of_the_residuals() -> None:
     x, y, z = (normal(12, p, seed=p) for p in (3, 4, 5))
     k, other, third = ((one @ one.T) for one in (x + z[:, :3], y - z[:, :4], z))  # not centred
-    expected = np_cka(np_residual(k, third), np_residual(other, third))
-    got = cka_deconfounded(tensor(k), tensor(other), tensor(third))
-    assert float(got) == pytest.approx(expected, rel=1e-10)
-    assert abs(expected - np_cka(k, other)) > 0.01  # the confounder matters here
+    left, right = np_residual(k, third), np_residual(other, third)
+    grams = tensor(k), tensor(other), tensor(third)
+    expected = {"remove": np_cka(np_positive(left), np_positive(right)), "keep": np_cka(left, right)}
+    assert float(cka_deconfounded(*grams)) == pytest.approx(expected["remove"], rel=1e-10)
+    assert float(cka_deconfounded(*grams, negative_eigenvalues="keep")) == pytest.approx(expected["keep"], rel=1e-10)
+    # the confounder matters here, and so do the eigenvalues
+    assert min(abs(one - np_cka(k, other)) for one in expected.values()) > 0.01
+    assert abs(expected["remove"] - expected["keep"]) > 0.1
+
+
+@pytest.mark.parametrize("shape", [(3, 40, 4), (3, 9, 7), (2, 6, 6)])  # p + q below, above and at n
+def test_residuals_without_negative_eigenvalues_by_features_are_those_by_gram_matrices(
+    shape: tuple[int, int, int],
+) -> None:
+    stacked, z = tensor(normal(*shape, seed=0)), tensor(normal(shape[1], 4, seed=1))
+    stacked = stacked + z[:, :1] * torch.tensor([[[3.0]], [[-2.0]], [[0.5]]], dtype=torch.float64)[: shape[0]]
+    got = all_pairs("cka_deconfounded", stacked, confounder=z).numpy()
+    residuals = [np_positive(np_residual(gram_linear(x).numpy(), gram_linear(z).numpy())) for x in stacked]
+    expected = [[np_cka(a, b) for b in residuals] for a in residuals]
+    np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-10)
+    kept = all_pairs("cka_deconfounded", stacked, confounder=z, negative_eigenvalues="keep").numpy()
+    residuals = [np_residual(gram_linear(x).numpy(), gram_linear(z).numpy()) for x in stacked]
+    np.testing.assert_allclose(kept, [[np_cka(a, b) for b in residuals] for a in residuals], rtol=1e-9, atol=1e-10)
 
 
 def test_deconfounding_takes_out_any_multiple_of_the_confounder() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ class Grams:
     @staticmethod
     def linear(x: Tensor) -> Grams:
         """X X', from [m, n, p]."""
-        return Grams(rows=lambda part: x[:, part] @ x.mT, m=len(x), n=x.shape[1]).kept()
+        return Grams(rows=_products(x), m=len(x), n=x.shape[1]).kept()
 
     @staticmethod
     def rbf(x: Tensor, bandwidth: float, offdiag: bool) -> Grams:
@@ -91,6 +91,27 @@ class Grams:
 
         return Grams(rows=rows, m=self.m, n=self.n, floor=RESIDUAL**2 * self.n**2 * squares)
 
+    def positive(self) -> Grams:
+        """Without what belongs to negative eigenvalues; for matrices that exist already."""
+        values, vectors = torch.linalg.eigh(self.rows(slice(None)))
+        return replace(self, rows=_products(vectors * values.clamp(min=0).sqrt().unsqueeze(1)))
+
+    @staticmethod
+    def positive_residual(x: Tensor, confounder: Tensor) -> Grams:
+        """`linear(x).without(linear(confounder)).positive()` of centred [m, n, p] and [n, q], by features alone.
+
+        With [X Z] = QR the residual XX' - b ZZ' is Q (R diag(1, -b) R') Q', whose middle is at most [p + q, p + q].
+        """
+        shared = (confounder.mT @ confounder).square().sum()
+        slope = (x.mT @ confounder).square().sum((1, 2)) / torch.where(shared > 0, shared, 1)
+        q, r = torch.linalg.qr(torch.cat([x, confounder.expand(len(x), -1, -1)], 2))
+        signs = torch.ones_like(r[:, 0])
+        signs[:, x.shape[2] :] = -slope.unsqueeze(1)
+        values, vectors = torch.linalg.eigh((r * signs.unsqueeze(1)) @ r.mT)
+        features = q @ (vectors * values.clamp(min=0).sqrt().unsqueeze(1))  # [m, n, min(n, p + q)]
+        floor = RESIDUAL**2 * (x.mT @ x).square().sum((1, 2))
+        return Grams(rows=_products(features), m=len(x), n=x.shape[1], floor=floor)
+
     def centred(self) -> Grams:
         """HKH, H = 1 - 11'/n: its products are (n - 1)^2 times the biased HSIC."""
         return self._less_means(self.n, self.n**2)
@@ -120,6 +141,11 @@ class Grams:
 
     def _sum(self, function: Callable[[slice], Tensor]) -> Tensor:
         return torch.stack([function(part) for part in self._blocks()]).sum(0)
+
+
+def _products(x: Tensor) -> Rows:
+    """Rows of X X', from [m, n, p]."""
+    return lambda part: x[:, part] @ x.mT
 
 
 def inner_products(kernels: Sequence[Grams]) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from consilience.core.settings import Invalid, NonNegative, OnlyWith, Positive, Probability, check
 from consilience.core.tree import Tree
-from consilience.server.geometry.similarity import Metric, between
+from consilience.server.geometry.similarity import Eigenvalues, Metric, between
 
 
 @runtime_checkable
@@ -23,12 +23,22 @@ class ModelSimilarity(Protocol):
         ...
 
 
+@runtime_checkable
+class Bounded(Protocol):
+    """A similarity that knows whether its values have limits."""
+
+    @property
+    def bounded(self) -> bool:
+        """Whether every value between two models lies in [-1, 1]."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layerwise:
     """The mean over weight matrices of a metric; `layers` weighs them: alike, by size, or by a number for each.
 
     With `cross` > 0 that share of the value is the mean over pairs of unlike layers whose matrices are of equal height.
-    `bandwidth` and `offdiag` are for `cka_rbf`.
+    `bandwidth` and `offdiag` are for `cka_rbf`, `negative_eigenvalues` of residual kernels for `cka_deconfounded`.
     """
 
     metric: Metric = "cka_linear"
@@ -36,6 +46,7 @@ class Layerwise:
     cross: Probability = 0.0
     bandwidth: Annotated[Positive, OnlyWith("metric", ("cka_rbf",))] = 0.5
     offdiag: Annotated[bool, OnlyWith("metric", ("cka_rbf",))] = False
+    negative_eigenvalues: Annotated[Eigenvalues, OnlyWith("metric", ("cka_deconfounded",))] = "remove"
 
     def __post_init__(self) -> None:
         check(self)
@@ -45,6 +56,11 @@ class Layerwise:
             raise Invalid(
                 "Layerwise.cross is incompatible with cka_deconfounded: two unlike layers have no ancestor in common"
             )
+
+    @property
+    def bounded(self) -> bool:
+        """All metrics but HSIC and OSAD are normalised."""
+        return self.metric not in ("hsic", "osad")
 
     def compare(self, models: Tree, ancestor: Tree) -> Tensor:
         """[m, m] over the layers."""
@@ -59,7 +75,14 @@ class Layerwise:
 
     def _between(self, stacks: list[Tensor], origin: Tensor | None = None) -> Tensor:
         confounder = origin if self.metric == "cka_deconfounded" else None
-        return between(self.metric, stacks, confounder=confounder, bandwidth=self.bandwidth, offdiag=self.offdiag)
+        return between(
+            self.metric,
+            stacks,
+            confounder=confounder,
+            bandwidth=self.bandwidth,
+            offdiag=self.offdiag,
+            negative_eigenvalues=self.negative_eigenvalues,
+        )
 
     def _weights(self, stacks: dict[str, Tensor]) -> list[float]:
         """One for each layer, summing to one."""
@@ -114,6 +137,11 @@ class Mixed:
             raise Invalid("Mixed.parts is empty: name at least one similarity")
         if self.weights and (len(self.weights) != len(self.parts) or not sum(self.weights) > 0):
             raise Invalid(f"Mixed.weights = {self.weights!r} must be {len(self.parts)} numbers, not all zero")
+
+    @property
+    def bounded(self) -> bool:
+        """On [0, 1] if normalised, else if all parts are."""
+        return self.normalise != "none" or all(isinstance(p, Bounded) and p.bounded for p in self.parts)
 
     def compare(self, models: Tree, ancestor: Tree) -> Tensor:
         """[m, m] over the parts."""

@@ -10,13 +10,15 @@ from torch import Tensor
 
 from consilience.core.exchange import Cohort, Notes
 from consilience.core.rng import key
-from consilience.core.settings import Count, Invalid, OnlyWith, Positive, Probability, check
+from consilience.core.settings import Count, Invalid, OnlyWith, Positive, Probability, check, check_value
 from consilience.core.tree import Tree
-from consilience.server.geometry.geometry import Geometry, cosines, measure, measure_updates
+from consilience.server.geometry.gaussian_cosine import CompareOn, GaussianCosine, Similarity
+from consilience.server.geometry.geometry import Geometry, measure, measure_updates
+from consilience.server.geometry.model_similarity import Bounded, ModelSimilarity
 
 Previous = Literal["global", "own"]
-Similarity = Literal["both", "cosine", "gaussian"]
-CompareOn = Literal["weights", "updates"]
+OWN = ("both", "cosine", "gaussian")  # SimProx's own similarities
+RANGE = "in [-1, 1]: put it inside Mixed(parts=(...,), normalise='range'), which takes the pairs of a round to [0, 1]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,8 @@ class SimProxWeights:
     `previous_model="own"`: g_i is the distance from the client's own last model, which it reports
     (`PreviousModel(report=True)`).
     `scaled_norms`: g_i is divided by the square root of the number of parameters.
-    `similarity`: one of the two measures alone. `compare_on="updates"`: cosines between updates, not whole models.
+    `similarity`: one of the two measures alone, or any other similarity of models with values in [-1, 1] as S.
+    `compare_on="updates"`: cosines between updates, not whole models.
     `sketch`: compare random projections of this length (see `sketching.sketch` for the error).
     """
 
@@ -40,12 +43,16 @@ class SimProxWeights:
     temperature: Positive | None = None
     previous_model: Previous = "global"
     scaled_norms: bool = False
-    similarity: Similarity = "both"
-    compare_on: CompareOn = "weights"
-    sketch: Count | None = None
+    similarity: Similarity | ModelSimilarity = "both"
+    compare_on: Annotated[CompareOn, OnlyWith("similarity", OWN)] = "weights"
+    sketch: Annotated[Count | None, OnlyWith("similarity", OWN)] = None
 
     def __post_init__(self) -> None:
         check(self)
+        if not isinstance(self.similarity, ModelSimilarity):
+            check_value("SimProxWeights.similarity", self.similarity, Similarity)
+        if isinstance(self.similarity, Bounded) and not self.similarity.bounded:
+            raise Invalid(f"SimProxWeights.similarity = {self.similarity!r} must have values {RANGE}")
 
     @property
     def needs_each_reply(self) -> bool:
@@ -65,37 +72,27 @@ class SimProxWeights:
         """Weights of this round's models around the broadcast one."""
         if len(cohort) == 1:
             return torch.ones_like(cohort.examples), state, {}
+        models, anchor = cohort.reply["model"]["params"], model["params"]
         look = measure if self.compare_on == "weights" else measure_updates
         draw = key(0, "simprox", cohort.round)  # a pair that a sketch has bad luck with has it once
-        geometry = look(cohort.reply["model"]["params"], model["params"], directions=self.sketch, key=draw)
-        similarity, share = self._similarity(geometry, cohort)
+        geometry = look(models, anchor, directions=self.sketch, key=draw)
+        if isinstance(self.similarity, str):
+            similarity, share = self._own(self.similarity).mix(geometry, cohort.ids.tolist())
+            notes: Notes = {"similarity": similarity, "lambda": share}
+        else:
+            similarity = _within_one(self.similarity.compare(models, anchor), self.similarity)
+            notes = {"similarity": similarity}
         movement = self._movement(geometry, cohort, model)
-        weights = self._weights(similarity, movement)
+        weights = self._weights(similarity.to(movement.device), movement)
         agree = geometry.distance.sum() == 0  # equal models weigh the same, to the last bit
         weights = torch.where(agree, 1 / len(cohort), weights)
-        notes = {"similarity": similarity, "lambda": share, "movement": movement, "all_alike": agree}
-        notes["zero_updates"] = (geometry.movement == 0).sum()
+        notes |= {"movement": movement, "all_alike": agree, "zero_updates": (geometry.movement == 0).sum()}
         return weights.to(cohort.examples.device), state, notes
 
-    def _similarity(self, geometry: Geometry, cohort: Cohort) -> tuple[Tensor, Tensor]:
-        """([m, m] S of eq 10, the share lambda of the cosine in it)."""
-        if self.similarity == "gaussian":
-            return gaussian(geometry), torch.zeros_like(geometry.movement[0])
-        between, to_anchor = cosines(geometry, cohort.ids.tolist())
-        if self.similarity == "cosine":
-            return between, torch.ones_like(geometry.movement[0])
-        share = self._lambda(to_anchor)
-        return share * between + (1 - share) * gaussian(geometry), share
-
-    def _lambda(self, to_anchor: Tensor) -> Tensor:
-        """Eq (10)'s mixing share, reduced when clients point away from the global model.
-
-        Of updates: from their mean, which is the way the global model would go, since the global model itself says
-        nothing of how updates differ.
-        """
-        mean = to_anchor.mean()
-        # Paper: lambda_0 * mean / tau, negative when clients oppose the model. Here: 0 then, since lambda is in [0, 1].
-        return torch.where(mean < self.tau, self.lambda_0 * (mean / self.tau).clamp(min=0), self.lambda_0)
+    def _own(self, take: Similarity) -> GaussianCosine:
+        """SimProx's own similarity; what is compared was settled when it was measured."""
+        mixed = {"lambda_0": self.lambda_0, "tau": self.tau} if take == "both" else {}
+        return GaussianCosine(take=take, **mixed)
 
     def _movement(self, geometry: Geometry, cohort: Cohort, model: Tree) -> Tensor:
         """[m] g of eq 11."""
@@ -124,9 +121,13 @@ class SimProxWeights:
         return torch.softmax(alpha, 0) if self.softmax else alpha
 
 
-def gaussian(geometry: Geometry) -> Tensor:
-    """exp(-d_ij^2 / 2 sigma^2) with sigma the mean distance over pairs (eqs 7, 8); all ones when all models agree."""
-    m = len(geometry.distance)
-    sigma = geometry.distance.sum() / (m * (m - 1))
-    ratio = torch.where(sigma > 0, geometry.distance / sigma, 0.0)
-    return torch.exp(-0.5 * ratio.square())
+def _within_one(similarity: Tensor, source: ModelSimilarity) -> Tensor:
+    """The same; refused where 1 + S of eq (12) could be negative."""
+    others = ~torch.eye(len(similarity), dtype=torch.bool, device=similarity.device)
+    values = similarity[others]
+    if not bool((values.abs() <= 1 + 1e-9).all()):  # NaN is refused, too
+        raise Invalid(
+            f"{type(source).__name__} gave similarities from {float(values.min()):g} to {float(values.max()):g}, and "
+            f"SimProx's weights, exp(-g) (1 + S), need them {RANGE}"
+        )
+    return similarity
