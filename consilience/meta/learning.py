@@ -139,7 +139,8 @@ def unfolded_loss(
     for done in run(live, tape, rounds=rounds, seed=seed, start=start, max_bad_rounds=rounds + 1):
         model = done.model
     ids = chosen(live, tape, rounds, seed)
-    tape.exchange(
-        Standing(work=live.client.work), Plain(), Broadcast(shared={"model": model}), ids, round=rounds, seed=seed
-    )
-    return torch.stack(tape.losses).sum() if tape.losses else table.sum() * 0
+    everyone = Standing(work=replace(live.client.work, reliable=True))
+    tape.exchange(everyone, Plain(), Broadcast(shared={"model": model}), ids, round=rounds, seed=seed)
+    nothing = table.sum() * 0  # where nobody was ever heard, no loss depends on the weights
+    total = torch.stack(tape.losses).sum() if tape.losses else nothing
+    return total if total.requires_grad else total + nothing
