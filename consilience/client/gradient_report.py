@@ -17,7 +17,6 @@ from consilience.core.protocols import ClientRule
 from consilience.core.task import Task
 from consilience.core.tree import Tree, map_leaves
 
-
 ReportedLoss = Literal["task", "squared_error", "squared_error_logits"]
 """The task's own loss, or the squared error of probabilities or of logits against one-hot labels."""
 
@@ -60,7 +59,7 @@ class WithGradientSum(Wrapped):
 
     def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
         """Add the minibatch, then take the step."""
-        sums = _add(carry["sums"], task, carry["training"]["model"], batch, self.loss)
+        sums = _add(carry["sums"], task, trained_model(carry), batch, self.loss)
         return {"training": self.training.step(task, carry["training"], batch, message, memory), "sums": sums}
 
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
@@ -78,6 +77,14 @@ def minibatch_loss(task: Task, model: Tree, batch: Batch, loss: ReportedLoss = "
     classes = torch.arange(output.shape[1], device=output.device)
     truth = (batch.y.unsqueeze(1) == classes).to(output.dtype)
     return average((found - truth).square().mean(1), batch.mask)
+
+
+def trained_model(carry: Tree) -> Tree:
+    """The model inside a carry that will be sent, however deeply a rule has wrapped its training."""
+    if "model" in carry:
+        model: Tree = carry["model"]
+        return model
+    return trained_model(carry["training"] if "training" in carry else carry["shared"])
 
 
 def _zeros(message: Tree) -> Tree:

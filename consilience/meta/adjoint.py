@@ -33,6 +33,10 @@ from consilience.server.rules.paced_averaging import PacedAveraging, paces
 Keep = Literal["device", "cpu", "nothing"]
 
 
+class OtherMoves(Invalid):
+    """The server moves the model elsewhere than to the weighted mean, which the recursion does not know."""
+
+
 class Met(NamedTuple):
     """What the server kept of a round."""
 
@@ -172,14 +176,14 @@ class Adjoint:
         return paces(torch.from_numpy(engine.sizes[ids]), steps)[np.searchsorted(ids, cohort.ids)]
 
     def _refuse_other_moves(self, algorithm: Algorithm, cohort: Cohort, weights: Tensor, model: Tree) -> None:
-        """A ledger may move the model elsewhere than to the weighted mean, which the recursion does not know."""
+        """A ledger may move the model elsewhere than to the weighted mean."""
         server = algorithm.server
         if not isinstance(server, Averaging) or not server.ledgers:
             return
         mean = server.combine.merge(cohort.reply["model"], weights)["params"]
         if not all(torch.equal(value, mean[name]) for name, value in model["params"].items()):
             names = ", ".join(ledger.name for ledger in server.ledgers)
-            raise Invalid(
+            raise OtherMoves(
                 f"the server's ledgers ({names}) move the model away from the weighted mean, so that its gradient "
                 "cannot be had from the replies: use gradient='autograd'"
             )

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from consilience.client.gradient_report import ReportedLoss, minibatch_loss
+from consilience.client.gradient_report import ReportedLoss, minibatch_loss, trained_model
 from consilience.core import plans, tree
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.federation import Rows
@@ -185,7 +185,7 @@ class Unfolded:
         for step in range(steps):
             batch = plan.single(step, 0, store)
             if rule.work.trains:
-                self.losses.append(minibatch_loss(self._task, _model(carry), batch, self._loss))
+                self.losses.append(minibatch_loss(self._task, trained_model(carry), batch, self._loss))
             carry = self._step(rule, carry, batch, message, memory)
         reply, kept = rule.end(self._task, carry, message, memory)
         return {**reply, "loss": reply["loss"].detach()} if "loss" in reply else reply, kept
@@ -195,12 +195,9 @@ class Unfolded:
             return rule.step(self._task, carry, batch, message, memory)
         fixed, told, known = (tree.map_leaves(torch.Tensor.detach, part) for part in (carry, message, memory))
         after = tree.map_leaves(torch.Tensor.detach, rule.step(self._task, fixed, batch, told, known))
-        old, new = _model(carry)["params"], _model(after)["params"]
+        if not rule.work.trains:  # a look at the rows: its carry holds no model that moves
+            return after
+        old, new = trained_model(carry)["params"], trained_model(after)["params"]
         # the value is the new one to the last bit, the gradient goes straight through to the old one
-        _model(after)["params"] = tree.map_leaves(lambda w, v: v + (w - w.detach()), old, new)
+        trained_model(after)["params"] = tree.map_leaves(lambda w, v: v + (w - w.detach()), old, new)
         return after
-
-
-def _model(carry: Tree) -> Tree:
-    """The model inside a carry, however deeply a rule has wrapped its training."""
-    return carry["model"] if "model" in carry else _model(carry["training"])

@@ -16,7 +16,7 @@ import consilience as cs
 from consilience.core import plans
 from consilience.environments.environment import Environment
 from consilience.meta import learning
-from consilience.meta.learning import _slope
+from consilience.meta.slopes import slope_of
 
 pytestmark = pytest.mark.usefixtures("untraced")
 LOCAL: dict[str, Any] = {"lr": 0.1, "batch_size": 4, "epochs": 2}
@@ -83,11 +83,11 @@ def test_gradients_equal_plain_autograd_with_silent_clients(recipe: Any, epochs:
     loss, expected, heard = plain_autograd(engine, environment, table, seed, scaled=recipe is cs.duw_fednova)
     assert 0 < heard.sum() < heard.size and not environment.reachable(ROUNDS, np.arange(CLIENTS), seed).all()
     for way in ("server", "reported", "autograd"):
-        found_loss, found = _slope(way, algorithm, engine, engine.start(), "device")(table, seed)
+        found_loss, found = slope_of(way, algorithm, engine, engine.start())(table, seed)
         np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
         if way != "server":  # the server knows mean losses alone: a last batch that is smaller counts for less there
             assert found_loss == pytest.approx(loss, rel=1e-10)
-    _, again = _slope("server", algorithm, engine, engine.start(), "nothing")(table, seed)
+    _, again = slope_of("server", algorithm, engine, engine.start(), keep="nothing")(table, seed)
     np.testing.assert_allclose(again, expected, rtol=1e-9, atol=1e-9)
 
 
@@ -97,7 +97,7 @@ def test_without_the_losses_of_silent_clients_the_gradient_would_be_another() ->
     _, other, _ = plain_autograd(engine, LOST, table, 5, all_losses=False)
     assert float((right - other).norm() / right.norm()) > 0.1
     for way in ("server", "autograd"):
-        _, found = _slope(way, cs.duw_fedavg(**LOCAL), engine, engine.start(), "device")(table, 5)
+        _, found = slope_of(way, cs.duw_fedavg(**LOCAL), engine, engine.start())(table, 5)
         assert float((found - right).norm() / right.norm()) < 1e-10
 
 
