@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,12 +17,16 @@ from consilience.core.protocols import ClientRule
 from consilience.core.task import Task
 from consilience.core.tree import Tree, map_leaves
 
+ReportedLoss = Literal["task", "squared_error", "squared_error_logits"]
+"""The task's own loss, or the squared error of probabilities or of logits against one-hot labels."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class GradientReport:
     """A pass at the received model, which is not changed: the sums of the minibatch losses and of their gradients."""
 
     work: Work = field(default_factory=Work)
+    loss: ReportedLoss = "task"
 
     def init(self, start: Tree) -> Tree:
         """Nothing is remembered."""
@@ -34,7 +39,7 @@ class GradientReport:
     def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
         """Add one minibatch."""
         model = {"params": message["model"]["params"], "buffers": carry["buffers"]}
-        return {**_add(carry, task, model, batch), "buffers": carry["buffers"]}
+        return {**_add(carry, task, model, batch, self.loss), "buffers": carry["buffers"]}
 
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """The sums; whatever the client remembers of its training stays."""
@@ -46,6 +51,7 @@ class WithGradientSum(Wrapped):
     """Training whose reply also holds the sums of the minibatch losses met, and of their gradients at that moment."""
 
     training: ClientRule = field(default_factory=LocalTraining)
+    loss: ReportedLoss = "task"
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
         """As in training, both sums at zero."""
@@ -53,7 +59,7 @@ class WithGradientSum(Wrapped):
 
     def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
         """Add the minibatch, then take the step."""
-        sums = _add(carry["sums"], task, carry["training"]["model"], batch)
+        sums = _add(carry["sums"], task, trained_model(carry), batch, self.loss)
         return {"training": self.training.step(task, carry["training"], batch, message, memory), "sums": sums}
 
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
@@ -62,10 +68,23 @@ class WithGradientSum(Wrapped):
         return {**reply, **carry["sums"]}, kept
 
 
-def minibatch_loss(task: Task, model: Tree, batch: Batch) -> Tensor:
+def minibatch_loss(task: Task, model: Tree, batch: Batch, loss: ReportedLoss = "task") -> Tensor:
     """The mean loss of the live rows, in training mode."""
     output, _ = task.apply(model, batch.x, train=True, mask=batch.mask, key=batch.key)
-    return average(task.losses(output, batch.y), batch.mask)
+    if loss == "task":
+        return average(task.losses(output, batch.y), batch.mask)
+    found = output.softmax(1) if loss == "squared_error" else output  # [B, C]
+    classes = torch.arange(output.shape[1], device=output.device)
+    truth = (batch.y.unsqueeze(1) == classes).to(output.dtype)
+    return average((found - truth).square().mean(1), batch.mask)
+
+
+def trained_model(carry: Tree) -> Tree:
+    """The model inside a carry that will be sent, however deeply a rule has wrapped its training."""
+    if "model" in carry:
+        model: Tree = carry["model"]
+        return model
+    return trained_model(carry["training"] if "training" in carry else carry["shared"])
 
 
 def _zeros(message: Tree) -> Tree:
@@ -73,10 +92,10 @@ def _zeros(message: Tree) -> Tree:
     return {"gradient": map_leaves(torch.zeros_like, message["model"]["params"]), "loss_sum": zero}
 
 
-def _add(sums: Tree, task: Task, model: Tree, batch: Batch) -> Tree:
-    def loss(params: Tree) -> tuple[Tensor, Tensor]:
-        found = minibatch_loss(task, {"params": params, "buffers": model["buffers"]}, batch)
+def _add(sums: Tree, task: Task, model: Tree, batch: Batch, loss: ReportedLoss) -> Tree:
+    def mean_loss(params: Tree) -> tuple[Tensor, Tensor]:
+        found = minibatch_loss(task, {"params": params, "buffers": model["buffers"]}, batch, loss)
         return found, found.detach()
 
-    grads, found = grad(loss, has_aux=True)(model["params"])
+    grads, found = grad(mean_loss, has_aux=True)(model["params"])
     return {"gradient": map_leaves(torch.add, sums["gradient"], grads), "loss_sum": sums["loss_sum"] + found}

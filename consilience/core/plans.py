@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ class Work:
     shuffle: bool = True  # afresh in every pass
     rows: Literal["train", "test"] = "train"
     trains: bool = True  # False: a look at the data, which leaves no memory and which no environment disturbs
+    reliable: bool = field(default=False, repr=False)  # True: as much work as ever, but every reply arrives
 
     def __post_init__(self) -> None:
         check(self)

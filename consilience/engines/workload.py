@@ -29,7 +29,8 @@ class Workload(NamedTuple):
     ) -> Workload:
         """What the environment makes of a cohort of these ids, with [m] rows."""
         steps = planned_steps(environment, work, ids, sizes, round, seed)
-        heard = environment.reachable(round, ids, seed) if work.trains else np.ones(len(ids), dtype=bool)
+        drawn = work.trains and not work.reliable
+        heard = environment.reachable(round, ids, seed) if drawn else np.ones(len(ids), dtype=bool)
         has_rows = sizes > 0
         stands_in = work.trains and environment.silent == "stand_in"
         keep = has_rows & (heard | stands_in)

@@ -3,7 +3,8 @@
 With local steps held constant, w_k = w + const, so that for L = sum of all minibatch losses
   lambda_T = gradient of the terminal losses at w_T,
   lambda_t = sum_k (G_k + Theta_k lambda_{t+1}),   dL/dTheta_k = <lambda_{t+1}, w_k>,
-where G_k is the sum of client k's minibatch gradients along its training: (w - w_k) / lr for plain SGD.
+where G_k is the sum of client k's minibatch gradients along its training: (w - w_k) / lr for plain SGD. A client whose
+reply does not arrive meets its batches at w itself, in a report of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from consilience.client.gradient_report import GradientReport
+from consilience.client.gradient_report import GradientReport, ReportedLoss
 from consilience.client.solvers import SGD
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
@@ -30,6 +31,10 @@ from consilience.server.averaging.weighting.schedule import ScheduleWeights, sha
 from consilience.server.rules.paced_averaging import PacedAveraging, paces
 
 Keep = Literal["device", "cpu", "nothing"]
+
+
+class OtherMoves(Invalid):
+    """The server moves the model elsewhere than to the weighted mean, which the recursion does not know."""
 
 
 class Met(NamedTuple):
@@ -48,10 +53,20 @@ class Adjoint:
     """
 
     def __init__(
-        self, algorithm: Algorithm, engine: Engine, start: Tree, *, solver: SGD | None, keep: Keep = "device"
+        self,
+        algorithm: Algorithm,
+        engine: Engine,
+        start: Tree,
+        *,
+        solver: SGD | None,
+        keep: Keep = "device",
+        loss: ReportedLoss = "task",
     ) -> None:
         self._algorithm, self._engine, self._start = algorithm, engine, start
         self._solver, self._keep = solver, keep
+        # Paper: Algorithm 3 sums the losses of all clients. Here: of those, too, whose replies are lost, as in the
+        # authors' code; such a client does not train, and the terminal pass is not subject to failures either.
+        self._report = GradientReport(work=replace(algorithm.client.work, reliable=True), loss=loss)
 
     @torch.no_grad()
     def __call__(self, table: Tensor, seed: int) -> tuple[float, Tensor]:
@@ -61,10 +76,11 @@ class Adjoint:
         for met, model, loss in self._rounds(table, seed):
             total, last = total + loss, model
             if self._keep == "nothing":
-                sums = _ahead(sums, met.gradient, float(shares(table[met.cohort.round], met.cohort).sum()))
+                sums = _ahead(sums, met.gradient, _total_share(table, met.cohort))
             else:
                 kept.append(met)
-        loss, after = terminal(self._algorithm, self._engine, last, len(table), seed)
+        ids = chosen(self._algorithm, self._engine, len(table), seed)
+        loss, after = self._at(last, ids, len(table), seed)
         found = torch.zeros_like(table)
         if self._keep == "nothing":
             self._forwards(table, seed, after, sums, found)
@@ -81,7 +97,7 @@ class Adjoint:
         gradients, factor = sums
         here = tree.map_leaves(lambda g, a: g + factor * a, gradients, last)  # lambda_t
         for met, _, _ in self._rounds(table, seed):
-            total_weight = float(shares(table[met.cohort.round], met.cohort).sum())
+            total_weight = _total_share(table, met.cohort)
             if total_weight == 0:
                 raise Invalid("weights that sum to zero cannot be followed back: use keep='device' or 'cpu'")
             here = tree.map_leaves(lambda h, g: (h - g) / total_weight, here, met.gradient)  # noqa: B023
@@ -89,6 +105,8 @@ class Adjoint:
 
     def _settle(self, met: Met, table: Tensor, after: Tree, found: Tensor) -> float:
         """Write a round's dL/dTheta into `found`; the sum of its weights."""
+        if not len(met.cohort):
+            return 1.0
         per_client = torch.zeros(len(met.cohort), dtype=torch.float64)
         for name, models in met.models.items():
             flat = models.reshape(len(models), -1).to(after[name].device, torch.float64)  # [m, P]
@@ -100,15 +118,34 @@ class Adjoint:
         return float(given.sum())
 
     def _rounds(self, table: Tensor, seed: int) -> Iterator[tuple[Met, Tree, float]]:
-        """(what is kept, the model after it, its loss) of every round that brought replies."""
+        """(what is kept, the model after it, its loss) of every round."""
         server = replace(self._algorithm.server, weighting=ScheduleWeights.of(table))  # type: ignore[type-var]
         algorithm, model = replace(self._algorithm, server=server), self._start
         chances = len(table) + 1
         for done in run(algorithm, self._engine, rounds=len(table), seed=seed, start=model, max_bad_rounds=chances):
-            if len(done.cohort):
-                self._refuse_other_moves(algorithm, done.cohort, done.notes["weights"], done.model)
-                yield self._met(done.cohort, model["params"], seed), done.model, _loss(done.cohort)
+            cohort = done.cohort
+            silent = np.setdiff1d(done.chosen, cohort.ids if cohort.heard is None else cohort.ids[cohort.heard])
+            unheard, gradient = self._at(model, silent, done.number - 1, seed)
+            met = Met(replace(cohort, reply={}), {}, gradient)
+            if len(cohort):
+                self._refuse_other_moves(algorithm, cohort, done.notes["weights"], done.model)
+                met = self._met(cohort, model["params"], seed)
+                if len(silent):
+                    met = met._replace(gradient=tree.map_leaves(_sum, met.gradient, gradient))
+            yield met, done.model, unheard + (_loss(cohort) if len(cohort) else 0.0)
             model = done.model
+
+    def _at(self, model: Tree, ids: np.ndarray, round: int, seed: int) -> tuple[float, Tree]:
+        """(losses, gradient in float64) of a round's minibatches of these clients, all at the same model."""
+        zeros = tree.map_leaves(lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), model["params"])
+        if not len(ids):
+            return 0.0, zeros
+        question = Broadcast(shared={"model": model})
+        answer = self._engine.exchange(self._report, Plain(), question, ids, round=round, seed=seed)
+        if not len(answer):
+            return 0.0, zeros
+        gradient = tree.map_leaves(lambda leaf: leaf.sum(0, dtype=torch.float64), answer.reply["gradient"])
+        return float(answer.reply["loss_sum"].sum()), gradient
 
     def _met(self, cohort: Cohort, before: Tree, seed: int) -> Met:
         models = cohort.reply["model"]["params"]
@@ -139,28 +176,17 @@ class Adjoint:
         return paces(torch.from_numpy(engine.sizes[ids]), steps)[np.searchsorted(ids, cohort.ids)]
 
     def _refuse_other_moves(self, algorithm: Algorithm, cohort: Cohort, weights: Tensor, model: Tree) -> None:
-        """A ledger may move the model elsewhere than to the weighted mean, which the recursion does not know."""
+        """A ledger may move the model elsewhere than to the weighted mean."""
         server = algorithm.server
         if not isinstance(server, Averaging) or not server.ledgers:
             return
         mean = server.combine.merge(cohort.reply["model"], weights)["params"]
         if not all(torch.equal(value, mean[name]) for name, value in model["params"].items()):
             names = ", ".join(ledger.name for ledger in server.ledgers)
-            raise Invalid(
+            raise OtherMoves(
                 f"the server's ledgers ({names}) move the model away from the weighted mean, so that its gradient "
                 "cannot be had from the replies: use gradient='autograd'"
             )
-
-
-def terminal(algorithm: Algorithm, engine: Engine, model: Tree, rounds: int, seed: int) -> tuple[float, Tree]:
-    """(losses, gradient in float64) of one more round's minibatches, of all clients, at the last model."""
-    ids = chosen(algorithm, engine, rounds, seed)
-    report, question = GradientReport(work=algorithm.client.work), Broadcast(shared={"model": model})
-    answer = engine.exchange(report, Plain(), question, ids, round=rounds, seed=seed)
-    if not len(answer):
-        return 0.0, tree.map_leaves(lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), model["params"])
-    gradient = tree.map_leaves(lambda leaf: leaf.sum(0, dtype=torch.float64), answer.reply["gradient"])
-    return float(answer.reply["loss_sum"].sum()), gradient
 
 
 def chosen(algorithm: Algorithm, engine: Engine, round: int, seed: int) -> np.ndarray:
@@ -168,6 +194,15 @@ def chosen(algorithm: Algorithm, engine: Engine, round: int, seed: int) -> np.nd
     clients = len(engine.sizes)
     pool = Pool(sizes=engine.sizes, losses=np.full(clients, np.nan), available=engine.available(round, seed))
     return np.unique(algorithm.selection.choose(round, pool, seed))
+
+
+def _total_share(table: Tensor, cohort: Cohort) -> float:
+    """The sum of a round's weights: 1 where nobody was heard and the model stays."""
+    return float(shares(table[cohort.round], cohort).sum()) if len(cohort) else 1.0
+
+
+def _sum(a: Tensor, b: Tensor) -> Tensor:
+    return a + b.to(a.device)
 
 
 def _loss(cohort: Cohort) -> float:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from consilience.client.gradient_report import ReportedLoss
 from consilience.client.local_training import LocalTraining
 from consilience.client.paced_training import PacedTraining
 from consilience.client.solvers import SGD
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.capabilities import Buffers, KeepsLayers, QueriesBeforeSelection, capability
-from consilience.core.protocols import Engine
+from consilience.core.protocols import Engine, HasTask
 from consilience.core.settings import Invalid
 from consilience.meta.unfolded import HoldsData
 from consilience.server.averaging.averaging import Averaging
@@ -22,10 +23,14 @@ from consilience.server.rules.paced_averaging import PacedAveraging
 Gradient = Literal["auto", "server", "reported", "autograd", "full"]
 
 
-def settle(gradient: Gradient, algorithm: Algorithm, engine: Engine) -> Gradient:
+def settle(gradient: Gradient, algorithm: Algorithm, engine: Engine, loss: ReportedLoss = "task") -> Gradient:
     """The way to the gradient: what was asked for if it can work, or the cheapest that can."""
     _refuse_unlearnable(algorithm)
+    if loss != "task" and isinstance(engine, HasTask) and not engine.task.kind.multiclass:
+        raise Invalid(f"loss = {loss!r} compares with one-hot labels, but the task is {engine.task.kind.name}")
     reasons = {way: why_not(way, algorithm, engine) for way in ("server", "reported", "autograd")}
+    if loss != "task" and not reasons["server"]:
+        reasons["server"] = f"models tell the gradients of the training loss, not those of loss = {loss!r}"
     reasons["full"] = reasons["autograd"]
     if gradient == "auto":
         for way in ("server", "reported", "autograd"):

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from consilience.client.gradient_report import WithGradientSum
+from consilience.client.gradient_report import ReportedLoss
 from consilience.core import rng
-from consilience.core.algorithm import Algorithm, Plain
-from consilience.core.exchange import Broadcast
+from consilience.core.algorithm import Algorithm
 from consilience.core.protocols import Engine
-from consilience.core.rounds import run
 from consilience.core.settings import Count, Invalid, Positive, Whole, check_value
 from consilience.core.tree import Tree
 from consilience.meta import simplex
-from consilience.meta.adjoint import Adjoint, Keep, chosen
-from consilience.meta.conditions import Gradient, plain_solver, settle
+from consilience.meta.adjoint import Keep, OtherMoves
+from consilience.meta.conditions import Gradient, settle, why_not
+from consilience.meta.initial import Initial, initial_table
 from consilience.meta.schedule import Schedule
 from consilience.meta.simplex import Constraint
-from consilience.meta.unfolded import LiveWeights, Standing, Unfolded
-
-Slope = Callable[[Tensor, int], tuple[float, Tensor]]
-"""(Theta [T, K], seed) -> (loss, dLoss/dTheta)."""
+from consilience.meta.slopes import slope_of
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -52,27 +49,56 @@ def learning(
     gradient: Gradient = "auto",
     keep: Keep = "device",
     start: Tree | None = None,
+    initial: Initial = None,
+    loss: ReportedLoss = "task",
 ) -> Iterator[Iteration]:
     """Learn a schedule, yielding every iteration; see `learn_schedule`."""
     rounds, iterations = check_value("rounds", rounds, Count), check_value("iterations", iterations, Count)
     lr, seed = check_value("lr", lr, Positive), check_value("seed", seed, Whole)
-    constraint = check_value("constraint", constraint, Constraint)
-    way = settle(check_value("gradient", gradient, Gradient), algorithm, engine)
+    constraint, keep = check_value("constraint", constraint, Constraint), check_value("keep", keep, Keep)
+    loss = check_value("loss", loss, ReportedLoss)
+    way = settle(check_value("gradient", gradient, Gradient), algorithm, engine, loss)
     # Paper: w^(0) is initialised inside the loop. Here: one and the same start, as in the authors' code.
-    slope = _slope(way, algorithm, engine, engine.start() if start is None else start, check_value("keep", keep, Keep))
-    theta = simplex.first(engine.sizes, rounds, constraint).requires_grad_()
+    start = engine.start() if start is None else start
+    slope = slope_of(way, algorithm, engine, start, keep=keep, loss=loss)
+    table = initial_table(initial, algorithm, engine, start, rounds=rounds, seed=seed)
+    theta = simplex.free(table, constraint).requires_grad_()
     optimiser = torch.optim.Adam([theta], lr=lr)
     for number in range(iterations):
         table = simplex.weights(theta, constraint)
-        # batches and failures are drawn afresh for every run
-        loss, found = slope(table.detach(), rng.key(seed, "unfolding", number) % 2**63)
+        luck = rng.key(seed, "unfolding", number) % 2**63  # batches and failures are drawn afresh for every run
+        try:
+            total, found = slope(table.detach(), luck)
+        except OtherMoves:  # only a run shows whether a ledger moves the model
+            if gradient != "auto" or why_not("autograd", algorithm, engine):
+                raise
+            way = "autograd"
+            slope = slope_of(way, algorithm, engine, start, loss=loss)
+            total, found = slope(table.detach(), luck)
         if not bool(found.isfinite().all()):
             raise Invalid(f"iteration {number + 1}: the gradient is not finite: lower the learning rates")
         optimiser.zero_grad()
         table.backward(found)
         optimiser.step()
         weights = simplex.weights(theta, constraint).detach().clone()
-        yield Iteration(number=number + 1, loss=loss, weights=weights, slope=found, gradient=way)
+        yield Iteration(number=number + 1, loss=total, weights=weights, slope=found, gradient=way)
+
+
+def learned(steps: Iterable[Iteration]) -> Schedule:
+    """The schedule at the end of all iterations."""
+    losses, moved = [], None
+    for step in steps:
+        losses.append(step.loss)
+        depends = (step.slope != 0).any(1)
+        moved = depends if moved is None else moved | depends
+    if moved is None:
+        raise Invalid("a schedule is learned in at least one iteration")
+    return Schedule(
+        weights=step.weights,
+        losses=torch.tensor(losses, dtype=torch.float64),
+        gradient=step.gradient,
+        idle_rounds=tuple(int(t) + 1 for t in torch.nonzero(~moved).flatten()),
+    )
 
 
 def learn_schedule(
@@ -87,6 +113,8 @@ def learn_schedule(
     gradient: Gradient = "auto",
     keep: Keep = "device",
     start: Tree | None = None,
+    initial: Initial = None,
+    loss: ReportedLoss = "task",
     progress: bool = True,
 ) -> Schedule:
     """Weights Theta[round, client] that make the losses along `rounds` rounds of the algorithm, and after, small.
@@ -97,49 +125,26 @@ def learn_schedule(
     summed gradients too, for any local training; "autograd" gives the same number through a graph; "full" also
     differentiates through local training. "auto" takes the first that fits.
     keep: where "server" and "reported" keep the received models; "nothing" repeats every run instead.
+    initial: the first weights, [clients] or [rounds, clients], or a weighting, whose weights in one run are taken; by
+    default N_k / N.
+    loss: what the weights are to make small: the task's loss, or the squared error of probabilities ("squared_error")
+    or of logits ("squared_error_logits") against one-hot labels; clients train on the task's loss in any case.
     """
     settings = {"rounds": rounds, "iterations": iterations, "lr": lr, "seed": seed, "constraint": constraint}
-    steps = learning(algorithm, engine, **settings, gradient=gradient, keep=keep, start=start)  # type: ignore[arg-type]
-    losses, began = [], time.monotonic()
+    more = {"gradient": gradient, "keep": keep, "start": start, "initial": initial, "loss": loss}
+    steps = learning(algorithm, engine, **settings, **more)  # type: ignore[arg-type]
+    schedule = learned(_told(steps, iterations) if progress else steps)
+    if schedule.note():
+        warnings.warn(schedule.note(), stacklevel=2)
+    return schedule
+
+
+def _told(steps: Iterator[Iteration], iterations: int) -> Iterator[Iteration]:
+    """The iterations, with twenty lines about them."""
+    began = time.monotonic()
     for step in steps:
-        losses.append(step.loss)
-        if progress and (step.number == iterations or step.number % max(1, iterations // 20) == 0):
+        if step.number == iterations or step.number % max(1, iterations // 20) == 0:
             took = time.monotonic() - began
             line = f"schedule {step.number}/{iterations}  loss {step.loss:.6g}  {took:.0f} s"
             print(line, file=sys.stderr, flush=True)
-    return Schedule(weights=step.weights, losses=torch.tensor(losses, dtype=torch.float64), gradient=step.gradient)
-
-
-def _slope(way: Gradient, algorithm: Algorithm, engine: Engine, start: Tree, keep: Keep) -> Slope:
-    if way == "server":
-        return Adjoint(algorithm, engine, start, solver=plain_solver(algorithm), keep=keep)
-    if way == "reported":
-        telling = replace(algorithm, client=WithGradientSum(training=algorithm.client))
-        return Adjoint(telling, engine, start, solver=None, keep=keep)
-
-    def by_graph(table: Tensor, seed: int) -> tuple[float, Tensor]:
-        with torch.enable_grad():
-            table = table.clone().requires_grad_()
-            loss = unfolded_loss(algorithm, engine, start, table, seed, detach=way == "autograd")
-            (found,) = torch.autograd.grad(loss, table)
-        return float(loss.detach()), found
-
-    return by_graph
-
-
-def unfolded_loss(
-    algorithm: Algorithm, engine: Engine, start: Tree, table: Tensor, seed: int, *, detach: bool
-) -> Tensor:
-    """All minibatch losses along a run and at its last model, as a differentiable function of Theta [T, K]."""
-    # Paper: losses of rounds 0 .. T-1, which the last round's weights do not touch. Here: one more pass at the last
-    # model, as in the authors' code.
-    server = replace(algorithm.server, weighting=LiveWeights(table=table))  # type: ignore[type-var]
-    live, tape = replace(algorithm, server=server), Unfolded(engine, detach=detach)
-    model, rounds = start, len(table)
-    for done in run(live, tape, rounds=rounds, seed=seed, start=start, max_bad_rounds=rounds + 1):
-        model = done.model
-    ids = chosen(live, tape, rounds, seed)
-    tape.exchange(
-        Standing(work=live.client.work), Plain(), Broadcast(shared={"model": model}), ids, round=rounds, seed=seed
-    )
-    return torch.stack(tape.losses).sum() if tape.losses else table.sum() * 0
+        yield step

@@ -20,6 +20,7 @@ class Schedule:
     weights: Tensor  # [T, K] float64
     losses: Tensor  # [M] float64
     gradient: str = ""  # the way to the gradient that was taken
+    idle_rounds: tuple[int, ...] = ()  # counted from 1: no loss of any unfolded run depended on their weights
 
     def weighting(self) -> ScheduleWeights:
         """For any algorithm that averages: `fedavg(weighting=schedule.weighting())`."""
@@ -34,6 +35,16 @@ class Schedule:
         """Read it back."""
         found = load_tensors(path)
         return Schedule(weights=found["weights"], losses=found.get("losses", torch.empty(0, dtype=torch.float64)))
+
+    def note(self) -> str:
+        """A sentence of warning where rows of the table cannot matter; empty where all do."""
+        if not self.idle_rounds:
+            return ""
+        rounds = ", ".join(map(str, self.idle_rounds))
+        return (
+            f"round{'s' * (len(self.idle_rounds) > 1)} {rounds}: no loss depends on these weights (models are swapped "
+            "and not averaged, or nobody was heard); they are as they were at the start"
+        )
 
     def text(self) -> str:
         """Client x round as a table of numbers, each with a shade of its size."""

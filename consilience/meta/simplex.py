@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 Constraint = Literal["square", "softmax", "raw"]
 
 
-def first(sizes: np.ndarray, rounds: int, constraint: Constraint) -> Tensor:
-    """The theta [rounds, clients] whose weights are N_k / N in every round."""
-    share = torch.from_numpy(np.asarray(sizes)).to(torch.float64) / float(np.sum(sizes))
+def free(table: Tensor, constraint: Constraint) -> Tensor:
+    """The theta [rounds, clients] whose weights are this table, whose rows sum to one."""
     if constraint == "square":
-        start = share.sqrt()
-    elif constraint == "softmax":
-        start = share.clamp(min=torch.finfo(torch.float64).tiny).log()
-    else:
-        start = share
-    return start.repeat(rounds, 1)
+        return table.sqrt()
+    if constraint == "softmax":
+        return table.clamp(min=torch.finfo(torch.float64).tiny).log()
+    return table.clone()
 
 
 def weights(theta: Tensor, constraint: Constraint) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from consilience.client.gradient_report import minibatch_loss
+from consilience.client.gradient_report import ReportedLoss, minibatch_loss, trained_model
 from consilience.core import plans, tree
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.federation import Rows
@@ -85,13 +85,14 @@ class Standing:
 class Unfolded:
     """The same clients, rows, batches and failures as in the engine it wraps, one client after another, on the tape.
 
-    `losses` collects the minibatch losses met along training. With `detach`, a client's step is a constant added to
-    its model (straight-through, as in the authors' code); else gradients flow through local training too.
+    `losses` collects the minibatch losses met along training, of silent clients at the model they were sent. With
+    `detach`, a client's step is a constant added to its model (straight-through, as in the authors' code); else
+    gradients flow through local training too.
     """
 
-    def __init__(self, engine: Engine, *, detach: bool) -> None:
+    def __init__(self, engine: Engine, *, detach: bool, loss: ReportedLoss = "task") -> None:
         assert isinstance(engine, HoldsData)
-        self._engine, self._detach = engine, detach
+        self._engine, self._detach, self._loss = engine, detach, loss
         self._task, self._environment = engine.task, engine.environment
         self._memory: dict[int, Tree] = {}
         self.losses: list[Tensor] = []
@@ -116,9 +117,7 @@ class Unfolded:
 
     def planned(self, client: ClientRule, ids: np.ndarray, *, round: int, seed: int) -> np.ndarray:
         """[m] steps ahead, 0 for those who will not be heard."""
-        per_epoch = client.work.steps_per_epoch(self.sizes[ids])
-        steps = self._environment.work(round, ids, seed, epochs=client.work.epochs, steps_per_epoch=per_epoch)
-        return np.where(self._environment.reachable(round, ids, seed), steps, 0)
+        return np.where(self._environment.reachable(round, ids, seed), self._steps(client.work, ids, round, seed), 0)
 
     def recall(self) -> Tree:
         """Nothing is saved."""
@@ -136,8 +135,14 @@ class Unfolded:
         sizes = store.sizes.numpy()[ids]
         heard, steps = np.ones(len(ids), dtype=bool), client.work.steps_per_epoch(sizes)
         if client.work.trains:
-            heard = self._environment.reachable(round, ids, seed)
-            steps = self.planned(client, ids, round=round, seed=seed)
+            steps = self._steps(client.work, ids, round, seed)
+            if not client.work.reliable:
+                heard = self._environment.reachable(round, ids, seed)
+            standing = Standing(work=client.work)
+            for place in np.flatnonzero(~heard).tolist():  # as in the authors' code: see `Adjoint`
+                message = self._message(broadcast, place, round)
+                self._client(standing, message, int(ids[place]), int(steps[place]), store, seed)
+            steps = np.where(heard, steps, 0)
         keep = (sizes > 0) & (heard | (client.work.trains and self._environment.silent == "stand_in"))
         replies = []
         for place in np.flatnonzero(keep).tolist():
@@ -155,6 +160,11 @@ class Unfolded:
             heard=heard[keep],
             counts={"silent": int((~heard & (sizes > 0)).sum())},
         )
+
+    def _steps(self, work: Work, ids: np.ndarray, round: int, seed: int) -> np.ndarray:
+        """[m] steps ahead, heard or not."""
+        per_epoch = work.steps_per_epoch(self.sizes[ids])
+        return np.asarray(self._environment.work(round, ids, seed, epochs=work.epochs, steps_per_epoch=per_epoch))
 
     def _message(self, broadcast: Broadcast, place: int, round: int) -> Tree:
         device = next(tree.leaves(broadcast.shared or broadcast.personal)).device
@@ -175,7 +185,7 @@ class Unfolded:
         for step in range(steps):
             batch = plan.single(step, 0, store)
             if rule.work.trains:
-                self.losses.append(minibatch_loss(self._task, _model(carry), batch))
+                self.losses.append(minibatch_loss(self._task, trained_model(carry), batch, self._loss))
             carry = self._step(rule, carry, batch, message, memory)
         reply, kept = rule.end(self._task, carry, message, memory)
         return {**reply, "loss": reply["loss"].detach()} if "loss" in reply else reply, kept
@@ -185,12 +195,9 @@ class Unfolded:
             return rule.step(self._task, carry, batch, message, memory)
         fixed, told, known = (tree.map_leaves(torch.Tensor.detach, part) for part in (carry, message, memory))
         after = tree.map_leaves(torch.Tensor.detach, rule.step(self._task, fixed, batch, told, known))
-        old, new = _model(carry)["params"], _model(after)["params"]
+        if not rule.work.trains:  # a look at the rows: its carry holds no model that moves
+            return after
+        old, new = trained_model(carry)["params"], trained_model(after)["params"]
         # the value is the new one to the last bit, the gradient goes straight through to the old one
-        _model(after)["params"] = tree.map_leaves(lambda w, v: v + (w - w.detach()), old, new)
+        trained_model(after)["params"] = tree.map_leaves(lambda w, v: v + (w - w.detach()), old, new)
         return after
-
-
-def _model(carry: Tree) -> Tree:
-    """The model inside a carry, however deeply a rule has wrapped its training."""
-    return carry["model"] if "model" in carry else _model(carry["training"])

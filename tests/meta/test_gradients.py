@@ -17,7 +17,7 @@ from consilience.core.algorithm import Algorithm
 from consilience.core.federation import Federation
 from consilience.environments.environment import Environment
 from consilience.meta import learning
-from consilience.meta.learning import _slope, unfolded_loss
+from consilience.meta.slopes import slope_of, unfolded_loss
 
 pytestmark = pytest.mark.usefixtures("untraced")
 UNEVEN = Environment(steps=(5, 0, 1, 2, 9), communication=0.7, silent="stand_in")
@@ -26,7 +26,7 @@ LOCAL: dict[str, Any] = {"lr": 0.1, "batch_size": 4}
 
 def slope(algorithm: Algorithm, engine: Any, way: Any, table: Tensor, *, seed: int = 3, keep: Any = "device") -> Tensor:
     """dLoss/dTheta of one unfolded run."""
-    return _slope(way, algorithm, engine, engine.start(), keep)(table, seed)[1]
+    return slope_of(way, algorithm, engine, engine.start(), keep=keep)(table, seed)[1]
 
 
 def some_table(rounds: int = 3, clients: int = 5, *, seed: int = 0) -> Tensor:

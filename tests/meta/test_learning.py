@@ -17,6 +17,7 @@ from consilience.core.federation import Federation
 from consilience.core.settings import Invalid
 from consilience.environments.environment import Environment
 from consilience.meta import Schedule, learning, simplex
+from consilience.meta.initial import initial_table
 from consilience.meta.schedule import variance_table
 from consilience.selection import Uniform
 
@@ -26,9 +27,11 @@ LOCAL: dict[str, Any] = {"lr": 0.1, "batch_size": 4}
 
 @pytest.mark.parametrize("constraint", ["square", "softmax", "raw"])
 def test_weights_start_at_the_shares_of_the_examples(constraint: Any) -> None:
-    sizes = np.array([1, 2, 5])
-    theta = simplex.first(sizes, 4, constraint)
-    np.testing.assert_allclose(simplex.weights(theta, constraint), np.tile(sizes / 8, (4, 1)), rtol=1e-12)
+    engine = tiny.engine(tiny.mlp)
+    table = initial_table(None, cs.fedavg(), engine, engine.start(), rounds=4, seed=0)
+    theta = simplex.free(table, constraint)
+    sizes = np.array(tiny.SIZES)
+    np.testing.assert_allclose(simplex.weights(theta, constraint), np.tile(sizes / sizes.sum(), (4, 1)), rtol=1e-12)
 
 
 def test_a_first_step_of_adam_by_hand() -> None:
@@ -91,8 +94,9 @@ def test_learned_for_a_selection_and_for_softmax() -> None:
 
 def test_a_round_without_replies_changes_nothing() -> None:
     dead = tiny.engine(tiny.mlp, environment=Environment(communication=0.0, silent="renormalise"))
-    (step,) = learning(cs.fedavg(**LOCAL), dead, rounds=2, iterations=1)
-    assert float(step.slope.abs().max()) == 0 and step.loss == 0
+    for way in ("server", "autograd"):
+        (step,) = learning(cs.fedavg(**LOCAL), dead, rounds=2, iterations=1, gradient=way)
+        assert float(step.slope.abs().max()) == 0 and step.loss > 0  # losses are met, but no weight can change them
 
 
 @pytest.mark.parametrize(

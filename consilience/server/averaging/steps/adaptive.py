@@ -97,5 +97,11 @@ def _move(
     delta = map_leaves(lambda new, w: new - w, merged, params)
     mean = map_leaves(lambda m, d: step.beta1 * m + (1 - step.beta1) * d, state["mean"], delta)
     squares = map_leaves(square, state["square"], delta)
-    moved = map_leaves(lambda w, m, v: w + step.lr * m / (v.sqrt() + step.tau), params, mean, squares)
+    moved = map_leaves(lambda w, m, v: w + step.lr * m / (_root(v) + step.tau), params, mean, squares)
     return moved, {"mean": mean, "square": squares}
+
+
+def _root(v: Tensor) -> Tensor:
+    """sqrt(v), whose derivative at 0 is 0 here: m is 0 there too, so that m / (sqrt(v) + tau) has no slope by v."""
+    zero = v == 0
+    return torch.where(zero, v, torch.where(zero, 1.0, v).sqrt())  # the inner where keeps an infinity out of the slope

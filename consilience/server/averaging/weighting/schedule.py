@@ -62,12 +62,14 @@ class ScheduleWeights:
 
     def weigh(self, cohort: Cohort, model: Tree, state: Tree) -> tuple[Tensor, Tree, Notes]:
         """This round's row."""
-        table = torch.tensor(self.table, dtype=torch.float64, device=cohort.examples.device)
-        if cohort.round < len(table):
-            row = table[cohort.round]
-        else:
-            row = table.mean(0) if self.after_last == "mean" else table[-1]
-        return shares(row, cohort), state, {}
+        return shares(self.row(cohort.round, cohort.examples.device), cohort), state, {}
+
+    def row(self, round: int, device: torch.device) -> Tensor:
+        """[K] the weights of one round."""
+        table = torch.tensor(self.table, dtype=torch.float64, device=device)
+        if round < len(table):
+            return table[round]
+        return table.mean(0) if self.after_last == "mean" else table[-1]
 
 
 def shares(row: Tensor, cohort: Cohort) -> Tensor:
