@@ -50,9 +50,8 @@ class DistributionMatching:
         self.check_against(task)
         params = message["model"]["params"]
         head = params[classifier(params).weight]
-        rows = torch.zeros(
-            (len(head), self.per_class, *row_shape(params, self.shape)), dtype=head.dtype, device=head.device
-        )
+        shape = (len(head), self.per_class, *row_shape(params, self.shape))
+        rows = torch.zeros(shape, dtype=head.dtype, device=head.device)
         none = torch.zeros(len(head), dtype=torch.float64, device=head.device)
         solver = self.solver.init({"x": rows})
         return {"x": rows, "solver": solver, "labels": none, "loss": none[0], "steps": none[0]}
@@ -67,9 +66,8 @@ class DistributionMatching:
         wanted = (member.T @ seen) / count.clamp(min=1).unsqueeze(1)  # [C, d]
 
         def apart(rows: Tree) -> tuple[Tensor, Tensor]:
-            found = (
-                outputs_and_features(task, model, rows["x"].flatten(0, 1)).reshape(len(x), self.per_class, -1).mean(1)
-            )  # [C, d]
+            seen = outputs_and_features(task, model, rows["x"].flatten(0, 1))
+            found = seen.reshape(len(x), self.per_class, -1).mean(1)  # [C, d]
             loss = ((found - wanted).square().sum(1) * (count > 0)).sum()
             return loss, loss.detach()
 
