@@ -56,10 +56,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def loaded(folder: Path, suffix: str = "csv", **options: object) -> cs.Dataset:
+def loaded(top: Path, suffix: str = "csv", **options: object) -> cs.Dataset:
     usual = {"size": 4, "fit": "squash", "normalise": "unit", "client": "site", "features": "words", "length": 3}
     given = {"train": f"train.{suffix}", "test": f"test.{suffix}", **COLUMNS, **usual, **options}
-    return load("multimodal", data_dir=folder, **{k: v for k, v in given.items() if v is not None})
+    return load("multimodal", data_dir=top, **{k: v for k, v in given.items() if v is not None})
 
 
 def test_parts_are_read_and_missing_ones_are_zero_and_marked(folder: Path) -> None:
