@@ -54,7 +54,9 @@ def needed(name: str, clients: int) -> dict[str, Any]:
     """Options of recipes that cannot be built without."""
     if name.startswith("duw_"):
         return {"weighting": ScheduleWeights(table=((1 / clients,) * clients,))}
-    return {"fedsplit": {"step": 1.0}, "fedprox_fedsplit": {"step": 1.0}, "feddm": {"shape": INPUTS}}.get(name, {})
+    if name in ("fedaf", "feddm"):
+        return {"shape": INPUTS}
+    return {"fedsplit": {"step": 1.0}, "fedprox_fedsplit": {"step": 1.0}}.get(name, {})
 
 
 class Counting(Vectorised):

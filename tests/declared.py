@@ -47,6 +47,10 @@ DECLARED: dict[str, Declared] = {
     ),
     "duw_fedavg": Declared(options={"weighting": SCHEDULE}),
     "duw_fednova": Declared(options={"weighting": SCHEDULE}),
+    "fedaf": Declared(
+        options={"shape": (1, 6, 6), "per_class": 2, "server_steps": 3},
+        excused={"test_traced_steps_give_the_same_bits": LOOKS, "test_client_step_is_pure": LOOKS},
+    ),
     "feddm": Declared(options={"shape": (1, 6, 6), "per_class": 2, "server_steps": 3}),
     "fedfa": Declared(excused={"test_traced_steps_give_the_same_bits": LOOKS, "test_bytes_match_the_trees": LOOKS}),
     "clustered_fl": Declared(options={"warm_up": 1, "eps_1": 100.0, "eps_2": 0.0, "max_clusters": 3}),

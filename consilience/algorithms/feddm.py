@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, Unpack
+from typing import Unpack
 
 from consilience.algorithms._common import Common, averaged, recipe
+from consilience.client.condensed_rows import Start
 from consilience.client.distribution_matching import DistributionMatching
 from consilience.client.local_training import LocalTraining
 from consilience.core.algorithm import Algorithm, Plain
@@ -18,7 +19,7 @@ def feddm(
     *,
     per_class: Count = 10,
     shape: tuple[Count, ...] | None = None,
-    start: Literal["noise", "rows"] = "noise",
+    start: Start = "noise",
     radius: NonNegative = 5.0,
     server_steps: Count = 200,
     server_lr: Positive = 0.02,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from consilience.client.condensed_rows import Start, first_rows, membership, outputs_and_features, row_shape
 from consilience.client.solvers import Adam, Solver
 from consilience.core import rng
 from consilience.core.gradients import gradient
@@ -29,9 +28,7 @@ class DistributionMatching:
 
     per_class: Count = 10
     shape: tuple[Count, ...] | None = None  # of a row; None: the inputs of a model whose first layer is dense
-    start: Literal["noise", "rows"] = (
-        "noise"  # "rows" begins at real rows: better, but it sends data that look like them
-    )
+    start: Start = "noise"  # "rows" and "means" begin at real rows: better, but what is sent looks like them
     radius: NonNegative = 5.0
     solver: Solver = field(default_factory=lambda: Adam(lr=0.05))
     work: Work = field(default_factory=lambda: Work(epochs=50, batch_size=256))
@@ -53,24 +50,24 @@ class DistributionMatching:
         self.check_against(task)
         params = message["model"]["params"]
         head = params[classifier(params).weight]
-        rows = torch.zeros((len(head), self.per_class, *self._row_shape(params)), dtype=head.dtype, device=head.device)
+        shape = (len(head), self.per_class, *row_shape(params, self.shape))
+        rows = torch.zeros(shape, dtype=head.dtype, device=head.device)
         none = torch.zeros(len(head), dtype=torch.float64, device=head.device)
         solver = self.solver.init({"x": rows})
         return {"x": rows, "solver": solver, "labels": none, "loss": none[0], "steps": none[0]}
 
     def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
         """One step of the synthetic rows towards the class means of a batch."""
-        x = torch.where(carry["steps"] > 0, carry["x"], self._first_rows(carry["x"], batch))
+        x = torch.where(carry["steps"] > 0, carry["x"], first_rows(carry["x"], batch, self.start))
         model = {**message["model"], "params": self._nearby(message["model"]["params"], batch.key)}
-        every = torch.arange(len(x), device=batch.y.device)
-        member = (batch.y.unsqueeze(1) == every).to(x.dtype)  # [B, C]
-        member = member if batch.mask is None else member * batch.mask.unsqueeze(1)
+        member = membership(batch, len(x), x.dtype)  # [B, C]
         count = member.sum(0)  # [C]
-        seen = _look(task, model, batch.x)  # [B, d]
+        seen = outputs_and_features(task, model, batch.x)  # [B, d]
         wanted = (member.T @ seen) / count.clamp(min=1).unsqueeze(1)  # [C, d]
 
         def apart(rows: Tree) -> tuple[Tensor, Tensor]:
-            found = _look(task, model, rows["x"].flatten(0, 1)).reshape(len(x), self.per_class, -1).mean(1)  # [C, d]
+            seen = outputs_and_features(task, model, rows["x"].flatten(0, 1))
+            found = seen.reshape(len(x), self.per_class, -1).mean(1)  # [C, d]
             loss = ((found - wanted).square().sum(1) * (count > 0)).sum()
             return loss, loss.detach()
 
@@ -89,28 +86,6 @@ class DistributionMatching:
         labels = carry["labels"] / carry["labels"].sum().clamp(min=1)
         return {"x": carry["x"], "labels": labels, "loss": carry["loss"] / carry["steps"].clamp(min=1)}, memory
 
-    def _row_shape(self, params: Tree) -> tuple[int, ...]:
-        if self.shape is not None:
-            return self.shape
-        first = next(iter(params.values()))
-        if first.dim() != 2:
-            raise Invalid("shape is missing: say what one row looks like, such as shape = [1, 28, 28]")
-        return (first.shape[1],)
-
-    def _first_rows(self, x: Tensor, batch: Batch) -> Tensor:
-        """[C, n, ...] noise, or rows of the batch's classes, in turn (any rows for a class that is not there)."""
-        keys = rng.fold(rng.fold(batch.key, 2**33), torch.arange(x.shape[0] * x.shape[1], device=x.device))
-        noise = rng.normals(keys, math.prod(x.shape[2:])).reshape(x.shape).to(x.dtype)
-        if self.start == "noise":
-            return noise
-        live = torch.ones_like(batch.y) if batch.mask is None else batch.mask
-        every = torch.arange(len(x), device=batch.y.device).unsqueeze(1)
-        member = (batch.y == every) & (live > 0)  # [C, B]
-        order = member.to(torch.int64).argsort(dim=1, descending=True, stable=True)  # members first
-        turn = torch.arange(self.per_class, device=x.device) % member.sum(1, keepdim=True).clamp(min=1)  # [C, n]
-        # a little noise tells rows that were taken twice apart
-        return batch.x[order.gather(1, turn)].reshape(x.shape) + 0.01 * noise
-
     def _nearby(self, params: Tree, key: Tensor) -> Tree:
         """A model at a random place within the radius."""
         if not self.radius:
@@ -120,11 +95,3 @@ class DistributionMatching:
         length = self.radius * rng.uniforms(rng.fold(key, 2**33 + 2), 1)
         moves = (direction * (length / direction.square().sum().sqrt())).split(numbers)
         return {n: leaf + move.reshape(leaf.shape).to(leaf.dtype) for (n, leaf), move in zip(params.items(), moves)}
-
-
-def _look(task: Task, model: Tree, x: Tensor) -> Tensor:
-    """[n, d]: the output, and the features where the module has them."""
-    output = task.apply(model, x, train=False)[0]
-    if not hasattr(task.module, "features"):
-        return output
-    return torch.cat([output, task.features(model, x)], 1)

@@ -13,7 +13,7 @@ from consilience.core.settings import Invalid, nearest
 from consilience.models.convolutional import cnn
 from consilience.models.densely_connected import densenet121
 from consilience.models.frozen import linear_head
-from consilience.models.fusion import late_fusion
+from consilience.models.fusion import early_fusion, late_fusion
 from consilience.models.perceptrons import logistic, mlp
 from consilience.models.recurrent import char_lstm, text_lstm
 from consilience.models.residual import resnet18, resnet20, resnet34, resnet50
@@ -23,6 +23,7 @@ __all__ = [
     "char_lstm",
     "cnn",
     "densenet121",
+    "early_fusion",
     "late_fusion",
     "linear_head",
     "logistic",

@@ -15,6 +15,7 @@ from consilience.algorithms.fedavg import fedavg
 from consilience.algorithms.feddm import feddm
 from consilience.algorithms.fedgen import fedgen
 from consilience.client import SGD
+from consilience.client.condensed_rows import first_rows
 from consilience.client.distribution_matching import DistributionMatching
 from consilience.client.terms.generated_features import GeneratedFeatures
 from consilience.client.terms.term import Context
@@ -199,9 +200,8 @@ def test_one_step_of_matching_by_hand() -> None:
 
 def test_rows_to_start_from_are_of_their_class() -> None:
     x, y = random(6, 4, seed=2), torch.tensor([0, 2, 2, 0, 2, 0])
-    rule = DistributionMatching(per_class=4, start="rows")
     mask = torch.tensor([1.0, 1, 1, 1, 1, 0], dtype=DOUBLE)
-    rows = rule._first_rows(torch.zeros(3, 4, 4, dtype=DOUBLE), batch_of(x, y, mask))
+    rows = first_rows(torch.zeros(3, 4, 4, dtype=DOUBLE), batch_of(x, y, mask), "rows")
     for c, members in ((0, [0, 3, 0, 3]), (2, [1, 2, 4, 1])):
         assert (rows[c] - x[members]).abs().max() < 0.06
 

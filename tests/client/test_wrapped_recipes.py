@@ -137,6 +137,7 @@ class Featured:
 
 
 WITHOUT_TERMS = {
+    "fedaf": "its clients send synthetic rows, not models",
     "feddm": "its clients send synthetic rows, not models",
     "fednova": "it knows how steps add up with FedProx's term alone",
     "duw_fednova": "it scales plain steps of the loss",

@@ -50,6 +50,17 @@ TINY: dict[str, tuple[str, Any, dict[str, Any]]] = {
     ),
     "linear_head": ("linear_head", PICTURE, {"encoder": "resnet20"}),
     "late_fusion": ("late_fusion", {"text": 3, "picture": (2,)}, {"projection": 4}),
+    "late_fusion, parts missing": (
+        "late_fusion",
+        {"text": (5,), "picture": (2,), "present": (2,)},
+        {"projection": 4, "tokens": 7},
+    ),
+    "early_fusion": ("early_fusion", {"text": 3, "picture": (2,)}, {"hidden": (4,)}),
+    "early_fusion, parts missing": (
+        "early_fusion",
+        {"text": (5,), "picture": (2,), "present": (2,)},
+        {"hidden": (4,), "tokens": 7, "embedding": 3},
+    ),
     "siamese": ("siamese", (1, 8, 8), {"backbone": "cnn", "projection": 8}),
     "siamese, ResNet": (
         "siamese",
@@ -73,7 +84,11 @@ def examples(label: str, *lead: int) -> Any:
         return torch.randint(0, 7, (*lead, *inputs), generator=draw)
     if isinstance(inputs, dict):
         sizes = {"text": 3, "picture": 2}
-        return {k: torch.randn(*lead, d, generator=draw, dtype=torch.float64) for k, d in sizes.items()}
+        parts = {k: torch.randn(*lead, d, generator=draw, dtype=torch.float64) for k, d in sizes.items()}
+        if "present" in inputs:  # its text is token numbers
+            parts["text"] = torch.randint(0, 7, (*lead, 5), generator=draw)
+            parts["present"] = torch.randint(0, 2, (*lead, 2), generator=draw)
+        return parts
     return torch.randn(*lead, *inputs, generator=draw, dtype=torch.float64)
 
 

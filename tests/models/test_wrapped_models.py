@@ -139,6 +139,40 @@ def test_late_fusion_projects_each_modality_and_ignores_order() -> None:
     assert torch.equal(one(x), two(dict(reversed(x.items()))))
 
 
+def test_a_missing_modality_adds_nothing_and_is_not_trained() -> None:
+    """Late fusion: its features are 0, whatever its values, and its projection has no gradient."""
+    model = models.build("late_fusion", {"text": 3, "picture": (2,), "present": (2,)}, 4, projection=5)
+    x = {"text": torch.randn(6, 3), "picture": torch.randn(6, 2), "present": torch.tensor([[0, 1]] * 6)}
+    other = {**x, "picture": torch.randn(6, 2)}
+    assert torch.equal(model(x), model(other)) and model.features(x)[:, :5].abs().sum() == 0
+    model(x).square().sum().backward()
+    assert model.projections["picture"].weight.grad.abs().sum() == 0
+    assert model.projections["text"].weight.grad.abs().sum() > 0
+    whole = models.build("late_fusion", {"text": 3, "picture": (2,)}, 4, projection=5)
+    everything = {**x, "present": torch.ones(6, 2, dtype=torch.int64)}
+    assert torch.equal(model(everything), whole({"text": x["text"], "picture": x["picture"]}))
+
+
+def test_early_fusion_reads_everything_at_once_and_marks_what_is_missing() -> None:
+    model = models.build("early_fusion", {"text": 3, "picture": (1, 2, 2), "present": (2,)}, 4, hidden=(5,))
+    x = {"text": torch.randn(6, 3), "picture": torch.randn(6, 1, 2, 2), "present": torch.tensor([[1, 1], [0, 1]] * 3)}
+    here = x["present"][:, :1].float()
+    row = torch.cat([x["picture"].flatten(1) * here, x["text"], x["present"].float()], 1)
+    torch.testing.assert_close(model(x), model.head(model.layers[0](row).relu()))
+    bare = models.build("early_fusion", {"text": 3, "picture": (1, 2, 2)}, 4, hidden=(5,))
+    row = torch.cat([x["picture"].flatten(1), x["text"]], 1)
+    torch.testing.assert_close(bare(x), bare.head(bare.layers[0](row).relu()))
+
+
+def test_token_numbers_in_fusion_are_averaged_over_the_tokens_that_are_there() -> None:
+    model = models.build("early_fusion", {"text": (4,), "table": 2}, 3, hidden=(5,), tokens=9, embedding=6)
+    x = {"text": torch.tensor([[3, 4, 0, 0], [0, 0, 0, 0]]), "table": torch.randn(2, 2)}
+    table = model.encoders["text"].embedding.weight
+    means = torch.stack([(table[3] + table[4]) / 2, torch.zeros(6)])
+    row = torch.cat([x["table"], means], 1)
+    torch.testing.assert_close(model(x), model.head(model.layers[0](row).relu()))
+
+
 def test_a_weights_file_may_use_other_libraries_names(tmp_path: Path) -> None:
     source = models.build("densenet121", (3, 8, 8), 5, stem="cifar", growth=2, seed=1)
     renamed = {}

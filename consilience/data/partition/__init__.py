@@ -13,6 +13,7 @@ from consilience.data.partition.dirichlet import Dirichlet
 from consilience.data.partition.feature_shift import FeatureShift
 from consilience.data.partition.iid import Iid
 from consilience.data.partition.label_sets import LabelSets
+from consilience.data.partition.missing_modality import MissingModality
 from consilience.data.partition.mixture import Mixture
 from consilience.data.partition.natural import Natural
 from consilience.data.partition.quantity import Quantity
@@ -29,6 +30,7 @@ PARTITIONS: dict[str, type] = {
     "quantity": Quantity,
     "natural": Natural,
     "feature_shift": FeatureShift,
+    "missing_modality": MissingModality,
     "mixture": Mixture,
     "stored": Stored,
 }
@@ -41,6 +43,7 @@ __all__ = [
     "FeatureShift",
     "Iid",
     "LabelSets",
+    "MissingModality",
     "Mixture",
     "Natural",
     "Partition",

@@ -1,8 +1,9 @@
-"""What can happen to one client's features: turned pictures, noisy numbers."""
+"""What can happen to one client's features: turned pictures, noisy numbers, a modality that it does not have."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from consilience.core import tree
 from consilience.core.settings import Invalid, NonNegative, check
+from consilience.models.modalities import PRESENT, modality_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +70,44 @@ class Noise:
         return x + self.sigma * noise.to(x.dtype)
 
 
-Shift = Rotation | Noise
+@dataclass(frozen=True, kw_only=True)
+class Missing:
+    """One modality that no row of the client has: its values become 0, and the mask "present" says so."""
+
+    modality: str
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def __call__(self, x: Any) -> Any:
+        """{name: [n, ...]} with "present" [n, modalities]; a row that would have no modality left is refused."""
+        names = modality_names(x) if isinstance(x, Mapping) else ()
+        if self.modality not in names:
+            known = f"the modalities are {', '.join(names)}" if names else "the rows have one part only"
+            raise Invalid(f"missing_modality.modality = {self.modality!r} is not in the data: {known}")
+        if PRESENT not in x:
+            raise Invalid(
+                f"missing_modality needs rows that say which modalities they have (x[{PRESENT!r}]), and these do not: "
+                f"load them with the data set multimodal, or crisismmd with mask = true"
+            )
+        present = x[PRESENT].clone()
+        present[:, names.index(self.modality)] = 0
+        bare = torch.nonzero(present.sum(1) == 0).flatten().tolist()
+        if bare:
+            raise Invalid(
+                f"without {self.modality!r} a client would have {len(bare)} rows with no modality at all: leave "
+                f"{self.modality!r} to it, or drop these rows from the file"
+            )
+        return {**x, self.modality: torch.zeros_like(x[self.modality]), PRESENT: present}
+
+
+Shift = Rotation | Noise | Missing
 
 
 def apply(shift: Shift, x: Any, rng: np.random.Generator) -> Any:
     """`shift` on every tensor of a tree that it fits; a tree without one is refused."""
+    if isinstance(shift, Missing):
+        return shift(x)
     leaves = list(tree.leaves(x))
     if not any(shift.fits(leaf) for leaf in leaves):
         wanted = "pictures [n, channels, height, width]" if isinstance(shift, Rotation) else "floating-point features"

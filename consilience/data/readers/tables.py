@@ -65,6 +65,17 @@ def read_table(
     return Table(path=path, columns={name: list(values) for name, values in zip(names, zip(*rows))})
 
 
+def read_records(path: Path) -> Table:
+    """A csv, tsv or jsonl file as columns of text; what a JSON line does not name, or says is null, is empty."""
+    if not {".jsonl", ".ndjson"} & {suffix.lower() for suffix in path.suffixes}:
+        return read_table(path)
+    records = read_json_lines(path, ())
+    names = dict.fromkeys(name for record in records for name in record)
+    if not names:
+        raise Invalid(f"{path} has no rows: each line must be a JSON object that names its columns")
+    return Table(path=path, columns={name: [_cell(record.get(name)) for record in records] for name in names})
+
+
 def read_json_lines(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
     """One JSON object a line, each of which must have these fields."""
     records = []
@@ -72,7 +83,9 @@ def read_json_lines(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         record = parse_json(line, f"{path}, line {number}")
-        absent = [name for name in fields if not isinstance(record, dict) or name not in record]
+        if not isinstance(record, dict):
+            raise Invalid(f'{path}, line {number} is not a JSON object such as {{"text": ...}}')
+        absent = [name for name in fields if name not in record]
         if absent:
             raise Invalid(f"{path}, line {number} has no {', '.join(absent)}")
         records.append(record)
@@ -90,6 +103,12 @@ def parse_json(text: str, where: str) -> Any:
         return json.loads(text)
     except (json.JSONDecodeError, RecursionError) as problem:
         raise Invalid(f"{where} is not readable JSON: {problem}") from problem
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(_cell(item) for item in value)
+    return "" if value is None else str(value)
 
 
 def _check_header(path: Path, names: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,8 @@ from consilience.core.gradients import gradient
 from consilience.core.settings import Count, Decay, NonNegative, Positive, check
 from consilience.core.task import Task
 from consilience.core.tree import Tree, map_leaves
+
+Term = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,21 +52,23 @@ class SyntheticTraining:
 
     def train(self, task: Task, state: Tree, cohort: Cohort) -> Tree:
         """The model after training on what clients sent; unchanged if nobody has seen any class."""
-        x, y = _union(cohort)
-        if not len(y):
-            return state
-        model, origin = state["model"], state["model"]["params"]
+        x, y = union(cohort)
+        return {"model": self.fit(task, state["model"], x, y, cohort)} if len(y) else state
+
+    def fit(self, task: Task, model: Tree, x: Tensor, y: Tensor, cohort: Cohort, term: Term | None = None) -> Tree:
+        """The model after `steps` on rows [q, ...] of classes [q]; `term(output, y)` is added to the mean loss."""
+        origin = model["params"]
         velocity = map_leaves(torch.zeros_like, origin)
         for step in range(self.steps):
             draw = rng.host(cohort.seed, "synthetic", cohort.round, step)
             chosen = torch.from_numpy(draw.permutation(len(y))[: self.batch_size]).to(y.device)
             key = torch.tensor(rng.key(cohort.seed, "synthetic", cohort.round, step), device=y.device)
-            grads, buffers = _slope(task, model, x[chosen], y[chosen], key)
+            grads, buffers = _slope(task, model, x[chosen], y[chosen], key, term)
             grads = map_leaves(lambda g, w: g + self.weight_decay * w, grads, model["params"])
             velocity = map_leaves(lambda v, g: self.momentum * v + g, velocity, grads)
             params = map_leaves(lambda w, v: w - self.lr * v, model["params"], velocity)
             model = {"params": self._within(params, origin), "buffers": buffers}
-        return {"model": model}
+        return model
 
     def model(self, state: Tree) -> Tree:
         """The trained model."""
@@ -79,7 +84,7 @@ class SyntheticTraining:
         return map_leaves(lambda w, move: w + scale.to(w.dtype) * move, origin, moves)
 
 
-def _union(cohort: Cohort) -> tuple[Tensor, Tensor]:
+def union(cohort: Cohort) -> tuple[Tensor, Tensor]:
     """(rows, class numbers) of every class that a client has, clients in order of their ids."""
     order = torch.from_numpy(np.argsort(cohort.ids))
     x, known = (cohort.reply[name][order.to(cohort.reply[name].device)] for name in ("x", "labels"))
@@ -87,10 +92,11 @@ def _union(cohort: Cohort) -> tuple[Tensor, Tensor]:
     return x[who, what].flatten(0, 1), what.repeat_interleave(x.shape[2])
 
 
-def _slope(task: Task, model: Tree, x: Tensor, y: Tensor, key: Tensor) -> tuple[Tree, Tree]:
+def _slope(task: Task, model: Tree, x: Tensor, y: Tensor, key: Tensor, term: Term | None) -> tuple[Tree, Tree]:
     def objective(params: Tree) -> tuple[Tensor, Tree]:
         output, moved = task.apply({**model, "params": params}, x, train=True, key=key)
-        return task.losses(output, y).mean(), moved
+        loss = task.losses(output, y).mean()
+        return (loss if term is None else loss + term(output, y)), moved
 
     with torch.no_grad():
         return gradient(objective, model["params"])

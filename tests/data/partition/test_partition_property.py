@@ -15,6 +15,7 @@ from consilience.data.partition import (
     FeatureShift,
     Iid,
     LabelSets,
+    MissingModality,
     Mixture,
     Natural,
     Quantity,
@@ -154,6 +155,7 @@ def test_no_rows_and_bad_seeds_are_refused(tmp_path):
         Quantity(clients=2),
         Natural(),
         FeatureShift(inner=Iid(clients=2), kind="noise"),
+        MissingModality(inner=Iid(clients=2), modality="picture"),
         Mixture(parts=((1.0, Iid(clients=2)),)),
         Stored(path=str(tmp_path / "p.npz")),
     ]

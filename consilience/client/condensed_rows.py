@@ -1,0 +1,71 @@
+"""What clients that learn synthetic rows share: their shape, where they begin, and class means of what a model sees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from consilience.core import rng
+from consilience.core.plans import Batch
+from consilience.core.settings import Invalid
+from consilience.core.task import Task
+from consilience.core.tree import Tree
+
+Start = Literal["noise", "means", "rows"]
+"""noise: standard normal numbers; means: random averages of rows of the class; rows: rows of the class themselves."""
+
+
+def row_shape(params: Tree, shape: Sequence[int] | None) -> tuple[int, ...]:
+    """The shape of one row: as given, or the inputs of a model whose first layer is dense."""
+    if shape is not None:
+        return tuple(shape)
+    first = next(iter(params.values()))
+    if first.dim() != 2:
+        raise Invalid("shape is missing: say what one row looks like, such as shape = [1, 28, 28]")
+    return (first.shape[1],)
+
+
+def first_rows(x: Tensor, batch: Batch, start: Start) -> Tensor:
+    """[C, n, ...] rows to begin with, from the batch where `start` says so (any rows for a class that is not there)."""
+    keys = rng.fold(rng.fold(batch.key, 2**33), torch.arange(x.shape[0] * x.shape[1], device=x.device))
+    if start == "means":
+        return _averages(x, batch, keys)
+    noise = rng.normals(keys, math.prod(x.shape[2:])).reshape(x.shape).to(x.dtype)
+    if start == "noise":
+        return noise
+    live = torch.ones_like(batch.y) if batch.mask is None else batch.mask
+    every = torch.arange(len(x), device=batch.y.device).unsqueeze(1)
+    member = (batch.y == every) & (live > 0)  # [C, B]
+    order = member.to(torch.int64).argsort(dim=1, descending=True, stable=True)  # members first
+    turn = torch.arange(x.shape[1], device=x.device) % member.sum(1, keepdim=True).clamp(min=1)  # [C, n]
+    # a little noise tells rows that were taken twice apart
+    return batch.x[order.gather(1, turn)].reshape(x.shape) + 0.01 * noise
+
+
+def membership(batch: Batch, classes: int, dtype: torch.dtype) -> Tensor:
+    """[B, C] 1 where a live row is of the class."""
+    every = torch.arange(classes, device=batch.y.device)
+    member = (batch.y.unsqueeze(1) == every).to(dtype)
+    return member if batch.mask is None else member * batch.mask.unsqueeze(1)
+
+
+def outputs_and_features(task: Task, model: Tree, x: Tensor) -> Tensor:
+    """[n, d]: the output, and behind it the features where the module has them."""
+    output = task.apply(model, x, train=False)[0]
+    if not hasattr(task.module, "features"):
+        return output
+    return torch.cat([output, task.features(model, x)], 1)
+
+
+def _averages(x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
+    """[C, n, ...] each the mean of a random half of its class's rows in the batch; of all of them if none is drawn."""
+    member = membership(batch, len(x), x.dtype).T.unsqueeze(1)  # [C, 1, B]
+    draws = rng.uniforms(keys, len(batch.y)).reshape(x.shape[0], x.shape[1], -1)
+    drawn = member * (draws < 0.5).to(x.dtype)  # [C, n, B]
+    chosen = torch.where(drawn.sum(2, keepdim=True) > 0, drawn, member.expand_as(drawn))
+    shares = chosen / chosen.sum(2, keepdim=True).clamp(min=1)
+    return (shares @ batch.x.flatten(1).to(x.dtype)).reshape(x.shape)

@@ -1,0 +1,50 @@
+"""Clients that lack one of the modalities of their rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from consilience.core.rng import host
+from consilience.core.settings import Invalid, Probability, Whole, check
+from consilience.data.partition.assignment import Assignment, Partition, assign, check_inner
+from consilience.data.partition.shifts import Missing
+
+
+@dataclass(frozen=True, kw_only=True)
+class MissingModality:
+    """`inner` says who gets which rows; some clients then have no `modality`, in training and test rows alike.
+
+    They are a random `share` of the clients, rounded to the nearest number, or those whose numbers are in `clients`.
+    """
+
+    inner: Partition
+    modality: str
+    share: Probability = 0.5
+    clients: tuple[Whole, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check(self)
+        check_inner("MissingModality.inner", self.inner)
+
+    def split(self, labels: np.ndarray, *, groups: np.ndarray | None, seed: int) -> list[np.ndarray]:
+        """Row numbers per client."""
+        return self.assign(labels, groups=groups, seed=seed).parts
+
+    def assign(self, labels: np.ndarray, *, groups: np.ndarray | None, seed: int) -> Assignment:
+        """Rows per client, and who lacks the modality."""
+        inner = assign(self.inner, labels, groups=groups, seed=seed)
+        lacking = self._lacking(len(inner.parts), seed)
+        missing = Missing(modality=self.modality)
+        shifts = [(*earlier, missing) if k in lacking else earlier for k, earlier in enumerate(inner.shifts)]
+        return Assignment(parts=inner.parts, owners=inner.owners, shifts=shifts)
+
+    def _lacking(self, count: int, seed: int) -> set[int]:
+        if self.clients is None:
+            drawn = host(seed, "missing modality").permutation(count)
+            return set(drawn[: int(self.share * count + 0.5)].tolist())
+        unknown = [client for client in self.clients if client >= count]
+        if unknown:
+            raise Invalid(f"MissingModality.clients names client {unknown[0]}, but there are {count}: 0 .. {count - 1}")
+        return set(self.clients)
