@@ -24,14 +24,14 @@ def shakespeare(
     *,
     window: Count = 80,
     min_characters: Count = 160,
-    max_windows: Count | None = 200,
+    max_windows: Count | None = None,
     test_fraction: HeldOut = 0.2,
     data_dir: str | Path | None = None,
 ) -> Dataset:
     """`window` characters of a role's text -> the next one; every (play, speaker) role is a group.
 
     The first part of each role trains and the last `test_fraction` of its characters is predicted in the
-    test. `max_windows` of a role's training windows are taken, evenly spaced (None: one at every character).
+    test. One window at every character, or `max_windows` of a role's training windows, evenly spaced.
     """
     path = source("shakespeare", data_dir, how=HOME).find("speeches.jsonl")
     roles = _roles(path, min_characters)

@@ -146,7 +146,7 @@ def write_speeches(path, speeches):
 def test_shakespeare_windows_by_hand(tmp_path):
     path = tmp_path / "speeches.jsonl.gz"
     write_speeches(path, [("h", "A", "abcdef"), ("h", "B", "xy"), ("h", "A", "ghZ"), ("m", "A", "abcabcabcabc")])
-    data = load("shakespeare", data_dir=tmp_path, window=3, min_characters=10, max_windows=None)
+    data = load("shakespeare", data_dir=tmp_path, window=3, min_characters=10)
     # role h: A says "abcdef\nghZ": 10 characters, the last 2 are the test; m: A has 12, the last 2 too
     assert data.group_names == ("h: A", "m: A")
     rows = ["".join(data.vocabulary[t] for t in row) for row in data.x.tolist()]

@@ -56,12 +56,15 @@ def test_large_classes_have_more_holders():
 
 def test_power_law_with_two_digits_looks_like_the_fedprox_split():
     labels = np.arange(60000) % 10
-    partition = ClassesPerClient(clients=1000, classes_per_client=2, skew="power_law", exponent=0.62, min_per_class=5)
-    parts = partition.split(labels, groups=None, seed=0)
-    sizes = np.array([len(p) for p in parts])
-    assert ((counts_of(parts, labels) > 0).sum(1) == 2).all()
-    assert sizes.sum() == 60000 and sizes.min() >= 10
-    assert sizes.std() / sizes.mean() == pytest.approx(106 / 69, rel=0.1)
+    partition = ClassesPerClient(clients=1000, classes_per_client=2, skew="power_law", exponent=0.67, min_per_class=5)
+    deviations = []
+    for seed in range(5):
+        parts = partition.split(labels, groups=None, seed=seed)
+        sizes = np.array([len(p) for p in parts])
+        assert ((counts_of(parts, labels) > 0).sum(1) == 2).all()
+        assert sizes.sum() == 60000 and sizes.min() >= 10
+        deviations.append(sizes.std())
+    assert np.mean(deviations) == pytest.approx(106, rel=0.02)  # Table 1; its mean of 69 counts test rows, too
 
 
 def test_refusals_say_what_works_and_it_does():
