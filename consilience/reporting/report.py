@@ -27,7 +27,7 @@ def write(
     groups = grouped(runs)
     with style.drawing():
         figures = compiled(groups, likeness_too=likeness_too)
-        text = page.document(page.title(groups), page.content(groups, figures, problems))
+        text = page.report(groups, figures, problems)
         out.parent.mkdir(parents=True, exist_ok=True)
         if pictures:
             _write_pictures(figures, out)

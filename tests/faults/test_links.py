@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from consilience import cli
 from consilience.compare import cells, pages
 from consilience.compare.plan import plan
-from consilience.reporting import page, report, style
+from consilience.reporting import report, style
 from consilience.runs import checkpoint
 from consilience.runs.folder import RecordError
 
@@ -37,7 +37,7 @@ READ_BY_REPORT = {"run.json", "config.toml", "metrics.jsonl"}
 
 @pytest.fixture
 def quick_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "content", lambda *arguments: "")
+    monkeypatch.setattr(style, "svg", lambda picture: "")
     monkeypatch.setattr(style, "png", lambda picture: b"picture")
 
 
