@@ -14,6 +14,7 @@ from consilience.reporting.runs import find
 from consilience.runs.disk import make_inner_folder, replace_file
 
 NAME = "report.html"
+NO_FIGURES = 'Figures need matplotlib: pip install "consilience[report]".'
 
 
 def write(

@@ -212,7 +212,7 @@ def test_tensorboard_files_are_not_removed_through_a_link(finished: Path, tmp_pa
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_comparison_writes_nothing_through_a_link(tmp_path: Path, kind: str) -> None:
-    for number, name in enumerate(("table.md", "methods.csv", "cells.csv", "results.json")):
+    for number, name in enumerate(("comparison.html", "table.md", "methods.csv", "cells.csv", "results.json")):
         folder, outside = tmp_path / f"{number}", tmp_path / f"outside-{number}"
         comparison = plan(None, algorithms=["fedavg"], seeds=[0], folder=folder)
         folder.mkdir()

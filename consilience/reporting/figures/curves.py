@@ -72,7 +72,7 @@ def _metric(metric: Column, groups: Sequence[Group]) -> Figure | None:
         marker = "o" if 0 < len(band.rounds) <= 12 else None
         axes.plot(band.rounds, band.mean, label=group.label if len(groups) > 1 else None, marker=marker, ms=3.2, **look)
     _frame(figure, axes, "round", metric.axis, share=metric.unit == SHARE)
-    caption = f"{metric.caption} {_reading(metric)}{_band_words(bands)}"
+    caption = f"{metric.caption.rstrip('.')}. {_reading(metric)}{_band_words(bands)}"
     return Figure(name=metric.key, title=metric.heading, caption=caption, figure=figure)
 
 

@@ -11,7 +11,7 @@ from consilience.reporting.style import Figure
 LABELS_CAPTION = (
     "Each row is one client, each column one class; the colour is the share of the client's rows in that class. "
     "An even row means balanced classes; rows that look alike mean little label skew; a few bright cells in a row mean "
-    "that the client knows only those classes."
+    "that the client knows only those classes. An empty row is a client without rows."
 )
 
 
