@@ -63,6 +63,8 @@ def _metric(metric: Column, groups: Sequence[Group]) -> Figure | None:
     figure = style.blank()
     axes = figure.subplots()
     for number, (group, band) in enumerate(zip(groups, bands)):
+        if not band.curves:  # it has no such metric, and no place in the legend
+            continue
         look = style.line(number)
         for rounds, values in band.curves if len(band.curves) > 1 else ():
             beyond = slice(max(0, int(np.searchsorted(rounds, band.rounds[-1])) if len(band.rounds) else 0), None)
@@ -81,7 +83,7 @@ def _costs() -> list[_Cost]:
     wall = "wall-clock time on the machine that ran it; the first round includes the choice of a lane"
     virtual = "time that the simulated clients and links would have taken"
     return [
-        _Cost("traffic", "traffic", "traffic, up and down (bytes)", sent, _bytes),
+        _Cost("traffic", "traffic", "traffic, up and down", sent, _bytes),
         _Cost("time", "wall-clock time", "wall-clock time (s)", wall, RunData.seconds),
         _Cost("virtual_time", "simulated time", "simulated time (s)", virtual, _virtual),
     ]
@@ -122,7 +124,7 @@ def _traffic(groups: Sequence[Group]) -> Figure | None:
     if not drawn:
         return None
     style.bytes_on(axes.yaxis)
-    _frame(figure, axes, "round", "traffic so far (bytes)")
+    _frame(figure, axes, "round", "traffic so far")
     said = "up and down together" if len(groups) > 1 else "from clients to the server (up) and back (down)"
     caption = (
         f"Bytes sent so far by all clients, {said}, before any compression. A straight line means that every round "

@@ -42,7 +42,7 @@ def _seconds(run: RunData) -> Figure | None:
     style.whole_numbers(axes.xaxis)
     style.legend(figure, axes)
     caption = (
-        f"Wall-clock time of each round, {below.sum():.1f} s in all. The first round is higher, because it includes "
+        f"Wall-clock time of each round, {below.sum():.1f} s in all. The first round may be higher: it includes "
         "preparation and the choice of a lane; later bars should be even."
     )
     return Figure(name="seconds", title="Time per round", caption=caption, figure=figure)

@@ -92,7 +92,7 @@ def _matrices(run: RunData, found: dict[int, tuple[np.ndarray, np.ndarray]]) -> 
     chosen = [numbers[i] for i in np.unique(np.linspace(0, len(numbers) - 1, _MOST_MATRICES).round().astype(int))]
     columns = min(3, len(chosen))
     lines = -(-len(chosen) // columns)
-    figure = style.blank(height=0.1 + 1.38 * lines, layout="compressed")
+    figure = style.blank(height=0.3 + 1.38 * lines, layout="compressed")
     grid = figure.subplots(lines, columns, squeeze=False)
     values = np.concatenate([found[number][1].ravel() for number in chosen])
     limits = {"vmin": float(np.nanmin(values)), "vmax": float(np.nanmax(values))}
@@ -107,6 +107,8 @@ def _matrices(run: RunData, found: dict[int, tuple[np.ndarray, np.ndarray]]) -> 
         image = axes.imshow(shown, cmap=style.heat(), interpolation="none", **limits)
         axes.set_title(f"round {chosen[place]}", pad=3)
         _label(axes, None if whole else ids)
+    figure.supxlabel("client", fontsize=9.2)
+    figure.supylabel("client", fontsize=9.2)
     figure.colorbar(image, ax=grid.ravel().tolist(), label="similarity", pad=0.02)
     who = "among all clients" if whole else "among the clients of that round"
     caption = (
@@ -126,7 +128,8 @@ def _label(axes: Any, ids: np.ndarray | None) -> None:
         if ids is None:
             style.whole_numbers(axis, most=4)
         elif len(ids) <= _MOST_LABELLED:
-            axis.set_ticks(range(len(ids)), [str(client) for client in ids])
+            turned = 90 if axis is axes.xaxis else 0
+            axis.set_ticks(range(len(ids)), [str(client) for client in ids], rotation=turned)
         else:
             axis.set_ticks([])
 
