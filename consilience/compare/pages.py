@@ -1,17 +1,22 @@
-"""What a comparison leaves in its folder: table.md, methods.csv, cells.csv, results.json."""
+"""What a comparison leaves in its folder: comparison.html, table.md, methods.csv, cells.csv, results.json."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import RenderableType
 
-from consilience.compare import fairness, results, tables
+from consilience.compare import drawings, fairness, results, tables
 from consilience.compare.plan import Comparison
+from consilience.reporting import page, report, style
+from consilience.reporting.tables import Table
 from consilience.runs import canonical
 from consilience.runs.disk import replace_file
+
+DIFFERS = "differs in more than the method"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -34,9 +39,37 @@ def write(comparison: Comparison) -> Written:
     found = results.plain_results(comparison, collected) | {"notes": said}
     files = {name: text.encode() for name, text in texts.items()}
     files["results.json"] = canonical.encode(found, pretty=True)
+    files["comparison.html"] = _page(comparison, collected, sheets, said).encode()
     for name, content in files.items():
         replace_file(comparison.folder / name, content)
     return Written(screen=tables.on_screen(sheets, said), files=tuple(comparison.folder / name for name in files))
+
+
+def _page(comparison: Comparison, found: results.Results, sheets: Sequence[tables.Sheet], said: Sequence[str]) -> str:
+    """The tables and notes as one HTML file that needs nothing else, with figures where matplotlib is installed."""
+    drawable = report.is_possible()
+    with style.drawing() if drawable else contextlib.nullcontext():
+        return page.render(
+            "comparison.html",
+            title=f"Comparison: {comparison.folder.name}",
+            cards=_facts(comparison, found),
+            warnings=[note for note in said if note.startswith(DIFFERS)],
+            notes=[note for note in said if not note.startswith(DIFFERS)],
+            sheets=[{"title": sheet.title, "table": Table(head=sheet.head, lines=sheet.rows)} for sheet in sheets],
+            pictures=drawings.figures(comparison, found) if drawable else [],
+            no_figures="" if drawable else report.NO_FIGURES,
+            made_by="consilience compare",
+        )
+
+
+def _facts(comparison: Comparison, found: results.Results) -> list[page.Fact]:
+    done = sum(method.finished for method in found.methods)
+    return [
+        page.Fact("methods", str(len(comparison.methods)), f"baseline: {comparison.baseline}"),
+        page.Fact("seeds", str(len(comparison.seeds)), ", ".join(map(str, comparison.seeds[:8]))),
+        page.Fact("finished runs", f"{done} of {len(found.cells)}"),
+        page.Fact("compared by", found.main.title, f"{found.main.better} is better"),
+    ]
 
 
 def notes(
@@ -44,7 +77,7 @@ def notes(
 ) -> list[str]:
     """What a reader must know: what differs beyond the method, what is missing, and what n allows."""
     differing = [*fairness.planned_differences(comparison), *fairness.recorded_differences(comparison, cells)]
-    said = [f"differs in more than the method: {note}" for note in differing]
+    said = [f"{DIFFERS}: {note}" for note in differing]
     if not differing:
         said.append("all methods ran on the same data, partition, initial model and trace of clients")
     missing = sum(found.missing for found in methods)

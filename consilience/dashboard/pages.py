@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -30,18 +31,23 @@ class Pages:
         """The runs, and the folders that hold several."""
         known = self._known()
         runs, problems = _readable(known)
-        parts = ["<h1>Runs</h1>", f'<p class="soft">{page.escaped(_summary(list(runs.values())))}</p>']
-        parts += [f'<p class="warn">{page.escaped(problem)}</p>' for problem in problems]
-        shelves = [name for name in _shelves(known) if name]
+        table, links, together = None, [_link(name) for name in runs], []
         if len(runs) > 1:
-            links = [f'<a href="{_link(name)}">{page.escaped(name)}</a>' for name in shelves]
-            parts.append(f"<p>Side by side: {', '.join([_all_link(), *links])}</p>")
+            together = [("all", "/runs/"), *((name, _link(name)) for name in _shelves(known) if name)]
         if runs:
             found = tables.each_run(list(runs.values()))
-            named = [(name, *line[1:]) for name, line in zip(runs, found.lines)]
-            links = [_link(name) for name in runs]
-            parts.append(page.table(tables.Table(head=found.head, lines=tuple(named)), links=links))
-        return page.document("consilience: runs", "\n".join(parts), refresh=self._refresh)
+            table = replace(found, lines=tuple((name, *line[1:]) for name, line in zip(runs, found.lines)))
+        return page.render(
+            "dashboard_runs.html",
+            title="consilience: runs",
+            heading="Runs",
+            refresh=self._refresh,
+            cards=_facts(list(runs.values())),
+            warnings=problems,
+            together=together,
+            runs=table,
+            links=links,
+        )
 
     def run(self, name: str) -> str | None:
         """The page of a run, or of all runs in a folder ("" is the whole); None if there is no such thing."""
@@ -62,17 +68,19 @@ class Pages:
     def _draw(self, paths: list[Path]) -> str:
         runs, problems = find(paths, tolerant=True)
         if not runs:
-            said = "".join(f'<p class="warn">{page.escaped(problem)}</p>' for problem in problems)
-            return page.document("consilience", f"{_back()}<h1>Nothing to show</h1>{said}", refresh=self._refresh)
+            values = {"heading": "Nothing to show", "refresh": self._refresh, "warnings": problems}
+            return page.render("dashboard_nothing.html", title="consilience", **values)
         groups = grouped(runs)
-        with style.drawing():
-            figures = compiled(groups, likeness_too=self._likeness_too)
-            body = page.content(groups, figures, problems)
         going = any(run.status.startswith(("running", "created")) for run in runs)
-        state = f'<span class="live">live</span>, drawn again every {self._refresh} s' if going else "not running"
-        hidden = "" if self._likeness_too else " Who resembles whom is not shown (--similarity)."
-        note = f'<p class="soft">{_back()} {state}.{hidden}</p>'
-        return page.document(page.title(groups), f"{note}\n{body}", refresh=self._refresh if going else 0)
+        with style.drawing():
+            return page.report(
+                groups,
+                compiled(groups, likeness_too=self._likeness_too),
+                problems,
+                template="dashboard_report.html",
+                refresh=self._refresh if going else 0,
+                hides_similarity=not self._likeness_too,
+            )
 
     def _known(self) -> dict[str, Path]:
         """Every run below the root, by its place there."""
@@ -118,14 +126,13 @@ def _link(name: str) -> str:
     return f"/runs/{quote(name)}"
 
 
-def _all_link() -> str:
-    return '<a href="/runs/">all</a>'
-
-
-def _back() -> str:
-    return '<a href="/">all runs</a> &middot;'
-
-
-def _summary(runs: list[RunData]) -> str:
+def _facts(runs: list[RunData]) -> list[page.Fact]:
+    if not runs:
+        return []
     going = sum(run.status.startswith("running") for run in runs)
-    return f"{len(runs)} runs, {going} of them running" if runs else "No run yet: `consilience run` makes one."
+    ended = sum(run.status == "finished" for run in runs)
+    return [
+        page.Fact("runs", str(len(runs))),
+        page.Fact("running", str(going)),
+        page.Fact("finished", str(ended), "the others were stopped, failed or have only begun"),
+    ]

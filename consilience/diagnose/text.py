@@ -26,34 +26,42 @@ def lines(of: Diagnosis) -> list[Line]:
             "target skew" if labels.binned else "label skew",
             f"{labels.mean:.3f}",
             f"{labels.chance_mean:.3f}",
-            "total variation from all" + (", targets cut at their deciles" if labels.binned else "") + "; 0: all alike",
+            "total variation between a client's labels and those of all"
+            + (", targets cut at their deciles" if labels.binned else "")
+            + "; 0: no skew",
         ),
-        Line("label entropy", f"{np.nanmean(labels.entropy):.2f}", "", "mean; 1: a client has all classes alike often"),
+        Line(
+            "label entropy",
+            f"{np.nanmean(labels.entropy):.2f}",
+            "",
+            "mean over clients; 1: balanced classes, 0: a single class",
+        ),
         Line(
             "quantity skew",
             f"{quantity.gini:.2f}",
             "",
-            f"Gini; {quantity.half} of {len(quantity.sizes)} hold half of the rows; largest is {quantity.ratio:.3g} x "
-            "the smallest" + (f"; {quantity.empty} hold none" if quantity.empty else ""),
+            f"Gini; {quantity.half} of {len(quantity.sizes)} clients hold half of the rows; the largest has "
+            f"{quantity.ratio:.3g} x the rows of the smallest"
+            + (f"; {quantity.empty} without rows" if quantity.empty else ""),
         ),
         *_shift(of),
         Line(
             "gradients at start",
             f"{of.start.b:.2f}",
             f"{of.start.chance:.2f}",
-            "B = sqrt(E|g_k|^2 / |E g_k|^2); 1: all pull the same way",
+            "B = sqrt(E|g_k|^2 / |E g_k|^2); 1: all gradients are equal",
         ),
         Line(
             f"... round {of.later_round}",
             f"{of.later.b:.2f}",
             f"{of.later.chance:.2f}",
-            f"B after {of.later_by}; {of.later.opposed:.0%} of pairs of clients pull against each other",
+            f"B after {of.later_by}; {of.later.opposed:.0%} of pairs of clients have opposed gradients",
         ),
         Line(
-            "model likeness",
+            "model similarity",
             f"{of.likeness.mean:.3f}",
             f"{of.likeness.chance:.3f}",
-            f"CKA of {of.likeness.of} after {of.local_epochs:g} local epochs from one model; 1: alike",
+            f"CKA of {of.likeness.of} after {of.local_epochs:g} local epochs from one model; 1: the same",
         ),
         Line(
             "work",
@@ -100,7 +108,7 @@ def _shift(of: Diagnosis) -> list[Line]:
                 "... within classes",
                 f"{shift.given_label:.3f}",
                 f"{shift.given_label_chance:.3f}",
-                f"p = {shift.given_label_p:.2f}; what unequal labels do not explain",
+                f"p = {shift.given_label_p:.2f}; not explained by unequal labels",
             )
         )
     return rows

@@ -1,64 +1,71 @@
-"""One HTML page that needs nothing else: no script, no network, every text from outside escaped."""
+"""HTML pages from templates: one look, no script that runs, no network, every text from outside escaped."""
 
 from __future__ import annotations
 
 import functools
-import html
-import importlib.resources
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from consilience.reporting import style, tables
 from consilience.reporting.figure_set import FigureSet
-from consilience.reporting.groups import Group
+from consilience.reporting.groups import Group, metrics_of
 from consilience.reporting.privacy import not_private
 from consilience.reporting.runs import RunData
 from consilience.reporting.style import Figure
+from consilience.runs.metric_table import main_of
 from consilience.runs.toml_text import dumps
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 """Nothing is loaded and nothing runs; pictures inside the drawings are part of the page."""
 
-_OPEN = 3  # groups whose details are unfolded
+_UNFOLDED = 3  # groups whose details are open
 
 
-def escaped(text: Any) -> str:
-    """Text as text, in an element or in an attribute."""
-    return html.escape(str(text), quote=True)
+class Fact(NamedTuple):
+    """A card at the top of a page."""
+
+    label: str
+    value: str
+    note: str = ""
 
 
-def document(title: str, body: str, *, refresh: int = 0) -> str:
-    """A whole page around a body; with `refresh` it loads again after so many seconds."""
-    again = f'<meta http-equiv="refresh" content="{refresh}">\n' if refresh else ""
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{escaped(POLICY)}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
-        f"{again}<title>{escaped(title)}</title>\n<style>\n{stylesheet()}</style>\n</head>\n"
-        f"<body>\n{body}\n</body>\n</html>\n"
-    )
+def render(template: str, *, title: str, **values: Any) -> str:
+    """A page of `templates/`; figures must be rendered within `style.drawing()`."""
+    common = {"title": title, "heading": "", "refresh": 0, "made_by": ""}
+    return _environment().get_template(template).render({**common, **values})
 
 
-@functools.cache
-def stylesheet() -> str:
-    """The page's looks."""
-    return (importlib.resources.files("consilience.reporting") / "page.css").read_text(encoding="utf-8")
-
-
-def content(groups: Sequence[Group], figures: FigureSet, problems: Sequence[str] = ()) -> str:
-    """The body of a report: numbers, figures of all groups, then group by group."""
+def report(
+    groups: Sequence[Group],
+    figures: FigureSet,
+    problems: Sequence[str] = (),
+    *,
+    template: str = "report.html",
+    **more: Any,
+) -> str:
+    """The report: numbers, figures of all groups, then group by group; `more` is for templates that extend it."""
     runs = [run for group in groups for run in group.runs]
-    many = len(groups) > 1
-    parts = [heading(groups), *_warnings(runs, problems), table(tables.final_numbers(groups), swatches=many)]
-    parts.append(table(tables.costs(groups), swatches=many))
-    parts.append(gallery(figures.common))
-    parts += [_group(*entry, number, len(groups)) for number, entry in enumerate(figures.details)]
-    if figures.left_out:
-        parts.append(f'<p class="soft">{figures.left_out} more groups are in the common figures only.</p>')
-    parts.append(f"<h2>Runs</h2>{table(tables.each_run(runs))}")
-    parts.append("<footer>Made by <code>consilience report</code> from the records in the run folders.</footer>")
-    return "\n".join(parts)
+    return render(
+        template,
+        title=title(groups),
+        cards=_facts(groups),
+        warnings=[*problems, *_warnings(runs)],
+        many=len(groups) > 1,
+        seeds=max(len(group.runs) for group in groups),
+        numbers=tables.final_numbers(groups),
+        costs=tables.costs(groups),
+        common=figures.common,
+        details=[_details(group, pictures, len(groups)) for group, pictures in figures.details],
+        unfolded=_UNFOLDED,
+        left_out=figures.left_out,
+        runs=tables.each_run(runs),
+        made_by="consilience report",
+        **more,
+    )
 
 
 def title(groups: Sequence[Group]) -> str:
@@ -69,64 +76,68 @@ def title(groups: Sequence[Group]) -> str:
     return f"{len(groups)} methods on {', '.join(data[:3])}" + (" ..." if len(data) > 3 else "")
 
 
-def heading(groups: Sequence[Group]) -> str:
-    """Title, and what is compared in a sentence."""
+def span(numbers: set[int]) -> str:
+    """12, or 3 to 12."""
+    low, high = min(numbers), max(numbers)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+@functools.cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    found = Environment(
+        loader=PackageLoader("consilience.reporting"),
+        autoescape=True,  # for every template, whatever its name ends in
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.globals |= {"policy": POLICY, "colours": len(style.LINES)}
+    found.filters |= {"svg": _svg, "unbroken": _unbroken}
+    return found
+
+
+def _svg(picture: Figure) -> Markup:
+    """The only markup that is not a template's: matplotlib has escaped the text in it."""
+    from markupsafe import Markup
+
+    return Markup(style.svg(picture))
+
+
+def _unbroken(cell: str) -> str:
+    """A deviation stays on one line; a narrow table breaks before it."""
+    return cell.replace("± ", "±\N{NO-BREAK SPACE}")
+
+
+def _facts(groups: Sequence[Group]) -> list[Fact]:
+    """What is compared, in short; of one group, how good it is."""
     runs = [run for group in groups for run in group.runs]
     seeds = sorted({run.seed for run in runs})
     models = sorted({str(_name(run.config.get("model"))) for run in runs})
-    parameters = sorted({run.facts["parameters"] for run in runs if isinstance(run.facts.get("parameters"), int)})
-    said = [f"{len(runs)} run{'s' * (len(runs) > 1)}", f"{_span({run.count for run in runs})} clients"]
-    said += [f"model {', '.join(models)}", *([f"{_span(set(parameters))} parameters"] if parameters else [])]
-    said += [f"seeds {', '.join(map(str, seeds))}"] if len(seeds) > 1 else []
-    return f'<h1>{escaped(title(groups))}</h1>\n<p class="soft">{escaped("; ".join(said))}</p>'
+    parameters = {run.facts["parameters"] for run in runs if isinstance(run.facts.get("parameters"), int)}
+    found = []
+    if len(groups) == 1:
+        main = main_of(metrics_of(groups))
+        found.append(Fact(main.title, tables.spread(groups[0].final(main.key)), "at the last test"))
+    else:
+        found.append(Fact("methods", str(len(groups))))
+    found.append(Fact("runs", str(len(runs)), f"seeds {', '.join(map(str, seeds[:8]))}" + " ..." * (len(seeds) > 8)))
+    found.append(Fact("rounds", span({len(run.rows) for run in runs})))
+    found.append(Fact("clients", span({run.count for run in runs})))
+    found.append(Fact("model", ", ".join(models), f"{span(parameters)} parameters" if parameters else ""))
+    return found
 
 
 def _name(section: Any) -> Any:
     return section.get("name", "?") if isinstance(section, dict) else section
 
 
-def _span(numbers: set[int]) -> str:
-    low, high = min(numbers), max(numbers)
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
-
-
-def gallery(pictures: Sequence[Figure]) -> str:
-    """Figures side by side, as many as fit."""
-    if not pictures:
-        return ""
-    return f'<div class="grid">\n{"".join(map(_figure, pictures))}</div>'
-
-
-def table(found: tables.Table, *, swatches: bool = False, links: Sequence[str] = ()) -> str:
-    """A table that scrolls by itself where it is too wide; `links` lead from the first column."""
-    head = "".join(f'<th scope="col">{escaped(name)}</th>' for name in found.head)
-    lines = []
-    for number, (first, *rest) in enumerate(found.lines):
-        mark = f'<span class="swatch" style="background: var(--line-{number % len(style.LINES)})"></span>'
-        name = f'<a href="{escaped(links[number])}">{escaped(first)}</a>' if links else escaped(first)
-        cells = "".join(f"<td>{escaped(cell)}</td>" for cell in rest)
-        lines.append(f'<tr><th scope="row">{mark if swatches else ""}{name}</th>{cells}</tr>')
-    body = "\n".join(lines)
-    return f'<div class="table"><table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>'
-
-
-def _figure(picture: Figure) -> str:
-    drawing = style.svg(picture).replace("<svg ", f'<svg role="img" aria-label="{escaped(picture.title)}" ', 1)
-    return (
-        f"<figure>\n<h3>{escaped(picture.title)}</h3>\n{drawing}\n"
-        f"<figcaption>{escaped(picture.caption)}</figcaption>\n</figure>\n"
-    )
-
-
-def _group(group: Group, pictures: list[Figure], number: int, count: int) -> str:
+def _details(group: Group, pictures: Sequence[Figure], count: int) -> dict[str, Any]:
     run = group.first
     which = f"Shown: run {run.name}, seed {run.seed}." if len(group.runs) > 1 or count > 1 else f"Run {run.name}."
-    settings = escaped(dumps(run.config))
-    return (
-        f'<details class="group"{" open" * (number < _OPEN)}><summary><h2>{escaped(group.label)}</h2></summary>\n'
-        f'<p class="soft">{escaped(which)} {escaped(_origin(run))}</p>\n{gallery(pictures)}\n'
-        f"<details><summary>Settings</summary><pre>{settings}</pre></details>\n</details>"
-    )
+    shown = f"{which} {_origin(run)}"
+    return {"label": group.label, "shown": shown, "pictures": pictures, "settings": dumps(run.config)}
 
 
 def _origin(run: RunData) -> str:
@@ -135,8 +146,8 @@ def _origin(run: RunData) -> str:
     return f"Created {run.facts.get('created', '?')}; {', '.join(known)}."
 
 
-def _warnings(runs: Sequence[RunData], problems: Sequence[str]) -> list[str]:
-    said = list(problems)
+def _warnings(runs: Sequence[RunData]) -> list[str]:
+    said = []
     for run in runs:
         said += [f"{run.name}: {note}" for note in run.notes]
         if run.facts.get("reason") and run.status not in ("finished", "running", "created"):
@@ -145,4 +156,4 @@ def _warnings(runs: Sequence[RunData], problems: Sequence[str]) -> list[str]:
             said.append(f"{run.name} is {warning}")
         if run.facts.get("forced"):
             said.append(f"{run.name} was resumed by force after something had changed; see run.json")
-    return [f'<p class="warn">{escaped(text)}</p>' for text in said]
+    return said

@@ -14,6 +14,7 @@ from consilience.reporting.runs import find
 from consilience.runs.disk import make_inner_folder, replace_file
 
 NAME = "report.html"
+NO_FIGURES = 'Figures need matplotlib: pip install "consilience[report]".'
 
 
 def write(
@@ -27,7 +28,7 @@ def write(
     groups = grouped(runs)
     with style.drawing():
         figures = compiled(groups, likeness_too=likeness_too)
-        text = page.document(page.title(groups), page.content(groups, figures, problems))
+        text = page.report(groups, figures, problems)
         out.parent.mkdir(parents=True, exist_ok=True)
         if pictures:
             _write_pictures(figures, out)

@@ -98,12 +98,14 @@ def line(number: int) -> dict[str, Any]:
     return {"color": LINES[number % len(LINES)], "linestyle": DASHES[number // len(LINES) % len(DASHES)]}
 
 
-def heat() -> Any:
-    """The colours of heat maps: made for colour-blind eyes, readable in grey; without the darkest end of cividis,
-    which is hard to tell from the empty places on a dark page."""
+def heat(*, diverging: bool = False) -> Any:
+    """The colours of heat maps, which colour-blind readers can tell apart: cividis, without its darkest end, which is
+    hard to tell from the empty places on a dark page; or red to blue, which meet in white."""
     import matplotlib
     from matplotlib.colors import ListedColormap
 
+    if diverging:
+        return matplotlib.colormaps["RdBu"]
     return ListedColormap(matplotlib.colormaps["cividis"]([0.08 + 0.92 * step / 255 for step in range(256)]))
 
 

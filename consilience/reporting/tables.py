@@ -18,10 +18,11 @@ from consilience.runs.text import duration
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Text for a page to lay out; the first column names the line."""
+    """Text for a page to lay out; the first column names the line, those in `words` hold sentences."""
 
     head: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]
+    words: frozenset[int] = frozenset()
 
 
 def final_numbers(groups: Sequence[Group]) -> Table:

@@ -104,7 +104,7 @@ def test_the_list_and_the_pages(dashboard: Dashboard) -> None:
     status, _, text = dashboard.ask("GET", "/runs/plain")
     assert status == 200 and "<svg" in text and "0.6000" in text
     status, _, text = dashboard.ask("GET", "/runs/compared")
-    assert status == 200 and "0.6000 ± 0.0000" in text
+    assert status == 200 and "0.6000 ±\N{NO-BREAK SPACE}0.0000" in text
     assert dashboard.ask("GET", "/runs/")[0] == 200
 
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from html_pages import EVIL, EVIL_IN_A_DRAWING, alone
 
 from consilience.core.settings import Invalid
 from consilience.diagnose.advice import Advice, advise, is_label_skewed, is_shifted, is_unlike
 from consilience.diagnose.diagnosis import Diagnosis, diagnose
+from consilience.diagnose.drawings import figures
 from consilience.diagnose.page import page
 from consilience.diagnose.text import lines
 from consilience.experiments import runner
 from consilience.experiments.config import config
+from consilience.reporting import style
 
 SMALL = ["model.hidden=[16]", "algorithm.epochs=1", "engine.lane=serial", "engine.device=cpu", "threads=1"]
 SMALL += ["data=digits", "rounds=2"]
@@ -88,34 +93,59 @@ def test_a_run_folder_is_diagnosed_with_its_trained_model(tmp_path: Path) -> Non
     assert of.later.loss < of.start.loss and result.folder is not None
 
 
-class Outline(HTMLParser):
-    """Tags that are opened and closed, and addresses that are pointed at."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.addresses: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in ("meta", "rect", "line", "br"):
-            self.open.append(tag)
-        self.addresses += [str(value) for name, value in attrs if name in ("src", "href", "xlink:href")]
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in ("rect", "line"):
-            assert self.open.pop() == tag
-
-
 def test_the_page_stands_alone_and_holds_the_numbers(skewed: Diagnosis) -> None:
+    pytest.importorskip("matplotlib")
     text = page(skewed, [Advice("try", "<b>this</b>", "a & b")])
-    outline = Outline()
-    outline.feed(text)
-    assert outline.open == [] and outline.addresses == [] and "http" not in text and "@import" not in text
-    assert "&lt;b&gt;this" in text and text.count("<svg") == 9
+    alone(text)
+    assert "&lt;b&gt;this" in text and text.count("<svg") == 9 == text.count("<figcaption>")
+    assert embedded(text)["start"]["b"] == skewed.start.b
+    assert embedded(text)["labels"]["counts"] == skewed.labels.counts.tolist()
+
+
+def embedded(text: str) -> dict[str, Any]:
     inside = re.search(r'<script type="application/json" id="diagnosis">(.*?)</script>', text)
     assert inside is not None
-    numbers = json.loads(inside[1])
-    assert numbers["start"]["b"] == skewed.start.b and numbers["labels"]["counts"] == skewed.labels.counts.tolist()
+    found: dict[str, Any] = json.loads(inside[1])
+    return found
+
+
+def test_names_are_text_on_the_page(skewed: Diagnosis) -> None:
+    pytest.importorskip("matplotlib")
+    names = (EVIL, EVIL_IN_A_DRAWING, "</script>", "$x_{", "e", "f")
+    hostile = dataclasses.replace(skewed, title=f"</title>{EVIL}", names=names, later_by=EVIL_IN_A_DRAWING)
+    text = page(hostile, [Advice(EVIL, EVIL, EVIL)])
+    alone(text)
+    assert text.count("</script>") == 1 == text.count("</title>") and text.count("&lt;script&gt;alert(1)") >= 4
+    assert embedded(text)["names"] == list(names) and "$x_{" in text
+
+
+def test_without_matplotlib_the_page_has_tables_and_advice(skewed: Diagnosis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("consilience.diagnose.page.is_possible", lambda: False)
+    text = page(skewed, advise(skewed))
+    alone(text)
+    assert "<svg" not in text and "consilience[report]" in text and f"{skewed.start.b:.2f}" in text
+
+
+def test_every_figure_has_axes_a_scale_and_a_caption(skewed: Diagnosis) -> None:
+    pytest.importorskip("matplotlib")
+    with style.drawing():
+        found = {figure.name: figure for figure in figures(skewed)}
+        axes = {name: figure.figure.axes for name, figure in found.items()}
+    assert all(len(re.findall(r"\.(?: |$)", figure.caption)) >= 2 for figure in found.values())
+    assert all(own[0].get_xlabel() and own[0].get_ylabel() for own in axes.values())
+    scales = {name: own[1].get_ylabel() for name, own in axes.items() if own[0].images}
+    cosine = "cosine (-1 to 1)"
+    assert scales == {
+        "labels": "share of the client's rows",
+        "gradients_start": cosine,
+        "gradients_later": cosine,
+        "likeness": "linear CKA (at most 1)",
+    }
+    image = axes["gradients_start"][0].images[0]
+    assert image.get_clim() == (-1, 1) and np.array_equal(image.get_array(), skewed.start.cosines)
+    heights = [bar.get_height() for bar in axes["label_distances"][0].patches]
+    assert heights == skewed.labels.total_variation.tolist()
+    assert axes["label_distances"][0].lines[0].get_ydata()[0] == skewed.labels.chance_mean
 
 
 def test_every_line_has_a_number_and_a_meaning(alike: Diagnosis, skewed: Diagnosis) -> None:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from consilience import cli
 from consilience.compare import cells, pages
 from consilience.compare.plan import plan
-from consilience.reporting import page, report, style
+from consilience.reporting import report, style
 from consilience.runs import checkpoint
 from consilience.runs.folder import RecordError
 
@@ -37,7 +37,7 @@ READ_BY_REPORT = {"run.json", "config.toml", "metrics.jsonl"}
 
 @pytest.fixture
 def quick_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "content", lambda *arguments: "")
+    monkeypatch.setattr(style, "svg", lambda picture: "")
     monkeypatch.setattr(style, "png", lambda picture: b"picture")
 
 
@@ -212,7 +212,7 @@ def test_tensorboard_files_are_not_removed_through_a_link(finished: Path, tmp_pa
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_comparison_writes_nothing_through_a_link(tmp_path: Path, kind: str) -> None:
-    for number, name in enumerate(("table.md", "methods.csv", "cells.csv", "results.json")):
+    for number, name in enumerate(("comparison.html", "table.md", "methods.csv", "cells.csv", "results.json")):
         folder, outside = tmp_path / f"{number}", tmp_path / f"outside-{number}"
         comparison = plan(None, algorithms=["fedavg"], seeds=[0], folder=folder)
         folder.mkdir()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 
+_READING = {
+    "train_loss": "It should fall together with the test loss; if the test loss rises meanwhile, clients overfit.",
+    "drift_relative": "Lower means that clients stay close to the global model; a drift that grows over rounds means "
+    "that they pull apart.",
+}
+
+
+class _Cost(NamedTuple):
+    """What quality is drawn against."""
+
+    name: str
+    title: str
+    axis: str
+    words: str
+    of: Callable[[RunData], tuple[np.ndarray, np.ndarray]]  # (rounds, spent so far)
+
+
 def over_rounds(groups: Sequence[Group]) -> list[Figure]:
     """One picture per metric that any run has."""
     pictures = [_metric(column, groups) for column in _ranked(groups) if column.has_figure]
@@ -30,11 +47,7 @@ def against_costs(groups: Sequence[Group]) -> list[Figure]:
     quality = next(found, None)
     pictures = [_traffic(groups)]
     if quality is not None:
-        pictures += [
-            _against(groups, quality, "traffic", "traffic, up and down", _bytes),
-            _against(groups, quality, "time", "wall seconds", RunData.seconds),
-            _against(groups, quality, "virtual_time", "virtual seconds", _virtual),
-        ]
+        pictures += [_against(groups, quality, cost) for cost in _costs()]
     return [picture for picture in pictures if picture is not None]
 
 
@@ -50,6 +63,8 @@ def _metric(metric: Column, groups: Sequence[Group]) -> Figure | None:
     figure = style.blank()
     axes = figure.subplots()
     for number, (group, band) in enumerate(zip(groups, bands)):
+        if not band.curves:  # it has no such metric, and no place in the legend
+            continue
         look = style.line(number)
         for rounds, values in band.curves if len(band.curves) > 1 else ():
             beyond = slice(max(0, int(np.searchsorted(rounds, band.rounds[-1])) if len(band.rounds) else 0), None)
@@ -59,23 +74,28 @@ def _metric(metric: Column, groups: Sequence[Group]) -> Figure | None:
         marker = "o" if 0 < len(band.rounds) <= 12 else None
         axes.plot(band.rounds, band.mean, label=group.label if len(groups) > 1 else None, marker=marker, ms=3.2, **look)
     _frame(figure, axes, "round", metric.axis, share=metric.unit == SHARE)
-    caption = metric.caption + _band_words(bands)
+    caption = f"{metric.caption.rstrip('.')}. {_reading(metric)}{_band_words(bands)}"
     return Figure(name=metric.key, title=metric.heading, caption=caption, figure=figure)
 
 
-def _against(
-    groups: Sequence[Group],
-    metric: Column,
-    name: str,
-    axis: str,
-    cost: Callable[[RunData], tuple[np.ndarray, np.ndarray]],
-) -> Figure | None:
+def _costs() -> list[_Cost]:
+    sent = "bytes sent so far, both ways, before any compression"
+    wall = "wall-clock time on the machine that ran it; the first round includes the choice of a lane"
+    virtual = "time that the simulated clients and links would have taken"
+    return [
+        _Cost("traffic", "traffic", "traffic, up and down", sent, _bytes),
+        _Cost("time", "wall-clock time", "wall-clock time (s)", wall, RunData.seconds),
+        _Cost("virtual_time", "simulated time", "simulated time (s)", virtual, _virtual),
+    ]
+
+
+def _against(groups: Sequence[Group], metric: Column, cost: _Cost) -> Figure | None:
     figure = style.blank()
     axes, drawn = figure.subplots(), 0
     for number, group in enumerate(groups):
         label: str | None = group.label if len(groups) > 1 else None
         for run in group.runs:
-            (rounds, values), (known, spent) = run.curve(metric.key), cost(run)
+            (rounds, values), (known, spent) = run.curve(metric.key), cost.of(run)
             shared, here, there = np.intersect1d(rounds, known, return_indices=True)
             if not len(shared) or not spent[there].max() > 0:
                 continue
@@ -83,16 +103,13 @@ def _against(
             label, drawn = None, drawn + 1  # a group is named once
     if not drawn:
         return None
-    if name == "traffic":
+    if cost.name == "traffic":
         style.bytes_on(axes.xaxis)
-    _frame(figure, axes, axis, metric.axis, share=metric.unit == SHARE, rounds=False)
-    words = {
-        "traffic": "Bytes of the trees sent, before any compression, both ways.",
-        "time": "Training and testing on the machine that ran it; the first round includes choosing a lane.",
-        "virtual_time": "What the simulated clients and links would have taken.",
-    }
-    title = f"{metric.heading} against {axis.partition(',')[0]}"
-    return Figure(name=f"{metric.key}_against_{name}", title=title, caption=words[name], figure=figure)
+    _frame(figure, axes, cost.axis, metric.axis, share=metric.unit == SHARE, rounds=False)
+    end = "top" if metric.better != "lower" else "bottom"
+    title = f"{metric.heading} against {cost.title}"
+    caption = f"{metric.heading} against {cost.words}; each dot is a test. The nearer to the {end} left, the better."
+    return Figure(name=f"{metric.key}_against_{cost.name}", title=title, caption=caption, figure=figure)
 
 
 def _traffic(groups: Sequence[Group]) -> Figure | None:
@@ -109,7 +126,10 @@ def _traffic(groups: Sequence[Group]) -> Figure | None:
     style.bytes_on(axes.yaxis)
     _frame(figure, axes, "round", "traffic so far")
     said = "up and down together" if len(groups) > 1 else "from clients to the server (up) and back (down)"
-    caption = f"All clients, {said}, before any compression."
+    caption = (
+        f"Bytes sent so far by all clients, {said}, before any compression. A straight line means that every round "
+        "costs the same; a flatter one is cheaper."
+    )
     return Figure(name="traffic", title="Traffic", caption=caption, figure=figure)
 
 
@@ -127,7 +147,16 @@ def _band_words(bands: Sequence[Band]) -> str:
     if max(len(band.curves) for band in bands) <= 1:
         return ""
     uneven = any(len(rounds) > len(band.rounds) for band in bands for rounds, _ in band.curves)
-    return " Line: mean over seeds; band: lowest to highest." + (" Thin: rounds that some seeds lack." * uneven)
+    said = " Line: mean over seeds; band: from the lowest to the highest seed; a narrow band means little luck."
+    return said + " Thin: rounds that some seeds lack." * uneven
+
+
+def _reading(metric: Column) -> str:
+    """How to read a curve, and what a good one looks like."""
+    if metric.better == "":
+        return _READING.get(metric.key, "")
+    way = "rises" if metric.better == "higher" else "falls"
+    return f"{metric.better.capitalize()} is better; a good curve {way} quickly and then levels off."
 
 
 def _dot(rounds: np.ndarray) -> str | None:

@@ -37,11 +37,14 @@ def _seconds(run: RunData) -> Figure | None:
     for number, (name, seconds) in enumerate(spent.items()):
         axes.bar(rounds, seconds, bottom=below, width=0.85, color=style.LINES[number], label=name, lw=0)
         below = below + seconds
-    axes.set(xlabel="round", ylabel="wall seconds")
+    axes.set(xlabel="round", ylabel="wall-clock time (s)")
     axes.grid(axis="x", visible=False)
     style.whole_numbers(axes.xaxis)
     style.legend(figure, axes)
-    caption = f"{below.sum():.1f} s in all; the first round includes preparing and choosing a lane."
+    caption = (
+        f"Wall-clock time of each round, {below.sum():.1f} s in all. The first round may be higher: it includes "
+        "preparation and the choice of a lane; later bars should be even."
+    )
     return Figure(name="seconds", title="Time per round", caption=caption, figure=figure)
 
 
@@ -61,7 +64,11 @@ def _missing(run: RunData) -> Figure | None:
     style.whole_numbers(axes.xaxis)
     style.whole_numbers(axes.yaxis)
     style.legend(figure, axes)
-    return Figure(name="missing", title="Missing replies", caption="Why replies did not count.", figure=figure)
+    caption = (
+        "Replies of selected clients that were not aggregated, by reason. Fewer is better: a round with many of them "
+        "learns from few clients; replies that are not finite point to a learning rate that is too large."
+    )
+    return Figure(name="missing", title="Missing replies", caption=caption, figure=figure)
 
 
 def _refused(run: RunData) -> tuple[np.ndarray, np.ndarray]:
@@ -82,8 +89,11 @@ def _staleness(run: RunData) -> Figure | None:
     low, high = [min(ages[n]) for n in rounds], [max(ages[n]) for n in rounds]
     axes.fill_between(rounds, low, high, color=colour, alpha=0.18, lw=0, label="least to most")
     axes.plot(rounds, [float(np.mean(ages[n])) for n in rounds], color=colour, label="mean")
-    axes.set(xlabel="round", ylabel="rounds old")
+    axes.set(xlabel="round", ylabel="staleness (rounds)")
     style.whole_numbers(axes.xaxis)
     style.legend(figure, axes)
-    caption = "How many rounds passed since the clients of each round were sent their model."
+    caption = (
+        "Rounds that passed between sending a client its model and its reply: mean, and the band from the least to the "
+        "most stale reply of the round. Near 0 is best; a wide band means that slow clients train on old models."
+    )
     return Figure(name="staleness", title="Staleness", caption=caption, figure=figure)

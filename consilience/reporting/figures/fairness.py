@@ -19,23 +19,23 @@ _LEVELS = (0, 10, 25, 50, 75, 90, 100)
 
 def at_the_end(groups: Sequence[Group]) -> list[Figure]:
     """Every client of every group at its last test: a dot each, and quartiles."""
-    pictures = [_strips(kind, axis, title, groups) for kind, axis, title in _fields(metrics_of(groups))]
+    pictures = [_strips(*field, groups) for field in _fields(metrics_of(groups))]
     return [picture for picture in pictures if picture is not None]
 
 
 def over_rounds(run: RunData) -> list[Figure]:
     """The same of one run over rounds, as nested bands."""
-    pictures = [_bands(kind, axis, title, run) for kind, axis, title in _fields(run.metrics)]
+    pictures = [_bands(*field, run) for field in _fields(run.metrics)]
     return [picture for picture in pictures if picture is not None]
 
 
-def _fields(metrics: Sequence[MetricRow]) -> list[tuple[str, str, str]]:
-    """(field of a client's row, axis, title): of the main metric, and of the loss, which runs of old have instead."""
+def _fields(metrics: Sequence[MetricRow]) -> list[tuple[str, str, str, str]]:
+    """(field of a client's row, axis, title, better): of the main metric, and of the loss, which old runs have."""
     shown = [row for row in by_importance(metrics) if row.main or row.key == "loss"]
     found = []
     for row in shown:
-        found.append((row.key, axis_of(row), f"Clients' {row.title}"))
-        found.append((f"personal_{row.key}", axis_of(row), f"Personal {row.title}"))
+        found.append((row.key, axis_of(row), f"Clients' {row.title}", row.better))
+        found.append((f"personal_{row.key}", axis_of(row), f"Personal {row.title}", row.better))
     return found
 
 
@@ -51,7 +51,7 @@ def client_values(run: RunData, kind: str) -> dict[int, np.ndarray]:
     return found
 
 
-def _strips(kind: str, axis: str, title: str, groups: Sequence[Group]) -> Figure | None:
+def _strips(kind: str, axis: str, title: str, better: str, groups: Sequence[Group]) -> Figure | None:
     pooled = [(number, group, _last(group, kind)) for number, group in enumerate(groups)]
     pooled = [(number, group, values) for number, group, values in pooled if len(values)]
     if not pooled:
@@ -67,9 +67,10 @@ def _strips(kind: str, axis: str, title: str, groups: Sequence[Group]) -> Figure
     axes.set_xlabel(axis)
     axes.grid(axis="y", visible=False)
     seeds = max(len(group.runs) for group in groups)
-    caption = "A dot per client at the last test; box: middle half; bar: median." + (
-        " Clients of all seeds together." if seeds > 1 else ""
+    caption = "Each dot is one client at the last test; the box holds the middle half, the bar is the median." + (
+        " Clients of all seeds are drawn together." if seeds > 1 else ""
     )
+    caption += f" Dots close together mean that clients are served alike; {better} is better."
     return Figure(name=f"clients_{kind}", title=title, caption=caption, figure=figure)
 
 
@@ -81,7 +82,7 @@ def _strip(axes: Any, place: int, values: np.ndarray, colour: str) -> None:
     axes.plot([middle, middle], [place - 0.3, place + 0.3], color=style.INK, lw=1.6)
 
 
-def _bands(kind: str, axis: str, title: str, run: RunData) -> Figure | None:
+def _bands(kind: str, axis: str, title: str, better: str, run: RunData) -> Figure | None:
     found = client_values(run, kind)
     if len(found) < 2:
         return None
@@ -97,7 +98,10 @@ def _bands(kind: str, axis: str, title: str, run: RunData) -> Figure | None:
     axes.set(xlabel="round", ylabel=axis)
     style.whole_numbers(axes.xaxis)
     style.legend(figure, axes)
-    caption = "How the clients are spread, round by round; a narrow band is a fair model."
+    caption = (
+        "Spread over clients in each round: the line is the median, the bands hold half, four fifths and all of the "
+        f"clients. A narrow band means that clients are served alike; {better} is better."
+    )
     return Figure(name=f"spread_{kind}", title=f"{title} over rounds", caption=caption, figure=figure)
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from consilience.reporting import style
-from consilience.reporting.figures.weights import height, name_clients
+from consilience.reporting.figures.by_client import Scale, bars, classes, clients, heat_map
 from consilience.reporting.runs import RunData
 from consilience.reporting.style import Figure
 
-_MOST_CLASSES_NAMED = 16
+LABELS_CAPTION = (
+    "Each row is one client, each column one class; the colour is the share of the client's rows in that class. "
+    "An even row means balanced classes; rows that look alike mean little label skew; a few bright cells in a row mean "
+    "that the client knows only those classes. An empty row is a client without rows."
+)
 
 
 def partition(run: RunData) -> list[Figure]:
@@ -26,37 +27,26 @@ def partition(run: RunData) -> list[Figure]:
 
 
 def _classes(run: RunData, counts: np.ndarray) -> Figure:
-    sizes = counts.sum(1, keepdims=True)
-    shares = np.divide(counts, sizes, out=np.full(counts.shape, np.nan), where=sizes > 0)  # [K, C]
-    figure = style.blank(height=height(len(counts)))
-    axes = figure.subplots()
-    image = axes.imshow(shares, aspect="auto", cmap=style.heat(), interpolation="none", vmin=0)
-    axes.grid(False)
-    axes.set_facecolor(style.EMPTY)
-    axes.set(xlabel="class", ylabel="client")
     labels = [str(label) for label in run.federation.get("labels") or []]
-    if len(labels) == counts.shape[1] <= _MOST_CLASSES_NAMED:
-        longest = max(map(len, labels))
-        turned: dict[str, Any] = {"rotation": 40, "ha": "right"} if longest > 3 else {}
-        axes.set_xticks(range(len(labels)), [x if len(x) <= 12 else f"{x[:11]}…" for x in labels], fontsize=8, **turned)
-    else:
-        style.whole_numbers(axes.xaxis)
-    name_clients(axes.yaxis, run)
-    figure.colorbar(image, ax=axes, label="share of the client's rows", pad=0.02)
-    caption = "Training rows: a line of one colour is a client with all classes alike."
-    return Figure(name="partition", title="Who holds what", caption=caption, figure=figure)
+    figure = heat_map(
+        shares(counts),
+        down=clients(run.client_names()),
+        across=classes(labels, counts.shape[1]),
+        scale=Scale("share of the client's rows", low=0),
+    )
+    return Figure(name="partition", title="Labels by client", caption=LABELS_CAPTION, figure=figure)
+
+
+def shares(counts: np.ndarray) -> np.ndarray:
+    """[K, C] of each client's rows in each class; NaN without rows."""
+    sizes = counts.sum(1, keepdims=True).astype(np.float64)
+    return np.divide(counts, sizes, out=np.full(counts.shape, np.nan), where=sizes > 0)
 
 
 def _sizes(run: RunData, rows: np.ndarray) -> Figure:
-    figure = style.blank()
-    axes = figure.subplots()
-    axes.bar(range(len(rows)), rows, width=0.8 if len(rows) <= 200 else 1.0, color=style.LINES[0], lw=0)
-    axes.set(xlabel="client", ylabel="training rows")
-    axes.grid(axis="x", visible=False)
-    name_clients(axes.xaxis, run)
-    longest = max((len(name) for name in run.client_names()), default=0)
-    if longest > 3:
-        axes.tick_params(axis="x", labelrotation=40)
-    total = int(rows.sum())
-    caption = f"{total:,} rows at {len(rows)} clients; the largest has {rows.max():,}, the smallest {rows.min():,}."
+    figure = bars(rows, across=clients(run.client_names()), up="training rows", line=("mean", float(rows.mean())))
+    caption = (
+        f"Training rows of each client: {int(rows.sum()):,} in all, between {rows.min():,} and {rows.max():,} at a "
+        "client. Bars of equal height mean no quantity skew; clients far below the line can contribute little."
+    )
     return Figure(name="rows", title="Rows per client", caption=caption, figure=figure)

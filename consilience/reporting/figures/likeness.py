@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from consilience.reporting import style
-from consilience.reporting.figures.weights import MOST_NAMED
 from consilience.reporting.runs import RunData
 from consilience.reporting.style import Figure
 
 _MOST_MATRICES = 6
+_MOST_NAMED = 40  # clients on the circle
 _MOST_LABELLED = 10
-_WARNING = "It says whose data are alike: think before you pass it on."
+_WARNING = "The figure discloses which clients have similar data: think before you share it."
 
 
 def similarities(run: RunData) -> dict[int, tuple[np.ndarray, np.ndarray]]:
@@ -58,7 +58,11 @@ def swaps(run: RunData) -> list[Figure]:
         axes.plot(x[[a, b]], y[[a, b]], color=style.LINES[0], lw=0.6 + 2.6 * share, alpha=0.25 + 0.55 * share)
     _places(axes, run, x, y)
     count, rounds = sum(pairs.values()), sum("model_of" in row for row in run.clients.values())
-    caption = f"{count} swaps in {rounds} rounds; the thicker a line, the more often (at most {most} x). {_WARNING}"
+    caption = (
+        f"Each dot is one client; a line joins two clients that exchanged models, thicker the more often (at most "
+        f"{most} times; {count} swaps in {rounds} rounds). Lines between all clients mean that every model saw much of "
+        f"the data. {_WARNING}"
+    )
     return [Figure(name="swaps", title="Swaps", caption=caption, figure=figure)]
 
 
@@ -74,8 +78,8 @@ def swapped(run: RunData) -> Counter[tuple[int, int]]:
 
 
 def _places(axes: Any, run: RunData, x: np.ndarray, y: np.ndarray) -> None:
-    axes.scatter(x, y, s=70 if run.count <= MOST_NAMED else 14, color=style.LINES[1], zorder=3, lw=0)
-    if run.count <= MOST_NAMED:
+    axes.scatter(x, y, s=70 if run.count <= _MOST_NAMED else 14, color=style.LINES[1], zorder=3, lw=0)
+    if run.count <= _MOST_NAMED:
         for name, left, up in zip(run.client_names(), x, y):
             side = "center" if abs(left) < 0.2 else "left" if left > 0 else "right"
             axes.text(1.1 * left, 1.1 * up, name[:14], ha=side, va="center", fontsize=8)
@@ -88,11 +92,11 @@ def _matrices(run: RunData, found: dict[int, tuple[np.ndarray, np.ndarray]]) -> 
     chosen = [numbers[i] for i in np.unique(np.linspace(0, len(numbers) - 1, _MOST_MATRICES).round().astype(int))]
     columns = min(3, len(chosen))
     lines = -(-len(chosen) // columns)
-    figure = style.blank(height=0.1 + 1.38 * lines, layout="compressed")
+    figure = style.blank(height=0.3 + 1.38 * lines, layout="compressed")
     grid = figure.subplots(lines, columns, squeeze=False)
     values = np.concatenate([found[number][1].ravel() for number in chosen])
     limits = {"vmin": float(np.nanmin(values)), "vmax": float(np.nanmax(values))}
-    whole = run.count <= 2 * MOST_NAMED and all(len(found[number][0]) > run.count / 2 for number in chosen)
+    whole = run.count <= 2 * _MOST_NAMED and all(len(found[number][0]) > run.count / 2 for number in chosen)
     image: Any = None
     for place, axes in enumerate(grid.ravel()):
         if place >= len(chosen):
@@ -103,9 +107,15 @@ def _matrices(run: RunData, found: dict[int, tuple[np.ndarray, np.ndarray]]) -> 
         image = axes.imshow(shown, cmap=style.heat(), interpolation="none", **limits)
         axes.set_title(f"round {chosen[place]}", pad=3)
         _label(axes, None if whole else ids)
+    figure.supxlabel("client", fontsize=9.2)
+    figure.supylabel("client", fontsize=9.2)
     figure.colorbar(image, ax=grid.ravel().tolist(), label="similarity", pad=0.02)
     who = "among all clients" if whole else "among the clients of that round"
-    caption = f"Client by client, {who}, as the server measured it. {_WARNING}"
+    caption = (
+        f"Similarity of clients' models {who}, as the server measured it: rows and columns are clients, bright cells "
+        "are similar pairs. Blocks of bright cells are groups of clients that learn alike; panels that brighten over "
+        f"rounds show clients that converge. {_WARNING}"
+    )
     return Figure(name="similarity", title="Similarity", caption=caption, figure=figure)
 
 
@@ -118,7 +128,8 @@ def _label(axes: Any, ids: np.ndarray | None) -> None:
         if ids is None:
             style.whole_numbers(axis, most=4)
         elif len(ids) <= _MOST_LABELLED:
-            axis.set_ticks(range(len(ids)), [str(client) for client in ids])
+            turned = 90 if axis is axes.xaxis else 0
+            axis.set_ticks(range(len(ids)), [str(client) for client in ids], rotation=turned)
         else:
             axis.set_ticks([])
 
@@ -137,10 +148,13 @@ def _trend(found: dict[int, tuple[np.ndarray, np.ndarray]]) -> Figure:
     axes = figure.subplots()
     colour = style.LINES[2]
     low, high = [float(np.nanmin(values)) for values in pairs], [float(np.nanmax(values)) for values in pairs]
-    axes.fill_between(rounds, low, high, color=colour, alpha=0.18, lw=0, label="least to most alike pair")
+    axes.fill_between(rounds, low, high, color=colour, alpha=0.18, lw=0, label="least to most similar pair")
     axes.plot(rounds, [float(np.nanmean(values)) for values in pairs], color=colour, label="mean over pairs")
     axes.set(xlabel="round", ylabel="similarity")
     style.whole_numbers(axes.xaxis)
     style.legend(figure, axes)
-    caption = "Over the clients of each round: rising means that they learn alike."
+    caption = (
+        "Similarity between the clients of each round: mean over pairs, and the band from the least to the most "
+        "similar pair. A rising line with a narrow band means that clients learn alike."
+    )
     return Figure(name="similarity_trend", title="Similarity over rounds", caption=caption, figure=figure)

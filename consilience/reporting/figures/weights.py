@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from consilience.reporting import style
+from consilience.reporting.figures.by_client import Axis, Scale, clients, heat_map
 from consilience.reporting.runs import RunData
 from consilience.reporting.style import Figure
 
-MOST_NAMED = 40
 _MOST_LINES = 12
 
 
@@ -29,22 +27,17 @@ def over_rounds(run: RunData) -> list[Figure]:
     weights = table(run)
     if not np.isfinite(weights).any():
         return []
-    figure = style.blank(height=height(run.count))
-    axes = figure.subplots()
-    image = axes.imshow(
+    figure = heat_map(
         weights,
-        aspect="auto",
-        cmap=style.heat(),
-        interpolation="none",
-        extent=(0.5, weights.shape[1] + 0.5, *_ends(run)),
+        down=clients(run.client_names()),
+        across=Axis("round", first=1),
+        scale=Scale("aggregation weight"),
     )
-    axes.grid(False)
-    axes.set_facecolor(style.EMPTY)
-    axes.set(xlabel="round", ylabel="client")
-    style.whole_numbers(axes.xaxis)
-    name_clients(axes.yaxis, run)
-    figure.colorbar(image, ax=axes, label="aggregation weight", pad=0.02)
-    caption = "Share of each client in the round's step; empty where it took no part."
+    caption = (
+        "Each row is one client, each column one round; the colour is the client's share in the aggregated update, and "
+        "empty means that it took no part. Even colours mean that clients count alike; a bright row is a client that "
+        "dominates the model."
+    )
     return [Figure(name="weights", title="Aggregation weights", caption=caption, figure=figure)]
 
 
@@ -66,27 +59,12 @@ def learned(run: RunData) -> list[Figure]:
         look = style.line(client) if few else {"color": style.LINES[0], "alpha": 0.35, "lw": 0.9}
         label = f"client {names[client]}" if few else None
         axes.plot(rounds, values, marker="o" if len(rounds) <= 12 else None, ms=3, label=label, **look)
-    axes.axhline(1 / len(weights), color=style.SOFT, lw=0.9, ls=":", label="all alike")
+    axes.axhline(1 / len(weights), color=style.SOFT, lw=0.9, ls=":", label="equal weights")
     axes.set(xlabel="round", ylabel="aggregation weight")
     style.whole_numbers(axes.xaxis)
     style.legend(figure, axes)
-    caption = "The learned schedule as it was applied: one curve per client."
+    caption = (
+        "Aggregation weight of each client in each round, as the learned schedule gave it; dotted: equal weights. "
+        "Curves that leave the dotted line are clients that the schedule trusts more or less than the others."
+    )
     return [Figure(name="learned_weights", title="Learned weights (DUW)", caption=caption, figure=figure)]
-
-
-def height(clients: int) -> float:
-    """Tall enough for the clients to be told apart, never a tower."""
-    return float(np.clip(1.2 + 0.085 * clients, 2.4, 4.6))
-
-
-def name_clients(axis: Any, run: RunData) -> None:
-    """Names where they are few and are no mere numbers; else ticks at whole numbers."""
-    names = run.client_names()
-    if len(names) <= MOST_NAMED // 2 and any(name != str(k) for k, name in enumerate(names)):
-        axis.set_ticks(range(len(names)), [name if len(name) <= 12 else f"{name[:11]}…" for name in names], fontsize=8)
-    else:
-        style.whole_numbers(axis)
-
-
-def _ends(run: RunData) -> tuple[float, float]:
-    return run.count - 0.5, -0.5  # the first client on top
