@@ -533,7 +533,7 @@ def test_compressed_training_still_learns(name: str) -> None:
             "OverTheAir cannot come behind TopK: clients send different places",
         ),
         (lambda: Chain(channels=(OverTheAir(), Clip())), "Clip cannot come behind OverTheAir"),
-        (lambda: simprox(channel=OverTheAir()), "only the sum of the replies, but SimProxWeights.* looks at each"),
+        (lambda: simprox(channel=OverTheAir()), "only the sum of the replies, but SimProxWeights.* reads each"),
         (lambda: simprox(channel=Chain(channels=(Clip(), OverTheAir()))), "only the sum of the replies"),
     ],
 )

@@ -334,7 +334,7 @@ def test_no_update_is_longer_than_the_bound(power: int, count: int, bound: float
 
 def test_a_bound_without_a_model_is_refused() -> None:
     cohort = cohort_of(torch.zeros(2, 2))
-    with pytest.raises(Invalid, match=r"limits\.max_norm = 1 bounds the way of a model.*leave it out"):
+    with pytest.raises(Invalid, match=r"limits\.max_norm = 1 bounds the update of a model.*leave it out"):
         screen(replace(cohort, reply={"loss": torch.zeros(2)}), sent(torch.zeros(2)), Limits(max_norm=1.0))
     with pytest.raises(Invalid, match=r"limits\.max_norm"):
         screen(cohort, Broadcast(shared={"dual": torch.zeros(2)}), Limits(max_norm=1.0))

@@ -83,8 +83,8 @@ def refuse_shared_nodes(shares: Iterable[list[int]]) -> None:
 def _refuse_readers(server: ServerRule) -> None:
     if server.needs_each_reply:
         raise Invalid(
-            f"{ON} lets the server see only the sum of the replies, but "
-            f"{names_of_readers(server)} looks at each of them: turn it off, or use an "
+            f"{ON} delivers only the sum of the replies, but "
+            f"{names_of_readers(server)} reads each reply: turn it off, or use an "
             "algorithm that does not, such as fedavg"
         )
 

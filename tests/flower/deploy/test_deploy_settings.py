@@ -91,7 +91,7 @@ def test_overrides_reach_the_deploy_section() -> None:
 )
 def test_a_secure_sum_is_refused_with_who_reads_single_replies(name: str, reader: str) -> None:
     given = {"algorithm": {"name": name}, "deploy": {"clients": 9, "secure_aggregation": True}}
-    with pytest.raises(Invalid, match=rf"sees? only the sum of the replies, but \w*{reader}\w* looks at each"):
+    with pytest.raises(Invalid, match=rf"delivers only the sum of the replies, but \w*{reader}\w* reads each"):
         from_given(given, own=True)
 
 
@@ -132,7 +132,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", READERS)
 def test_every_algorithm_that_reads_single_replies_refuses_a_secure_sum(name: str) -> None:
-    with pytest.raises(Invalid, match=r"only the sum of the replies, but \w+( and \w+)* looks at each of them"):
+    with pytest.raises(Invalid, match=r"only the sum of the replies, but \w+( and \w+)* reads each reply"):
         from_given(secret(name), own=True)
 
 
@@ -172,7 +172,7 @@ def test_every_algorithm_is_offered_or_refused() -> None:
         ),
         ({"algorithm": {"channel": "quantise"}}, r"sums numbers, and channel Quantise"),
         ({"algorithm": {"channel": "over_the_air"}}, r"sums numbers, and channel OverTheAir"),
-        ({"algorithm": {"combine": "median"}}, r"Median looks at each"),
+        ({"algorithm": {"combine": "median"}}, r"Median reads each"),
     ],
 )
 def test_what_a_secure_sum_cannot_have_is_refused_with_the_reason(given: dict[str, Any], why: str) -> None:

@@ -423,7 +423,7 @@ def test_fewer_than_three_are_waited_for_and_two_are_never_summed() -> None:
     grid.online = set(grid.apps)
     few = build("fedavg", selection=Uniform(count=2))
     grid = grid_of(few)
-    with pytest.raises(Diverged, match=r"brought no usable reply \(1 secure_sum\)"):
+    with pytest.raises(Diverged, match=r"had no usable reply \(1 secure_sum\)"):
         list(run(few, engine_on(grid, few), rounds=3, seed=5))
     assert all(stage == "" for stage, *_ in grid.seen)
 
