@@ -120,7 +120,7 @@ def _flat(params: Tree) -> Tensor:
 
 
 def _whole(update: Tree, message: Tree) -> Tensor:
-    """[P] the update in one vector; parameters that the client keeps at home do not move."""
+    """[P] the update in one vector; personal parameters, which are not sent, are 0."""
     params = message["model"]["params"]
     return _flat({name: update.get(name, torch.zeros_like(value)) for name, value in params.items()})
 

@@ -152,7 +152,7 @@ def round_of(path: Path) -> int:
 
 
 def _write(
-    final: Path, round: int, described: Mapping[str, tuple[Any, tree_file.Layout]], facts: dict[str, Any]
+    final: Path, round: int, described: Mapping[str, tuple[Any, tree_file.TreeLayout]], facts: dict[str, Any]
 ) -> None:
     """Build the generation beside its place, flush every byte and name, then let it appear in one rename."""
     draft = temporary(final)

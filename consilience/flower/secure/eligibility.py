@@ -93,10 +93,10 @@ def _refuse_questions(algorithm: Algorithm) -> None:
     """Parts beside the server rule that read what single clients reply."""
     if capability(algorithm.selection, QueriesBeforeSelection) is not None:
         name = type(algorithm.selection).__name__
-        raise Invalid(f"{ON} hides what each client loses, by which {name} chooses: use another selection")
+        raise Invalid(f"{ON} hides each client's loss, by which {name} chooses: use another selection")
     if capability(algorithm.client, PostTrainingPass) is not None:
         name = type(algorithm.client).__name__
-        raise Invalid(f"{ON} hides the trained models that the server would send back for {name} to look at")
+        raise Invalid(f"{ON} hides the trained models that the server would send back for {name}")
     for channel in _inside(algorithm.channel):
         if not isinstance(channel, SUMMABLE):
             raise Invalid(

@@ -168,7 +168,7 @@ def test_every_algorithm_is_offered_or_refused() -> None:
         ({"evaluation": {"local": True}}, r"evaluation.local = true tests each client's model"),
         (
             {"algorithm": {"selection": {"name": "power_of_choice", "count": 3}}},
-            r"hides what each client loses, by which PowerOfChoice",
+            r"hides each client's loss, by which PowerOfChoice",
         ),
         ({"algorithm": {"channel": "quantise"}}, r"sums numbers, and channel Quantise"),
         ({"algorithm": {"channel": "over_the_air"}}, r"sums numbers, and channel OverTheAir"),
@@ -217,7 +217,7 @@ def test_not_loopback(address: str) -> None:
 @pytest.mark.parametrize("connection", ["", "plain", "TLS", "tls ", "unknown"])
 def test_plain_text_to_another_machine_is_refused_unless_asked_for(connection: str, tmp_path: Path) -> None:
     """Whatever the launcher has not called safe is not."""
-    with pytest.raises(Invalid, match="nothing says that models are encrypted"):
+    with pytest.raises(Invalid, match="the connection is not known to be encrypted"):
         refuse_plain_text(connection, allowed=False)
     refuse_plain_text(connection, allowed=True)
     for safe in ("tls", "loopback"):
@@ -239,7 +239,7 @@ def test_a_server_that_nobody_vouches_for_does_not_begin(tmp_path: Path, monkeyp
     grid = SimpleNamespace(_insecure=False, _addr="127.0.0.1:8000")
     monkeypatch.delenv(CONNECTION, raising=False)
     for given in ({}, {"insecure": False}, {"insecure": "no"}, {"insecure": 1}):
-        with pytest.raises(Invalid, match="nothing says that models are encrypted"):
+        with pytest.raises(Invalid, match="the connection is not known to be encrypted"):
             serve(grid, tmp_path / "app", {"runs": str(tmp_path / "runs"), **given})
     assert not (tmp_path / "runs").exists()
 
