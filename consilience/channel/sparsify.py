@@ -51,7 +51,7 @@ class TopK:
             return cohort
         sent, size = cohort.reply["model"]["params"], sum(_sizes(received))
         places = sent["places"].to(torch.int64)
-        # a place outside the model, which no honest client sends, spoils its reply, and screening then refuses that
+        # a place outside the model, which no honest client sends, makes its reply NaN, which screening refuses
         nowhere = (places < 0) | (places >= size)
         values = sent["values"].masked_fill(nowhere.any(1, keepdim=True), torch.nan)
         return _spread(cohort, received, values, places.masked_fill(nowhere, 0))

@@ -131,8 +131,8 @@ class Federation:
             tests = _side_by_side(client_tests)
         elif test is not None:
             _check_rows("test", *test)
-            nobody = torch.zeros(len(clients), dtype=torch.int64)
-            tests = Rows(x=test[0], y=test[1], starts=nobody, sizes=nobody)
+            none = torch.zeros(len(clients), dtype=torch.int64)
+            tests = Rows(x=test[0], y=test[1], starts=none, sizes=none)
         if classes is None:
             labelled = not train.y.is_floating_point() and train.y.dim() == 1
             classes = int(train.y.max()) + 1 if labelled and len(train.y) else None
@@ -146,7 +146,7 @@ def _side_by_side(clients: Sequence[tuple[Any, Tensor]]) -> Rows:
         _check_rows(f"client {k}", x, y)
         mine = [(leaf.shape[1:], leaf.dtype) for leaf in (*tree.leaves(x), y)]
         if mine != shape:
-            raise Invalid(f"client {k} has rows of {_shapes(mine)}, client 0 of {_shapes(shape)}: they must be alike")
+            raise Invalid(f"client {k} has rows of {_shapes(mine)}, client 0 of {_shapes(shape)}: they must be equal")
     sizes = torch.tensor([len(y) for _, y in clients], dtype=torch.int64)
     x = tree.concatenate([x for x, _ in clients])
     y = torch.cat([y for _, y in clients])

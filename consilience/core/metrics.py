@@ -293,7 +293,7 @@ class ClientScores:
 
     @staticmethod
     def none(main: MetricRow) -> ClientScores:
-        """Nobody was tested."""
+        """No client was tested."""
         return ClientScores(main=main, loss=np.empty(0), values=np.empty(0))
 
     def spread(self) -> dict[str, float | None]:

@@ -148,7 +148,7 @@ class RunnerEngine(Engine, Protocol):
 
     @property
     def test_sizes(self) -> np.ndarray | None:
-        """[K] test rows of every client; None where nobody has test rows."""
+        """[K] test rows of every client; None where there are none."""
         ...
 
     @property

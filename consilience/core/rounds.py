@@ -279,7 +279,7 @@ def _losses(known: np.ndarray, cohort: Cohort) -> np.ndarray:
 
 def _explain(cohort: Cohort, round: int, limit: int) -> str:
     missing = {reason: count for reason, count in cohort.counts.items() if reason != "clipped_updates"}
-    why = ", ".join(f"{count} {reason}" for reason, count in missing.items()) or "nobody was available"
+    why = ", ".join(f"{count} {reason}" for reason, count in missing.items()) or "no client was available"
     why += ", fewer than limits.min_valid" if "too_few" in missing else ""
     return (
         f"{limit} rounds in a row, up to round {round}, had no usable reply ({why}). The model is unchanged since. "

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what was written, with its digests; read as if an enemy had written it."""
+"""The manifest of a checkpoint: what was written, with its digests; untrusted when read."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_what_is_no_reply_at_all(sent: Any) -> None:
 def test_castable_types_are_cast_and_recorded() -> None:
     sent = reply()
     sent["model"]["params"]["w"] = torch.full((3, 2), 1.5, dtype=torch.float64)
-    back, casts = TEMPLATE.settle(sent, ("float64",))
+    back, casts = TEMPLATE.check_casting(sent, ("float64",))
     assert casts == ("model/params/w",) and back["model"]["params"]["w"].dtype == torch.float32
     assert TEMPLATE.check(TEMPLATE.read(TEMPLATE.pack(sent), ("float64",)), ("float64",))["loss"] == 0.5
     with pytest.raises(Refused, match="expected float32, received float64"):

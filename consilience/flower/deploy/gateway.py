@@ -96,9 +96,7 @@ class Gateway:
             raise RequestRefused(503) from None  # Flower's nodes try again
         finally:
             self._held -= len(body)
-        kept = {
-            name: value for name, value in found.headers.items() if name in PASSED_BACK or name.startswith("flwr-")
-        }
+        kept = {name: value for name, value in found.headers.items() if name in PASSED_BACK or name.startswith("flwr-")}
         return Response(found.content, status_code=found.status_code, headers=kept)
 
     async def _read(self, receive: Receive, body: bytearray, most: int) -> None:
