@@ -34,7 +34,7 @@ app = typer.Typer(
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and the run folder.")]
 Log = Annotated[str, typer.Option(help="Log metrics there, too: tensorboard or mlflow.", show_default=False)]
 Report = Annotated[
-    bool, typer.Option(envvar="CONSILIENCE_REPORT", help="Draw terminal.html in the run folder (needs matplotlib).")
+    bool, typer.Option(envvar="CONSILIENCE_REPORT", help="Draw report.html in the run folder (needs matplotlib).")
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")]
 Settings = Annotated[
@@ -76,7 +76,7 @@ def run(
 def resume(
     run: Annotated[Path, typer.Argument(help="The folder of the run.")],
     settings: Settings = None,
-    force: Annotated[bool, typer.Option(help="Go on although code, data or settings changed (recorded).")] = False,
+    force: Annotated[bool, typer.Option(help="Continue although code, data or settings changed (recorded).")] = False,
     log: Log = "",
     report: Report = True,
     quiet: Quiet = False,
@@ -133,8 +133,8 @@ def learn(
         if quiet:
             print(out)
         else:
-            screen().print(schedule.text(), highlight=False, soft_wrap=True)
-            screen().print(f"saved: {out}; use it with algorithm=duw_fedavg algorithm.schedule={out}", soft_wrap=True)
+            console().print(schedule.text(), highlight=False, soft_wrap=True)
+            console().print(f"saved: {out}; use it with algorithm=duw_fedavg algorithm.schedule={out}", soft_wrap=True)
         return 0
 
     guarded(work, debug)
@@ -154,7 +154,7 @@ def list_(
         if what:
             found = catalogue.narrowed(found, what)
         for title, entries in found.items():
-            screen().print(catalogue_text.entries(title, entries), highlight=False, soft_wrap=True)
+            console().print(catalogue_text.entries(title, entries), highlight=False, soft_wrap=True)
         return 0
 
     guarded(work, debug)
@@ -166,7 +166,7 @@ def migrate(
     out: Annotated[Path | None, typer.Option(help="Where the new file goes; the old one is replaced.")] = None,
     debug: Debug = False,
 ) -> None:
-    """Rewrite a config file whose settings have other names now; comments, order and layout stay."""
+    """Replace renamed settings in a config file; comments, order and layout are kept."""
 
     def work() -> int:
         from consilience.experiments.config import migrate
@@ -177,9 +177,9 @@ def migrate(
         if changes or out is not None:
             disk.replace_file(out or config, text.encode("utf-8"))
         for change in changes:
-            screen().print(f"{config}: {change}", highlight=False, markup=False, soft_wrap=True)
+            console().print(f"{config}: {change}", highlight=False, markup=False, soft_wrap=True)
         if not changes:
-            screen().print(f"{config}: every name is up to date", highlight=False, markup=False, soft_wrap=True)
+            console().print(f"{config}: every name is up to date", highlight=False, markup=False, soft_wrap=True)
         return 0
 
     guarded(work, debug)
@@ -200,9 +200,9 @@ def show(
         from consilience.runs import folder
 
         if run is None:
-            screen().print(terminal.run_list(folder.runs(runs)), highlight=False)
+            console().print(terminal.run_list(folder.runs(runs)), highlight=False)
             return 0
-        screen().print(terminal.whole_run(folder.RunFolder.open(run), rows, config), highlight=False, soft_wrap=True)
+        console().print(terminal.whole_run(folder.RunFolder.open(run), rows, config), highlight=False, soft_wrap=True)
         return 0
 
     guarded(work, debug)
@@ -224,10 +224,10 @@ def evaluate(
 
         overrides = [*(settings or []), *([f"data.name={data}"] if data else [])]
         found = retest.retest(run, overrides)
-        screen().print(f"{run}, after round {found.round}", highlight=False)
-        screen().print(terminal.scores(found.scores, found.names, everyone=everyone), highlight=False)
+        console().print(f"{run}, after round {found.round}", highlight=False)
+        console().print(terminal.scores(found.scores, found.names, everyone=everyone), highlight=False)
         if found.personal is not None:
-            screen().print("", terminal.personal(found.personal), sep="\n", highlight=False)
+            console().print("", terminal.personal(found.personal), sep="\n", highlight=False)
         return 0
 
     guarded(work, debug)
@@ -256,15 +256,15 @@ def split(arguments: list[str]) -> tuple[str | None, list[str]]:
     return paths[0] if paths else None, [text for text in arguments if "=" in text]
 
 
-def screen() -> Console:
-    """Where results go."""
+def console() -> Console:
+    """The console for results."""
     from rich.console import Console
 
     return Console()
 
 
 def watcher(quiet: bool) -> Callable[[Run], Iterator[Observation]] | None:
-    """What shows a run's rounds while they pass, and says first what runs."""
+    """Shows the run's settings, then its rounds as they finish."""
     if quiet:
         return None
 
@@ -300,8 +300,8 @@ def conclude(result: Result, quiet: bool, pictures: bool) -> int:
         print(result.folder)
     else:
         timing = RunFolder.open(result.folder).timing.read().rows
-        screen().print(terminal.results(result.history, timing, result.task.metrics.rows), highlight=False)
-        screen().print(terminal.next_steps(result.folder, bool(result.stopped)), highlight=False, soft_wrap=True)
+        console().print(terminal.results(result.history, timing, result.task.metrics.rows), highlight=False)
+        console().print(terminal.next_steps(result.folder, bool(result.stopped)), highlight=False, soft_wrap=True)
         if pictures:
-            screen().print(after_run(result), highlight=False, soft_wrap=True, markup=False)
+            console().print(after_run(result), highlight=False, soft_wrap=True, markup=False)
     return 128 + result.stopped if result.stopped else 0

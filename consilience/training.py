@@ -54,17 +54,17 @@ def train(
         result.history[-1]["accuracy"], result.model(x)
 
     model: any `nn.Module`, whose present values are the start and which is not changed; or a `Task`, which
-        can bring a kind of task and metrics of your own.
+        can have a kind of task and metrics of your own.
     federation: `Federation.from_clients([(x, y), ...], test=(x, y))`, or the pairs alone if nothing is to be tested.
     algorithm: a recipe such as `simprox(lr=0.05)`, or four parts of your own in an `Algorithm`.
-    rounds: how often the server moves (10).
-    seed: decides who is chosen, the batches, dropout and the environment's luck (0): equal seeds, equal bits.
-    loss: a name or a function (output, target) -> [B]; by default that of the kind of task that the targets call for:
+    rounds: number of rounds (10).
+    seed: decides the selection, the batches, dropout and the environment's draws (0): equal seeds give equal bits.
+    loss: a name or a function (output, target) -> [B]; by default that of the kind of task for these targets:
         classification for class numbers, binary decisions for several 0 and 1 a row, else regression.
-    environment: who is slow, away or silent; by default nobody.
+    environment: which clients are slow, unavailable or silent; by default none.
     evaluate_every: test after every so many rounds and after the last (1); 0 is never.
     evaluate_local: test the clients' own models as well, as they are before the server merges them.
-    progress: show how far it is.
+    progress: show a progress bar.
     limits: what a client's update may be at most, and how many replies a round needs.
     engine: settings of `Vectorised`, such as `device="cuda"`, `lane="batched"`, `dtype="float64"`.
     """

@@ -1,4 +1,4 @@
-"""Channels one behind the other."""
+"""Channels applied one after another."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Chain(Wraps):
 
     @property
     def form(self) -> str:
-        """What leaves the last of them: codes stay codes, places stay places, an update does not become a model."""
+        """What the last of them sends: codes, places and updates stay what they are."""
         forms = {_form(channel) for channel in self.channels}
         return next((form for form in ("codes", "sparse", "dense") if form in forms), "")
 
@@ -71,7 +71,7 @@ class Chain(Wraps):
         return replace(received, shared=shared, personal=personal)
 
     def _seen(self, place: int, message: Tree) -> Tree:
-        """The message as the channel at this place is to see it."""
+        """The message as the channel at this place receives it."""
         if "model" not in message:
             return message
         return {**message, "model": {**message["model"], "params": self._anchor(place, message["model"]["params"])}}
@@ -107,16 +107,16 @@ def _each(channel: Channel) -> Iterator[Channel]:
 def _conflict(first: Channel, second: Channel) -> str:
     """Why the second channel cannot work on what the first one sends ("" if it can)."""
     if _form(first) == "codes":
-        return "what it sends are codes, not numbers; let it be the last"
+        return "it sends codes, not numbers; put it last"
     if _sums_only(first):
-        return "the air adds up what is sent last; let it be the last"
+        return "over-the-air addition acts on what is sent last; put it last"
     if _form(first) == "sparse":
         if _sums_only(second):
-            return "clients send different places, which the air cannot add up"
+            return "clients send different places, which cannot be added over the air"
         if _form(second) == "sparse":
             return "an update can be made sparse only once"
         if not _form(second):
-            return "it needs whole models; put it in front"
+            return "it needs whole models; put it first"
     return ""
 
 

@@ -45,7 +45,7 @@ class Radio:
         return {}
 
     def encode(self, reply: Tree, message: Tree, memory: Tree, key: Tensor) -> tuple[Tree, Tree]:
-        """The update as it is: the disturbance comes on the way."""
+        """The update unchanged: noise is added in `decode`."""
         return carrying(reply, opened(reply, message, self)), memory
 
     def decode(self, cohort: Cohort, received: Broadcast, key: int) -> Cohort:
@@ -65,11 +65,12 @@ class Radio:
 
 @dataclass(frozen=True, kw_only=True)
 class OverTheAir:
-    """All clients send at once and the air adds up: the server receives the sum of the updates, and one noise.
+    """All clients send at once (over-the-air computation): the server receives the sum of the updates plus one noise.
 
-    Clients scale their signals alike, so that the one with the longest update uses full power: over m clients the mean
-    has noise of variance max_k mean(x_k^2) / (snr g m^2), g the weakest client's power gain as in `Radio`. Only server
-    rules that read nothing but weighted sums can work with it; the weights are applied by the clients.
+    All clients scale their signals by the same factor, so that the one with the longest update uses full power: over m
+    clients the mean has noise of variance max_k mean(x_k^2) / (snr g m^2), g the weakest client's power gain as in
+    `Radio`. Only server rules that read nothing but weighted sums can work with it; the weights are applied by the
+    clients.
     """
 
     snr_db: Decibels = 20.0
@@ -86,7 +87,7 @@ class OverTheAir:
 
     @property
     def sums_only(self) -> bool:
-        """The server cannot tell the replies apart."""
+        """The server cannot distinguish the replies."""
         return True
 
     def init(self, start: Tree) -> Tree:
@@ -94,7 +95,7 @@ class OverTheAir:
         return {}
 
     def encode(self, reply: Tree, message: Tree, memory: Tree, key: Tensor) -> tuple[Tree, Tree]:
-        """The update as it is."""
+        """The update unchanged."""
         return carrying(reply, opened(reply, message, self)), memory
 
     def decode(self, cohort: Cohort, received: Broadcast, key: int) -> Cohort:
@@ -117,7 +118,7 @@ class OverTheAir:
 
 
 def client_keys(cohort: Cohort, key: int) -> Tensor:
-    """[m] one key for each client's own way to the server."""
+    """[m] one key for each client's own transmission."""
     return rng.fold(key, torch.from_numpy(cohort.ids).to(cohort.examples.device))
 
 

@@ -51,7 +51,7 @@ class TopK:
             return cohort
         sent, size = cohort.reply["model"]["params"], sum(_sizes(received))
         places = sent["places"].to(torch.int64)
-        # a place outside the model, which no honest client sends, spoils its reply, and screening then refuses that
+        # a place outside the model, which no honest client sends, makes its reply NaN, which screening refuses
         nowhere = (places < 0) | (places >= size)
         values = sent["values"].masked_fill(nowhere.any(1, keepdim=True), torch.nan)
         return _spread(cohort, received, values, places.masked_fill(nowhere, 0))
@@ -120,7 +120,7 @@ def _flat(params: Tree) -> Tensor:
 
 
 def _whole(update: Tree, message: Tree) -> Tensor:
-    """[P] the update in one vector; parameters that the client keeps at home do not move."""
+    """[P] the update in one vector; personal parameters, which are not sent, are 0."""
     params = message["model"]["params"]
     return _flat({name: update.get(name, torch.zeros_like(value)) for name, value in params.items()})
 

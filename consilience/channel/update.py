@@ -1,8 +1,8 @@
 """What our channels act on: the update, which is the reply's parameters minus those the client received.
 
 Everything else in a reply (buffers, losses, control variates) passes unchanged. In a `Chain` the first channel takes
-the difference and the ones behind it find an update already: the chain then gives them parameters of zero, or none
-({}) once the update has been packed into something that has the parameters' shapes no more.
+the difference and the later ones receive an update already: the chain then gives them parameters of zero, or none
+({}) once the update is packed and no longer has the parameters' shapes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def is_personal(received: Broadcast) -> bool:
 
 
 def closed(cohort: Cohort, received: Broadcast, update: Tree) -> Cohort:
-    """The cohort with models again: received parameters plus updates; who was not heard sent nothing at all."""
+    """The cohort with models again: received parameters plus updates; without a reply there is no update."""
     anchor, stacked = anchors(received), is_personal(received)
     if not anchor:
         return replace(cohort, reply=carrying(cohort.reply, update))

@@ -1,1 +1,1 @@
-"""The contract: trees of tensors, the four parts of an algorithm, the task, and the only training loop."""
+"""The contract: trees of tensors, the four parts of an algorithm, the task, and the training loop."""

@@ -1,4 +1,4 @@
-"""An algorithm is four parts and nothing else."""
+"""An algorithm: selection, client rule, channel and server rule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from consilience.core.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class Plain:
-    """The channel in which nothing happens to a reply."""
+    """The channel that sends replies unchanged."""
 
     def init(self, start: Tree) -> Tree:
         """Nothing is remembered."""
@@ -42,12 +42,12 @@ class Algorithm:
     channel: Channel = field(default_factory=Plain)
 
     def __post_init__(self) -> None:
-        """Refuse a channel that delivers only a sum with a server that looks at single replies."""
+        """Refuse a channel that delivers only a sum if the server rule reads single replies."""
         sums = capability(self.channel, SumsOnly)
         if sums is not None and sums.sums_only and self.server.needs_each_reply:
             raise Invalid(
-                f"channel {type(self.channel).__name__} lets the server see only the sum of the replies, but "
-                f"{names_of_readers(self.server)} looks at each of them: change one of the two"
+                f"channel {type(self.channel).__name__} delivers only the sum of the replies, but "
+                f"{names_of_readers(self.server)} reads each reply: change one of the two"
             )
 
 
@@ -60,12 +60,12 @@ class _LooksAtReplies(Protocol):
 
 
 def names_of_readers(server: ServerRule) -> str:
-    """Which parts of a server rule look at single replies, in words."""
+    """Names of the parts of a server rule that read single replies."""
     return " and ".join(dict.fromkeys(type(part).__name__ for part in _readers(server)))
 
 
 def _readers(part: object) -> Iterator[object]:
-    """The innermost parts that look at single replies."""
+    """The innermost parts that read single replies."""
     held = [getattr(part, each.name) for each in fields(part)] if is_dataclass(part) else []
     flat = [inner for value in held for inner in (value if isinstance(value, tuple) else (value,))]
     inside = [inner for inner in flat if isinstance(inner, _LooksAtReplies) and inner.needs_each_reply]

@@ -1,7 +1,7 @@
 """Sending clients to work and waiting for their replies: simulated time passes from one arrival to the next.
 
 A reply is computed when it arrives, from the message its client was sent. What is kept of work in progress is therefore
-who is at work, since when and until when, and the broadcasts that are still in use.
+which clients are at work, from when until when, and the broadcasts still in use.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Jobs:
 
     ids: np.ndarray = field(default_factory=lambda: np.empty(0, _WHOLE))
     version: np.ndarray = field(default_factory=lambda: np.empty(0, _WHOLE))  # rounds finished when it was sent out
-    dispatch: np.ndarray = field(default_factory=lambda: np.empty(0, _WHOLE))  # which choice of clients it was part of
+    dispatch: np.ndarray = field(default_factory=lambda: np.empty(0, _WHOLE))  # number of the selection it was part of
     began: np.ndarray = field(default_factory=lambda: np.empty(0, _SECONDS))
     ends: np.ndarray = field(default_factory=lambda: np.empty(0, _SECONDS))
-    lost: np.ndarray = field(default_factory=lambda: np.empty(0, _FLAG))  # it ends at the deadline, with nothing
+    lost: np.ndarray = field(default_factory=lambda: np.empty(0, _FLAG))  # no reply: it ends at the deadline
     personal: Tree = field(default_factory=dict)  # what it alone was sent
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class PendingReplies:
     def send(
         self, ids: np.ndarray, broadcast: Broadcast, version: int, seconds: np.ndarray, *, delay: float, limit: float
     ) -> PendingReplies:
-        """With these clients at work, `delay` from now, for so many seconds but for no more than `limit`."""
+        """Add jobs that start `delay` from now and take `seconds`, at most `limit`."""
         start = self.clock + delay
         new = Jobs(
             ids=ids,
@@ -83,7 +83,7 @@ class PendingReplies:
         return replace(self, jobs=self.jobs.join(new), sent={**self.sent, version: broadcast.shared})
 
     def pop_arrived(self, most: int, *, one_instant: bool) -> tuple[PendingReplies, Jobs]:
-        """What ends next, in order of time: up to `most` replies, or only those of the next instant."""
+        """The next arrivals, in order of time: up to `most` replies, or only those of the next instant."""
         jobs = self.jobs
         order = np.lexsort((jobs.ids, jobs.dispatch, jobs.ends))
         if one_instant:
@@ -98,7 +98,7 @@ class PendingReplies:
         return replace(self, clock=clock, took=took, jobs=jobs.take(remaining)), arrived
 
     def tidy(self) -> PendingReplies:
-        """Without the broadcasts that nobody is working on any more."""
+        """Without the broadcasts that no client at work uses."""
         return replace(self, sent={version: self.sent[version] for version in np.unique(self.jobs.version).tolist()})
 
     def received(self, arrived: Jobs) -> Broadcast:
@@ -127,7 +127,7 @@ class PendingReplies:
 
     @staticmethod
     def of(saved: Tree, clients: int, rounds: int) -> PendingReplies:
-        """The pending that a tree describes; {} is that of a run with nobody at work after `rounds` rounds."""
+        """The pending replies that a tree describes; {}: no client is at work after `rounds` rounds."""
         if not saved:
             took, present = np.full(clients, np.nan), np.full(clients, rounds, dtype=_WHOLE)
             return PendingReplies(clock=0.0, dispatches=rounds, took=took, present=present)
@@ -147,7 +147,7 @@ class PendingReplies:
 def labelled(
     cohort: Cohort, sent_to: np.ndarray, received: Broadcast, staleness: np.ndarray | None, late: int
 ) -> Cohort:
-    """A cohort that knows how old the models are that its clients started from, if any is old."""
+    """The cohort with the staleness of its clients' models, if any is stale."""
     counts = {**cohort.counts, "late": late} if late else cohort.counts
     ages = None if staleness is None else staleness[np.searchsorted(sent_to, cohort.ids)]
     if ages is None or not ages.any():
@@ -182,7 +182,7 @@ def pace_of(algorithm: Algorithm, engine: Engine) -> Pace:
     return Pace(buffer, max_concurrency, wait_policy)
 
 
-class Here(Protocol):
+class LoopState(Protocol):
     """What the loop knows between two rounds."""
 
     @property
@@ -219,7 +219,7 @@ class Replies(NamedTuple):
 
 
 def gather(
-    algorithm: Algorithm, engine: Engine, here: Here, pace: Pace, seed: int, secret: bytes | None = None
+    algorithm: Algorithm, engine: Engine, here: LoopState, pace: Pace, seed: int, secret: bytes | None = None
 ) -> Replies:
     """Send clients to work, and let time pass until enough replies are in."""
     clients = len(engine.sizes)
@@ -228,7 +228,7 @@ def gather(
     while True:
         done = _dispatch(algorithm, engine, here, done, pace, seed, secret)
         if not len(done.pending.jobs):
-            break  # nobody is there
+            break  # no client is available
         done = _wait(done, pace)
         if pace.buffer is None or len(done.arrived) >= pace.buffer or done.late > clients:
             break
@@ -244,13 +244,13 @@ def _wait(done: Replies, pace: Pace) -> Replies:
         pending, ended = done.pending.pop_arrived(
             pace.wait_policy.enough_replies or len(done.pending.jobs), one_instant=False
         )
-        stopped, pending = len(pending.jobs), replace(pending, jobs=Jobs())  # whoever is still at work is told to stop
+        stopped, pending = len(pending.jobs), replace(pending, jobs=Jobs())  # clients still at work are stopped
     arrived = done.arrived.join(ended.take(np.flatnonzero(~ended.lost)))
     return done._replace(arrived=arrived, pending=pending, late=done.late + int(ended.lost.sum()) + stopped)
 
 
 def _dispatch(
-    algorithm: Algorithm, engine: Engine, here: Here, done: Replies, pace: Pace, seed: int, secret: bytes | None
+    algorithm: Algorithm, engine: Engine, here: LoopState, done: Replies, pace: Pace, seed: int, secret: bytes | None
 ) -> Replies:
     """Send the current model to idle clients, up to `max_concurrency` at work."""
     pending, server = done.pending, algorithm.server
@@ -259,7 +259,7 @@ def _dispatch(
         return done
     turn = pending.dispatches  # equals the round where clients are chosen once a round
     idle = np.ones(len(engine.sizes), dtype=bool)
-    idle[pending.jobs.ids] = idle[done.arrived.ids] = False  # who waits in the buffer would start from the same model
+    idle[pending.jobs.ids] = idle[done.arrived.ids] = False  # a client in the buffer would start from the same model
     available = engine.available(turn, seed)
     present = pending.present + available
     pool = Pool(
@@ -271,7 +271,7 @@ def _dispatch(
         secret=secret,
     )
     pool, asked = _ask(algorithm, engine, pool, server.model(here.server), turn, seed)
-    chosen = np.unique(algorithm.selection.choose(turn, pool, seed))  # ascending, nobody twice
+    chosen = np.unique(algorithm.selection.choose(turn, pool, seed))  # ascending, no client twice
     chosen = chosen[idle[chosen]]
     if max_concurrency is not None and len(chosen) > max_concurrency:
         chosen = np.sort(host(seed, "seats", turn).choice(chosen, max_concurrency, replace=False))
@@ -291,46 +291,48 @@ def _dispatch(
 def _seconds(
     engine: Engine, client: ClientRule, channel: Channel, broadcast: Broadcast, ids: np.ndarray, round: int, seed: int
 ) -> np.ndarray:
-    """[m] simulated seconds until each reply is there: none without a clock."""
+    """[m] simulated seconds until each reply arrives: 0 without a clock."""
     if not isinstance(engine, KeepsTime) or not len(ids):
         return np.zeros(len(ids))
     return engine.seconds(client, channel, broadcast, ids, round=round, seed=seed)
 
 
-class Asked(NamedTuple):
-    """What the question before the choice costs: bytes, and seconds until the last answer."""
+class QueryCost(NamedTuple):
+    """Cost of a query: bytes, and seconds until the last answer."""
 
     down: int = 0
     up: int = 0
     seconds: float = 0.0
 
 
-def _ask(algorithm: Algorithm, engine: Engine, pool: Pool, model: Tree, round: int, seed: int) -> tuple[Pool, Asked]:
-    """The pool with the losses at the current model of those that the selection asks."""
+def _ask(
+    algorithm: Algorithm, engine: Engine, pool: Pool, model: Tree, round: int, seed: int
+) -> tuple[Pool, QueryCost]:
+    """The pool with the losses, at the current model, of the clients that the selection queries."""
     asking = capability(algorithm.selection, QueriesBeforeSelection)
     if asking is None:
-        return pool, Asked()
+        return pool, QueryCost()
     ids = np.unique(asking.queries(round, pool, seed))
     if not len(ids):
-        return pool, Asked()
+        return pool, QueryCost()
     question = Broadcast(shared={"model": model})
     answer = engine.exchange(LossQuery(), Plain(), question, ids, round=round, seed=seed)
     seconds = _seconds(engine, LossQuery(), Plain(), question, ids, round, seed)
     losses = pool.losses.copy()
     if len(answer):
         losses[answer.ids] = (answer.reply["loss"] / answer.reply["rows"]).cpu().numpy()
-    return replace(pool, losses=losses), Asked(question.nbytes(len(ids)), answer.nbytes(), float(seconds.max()))
+    return replace(pool, losses=losses), QueryCost(question.nbytes(len(ids)), answer.nbytes(), float(seconds.max()))
 
 
 def _broadcast(algorithm: Algorithm, engine: Engine, state: Tree, ids: np.ndarray, round: int, seed: int) -> Broadcast:
-    """What the server sends, knowing the work ahead where it has to."""
+    """What the server sends; a rule with `ReceivesSchedule` receives the planned steps."""
     server, scheduled = algorithm.server, capability(algorithm.server, ReceivesSchedule)
     if scheduled is None:
         return server.broadcast(state, ids)
     if not isinstance(engine, PlansSteps):
         raise Invalid(
             f"{type(server).__name__} must know each client's steps before a round, which {type(engine).__name__} "
-            "cannot tell: use another engine, or another algorithm"
+            "cannot plan: use another engine, or another algorithm"
         )
     steps = engine.planned(algorithm.client, ids, round=round, seed=seed)
     return scheduled.broadcast_for(state, ids, torch.from_numpy(engine.sizes[ids]).to(torch.float64), steps)

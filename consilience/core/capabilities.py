@@ -30,10 +30,10 @@ def capability(part: object, protocol: type[C]) -> C | None:
 
 
 class Wraps:
-    """A part that holds another of its kind, and offers all that this one does unless it says otherwise.
+    """A part that wraps another of its kind and passes on its capabilities unless it declares otherwise.
 
     holds: the field with the wrapped part, or with a tuple of them.
-    replaces: capabilities of the wrapped part in whose place this one has its own, or none, and why.
+    replaces: capabilities of the wrapped part that this one implements itself, or drops, and why.
     refuses: capabilities that would be lost inside this part: one that offers them is refused. The reason continues the
     sentence "Wrapper.field = Part ...".
     """
@@ -65,7 +65,7 @@ class SelectionCapability(Protocol):
 
 @runtime_checkable
 class QueriesBeforeSelection(SelectionCapability, Protocol):
-    """A selection that wants losses at the current model before it chooses: they come in `pool.losses`."""
+    """A selection that needs losses at the current model before it chooses: they are in `pool.losses`."""
 
     def queries(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """Ascending ids of the clients to ask."""
@@ -101,7 +101,7 @@ class ClientCapability(Protocol):
 
 @runtime_checkable
 class PreTrainingPass(ClientCapability, Protocol):
-    """A client rule that looks at its rows before it begins: what it finds is in `message["seen"]`, and stays home."""
+    """A client rule with a pass over its rows before training; the result is in `message["seen"]` and is never sent."""
 
     @property
     def pre_training(self) -> ClientRule:
@@ -111,18 +111,18 @@ class PreTrainingPass(ClientCapability, Protocol):
 
 @runtime_checkable
 class PostTrainingPass(ClientCapability, Protocol):
-    """A client rule that adds to its reply what a look at its rows with its own trained model shows."""
+    """A client rule with a pass over its rows after training, whose result is added to the reply."""
 
     @property
     def post_training(self) -> ClientRule:
-        """A rule whose work does not train; it finds the trained model in `message["model"]`, and what had been sent to
+        """A rule whose work does not train; the trained model is in `message["model"]`, what was sent to
         all in `message["received"]`."""
         ...
 
 
 @runtime_checkable
 class PersonalRule(ClientCapability, Protocol):
-    """A client rule whose clients may have models of their own: federated evaluation tests these, too."""
+    """A client rule whose clients may have personal models, which federated evaluation tests as well."""
 
     @property
     def is_personal(self) -> bool:
@@ -154,7 +154,7 @@ class KeepsLayers(ClientCapability, Protocol):
 
 @runtime_checkable
 class ChecksTask(ClientCapability, Protocol):
-    """A client rule, or a term of its objective, that not every model and loss will do for."""
+    """A client rule, or a term of its objective, that does not support every model and loss."""
 
     def check_against(self, task: Task) -> None:
         """Raise `Invalid`, with what is missing, before any training."""
@@ -162,7 +162,7 @@ class ChecksTask(ClientCapability, Protocol):
 
 
 def own_model_of(client: ClientRule) -> PersonalRule | None:
-    """What knows the clients' own models, if they have any."""
+    """The rule that gives the clients' personal models, if they have any."""
     found = capability(client, PersonalRule)
     return found if found is not None and found.is_personal else None
 
@@ -186,7 +186,7 @@ class SumsOnly(ChannelCapability, Protocol):
 
 @runtime_checkable
 class HasForm(ChannelCapability, Protocol):
-    """A channel that sends something else than a model."""
+    """A channel that sends something other than a model."""
 
     @property
     def form(self) -> str:
@@ -213,7 +213,7 @@ class ServerCapability(Protocol):
 
 @runtime_checkable
 class Buffers(ServerCapability, Protocol):
-    """A server rule that moves as soon as `buffer` replies are in, while other clients go on working."""
+    """A server rule that updates after `buffer` replies, while other clients keep working."""
 
     @property
     def buffer(self) -> int:
@@ -228,7 +228,7 @@ class Buffers(ServerCapability, Protocol):
 
 @runtime_checkable
 class MovesWithoutReplies(ServerCapability, Protocol):
-    """A server rule that moves in every round, also in one without replies, for which `update` gets an empty cohort."""
+    """A server rule that updates in every round; without replies `update` receives an empty cohort."""
 
     @property
     def moves_without_replies(self) -> bool:
@@ -238,26 +238,26 @@ class MovesWithoutReplies(ServerCapability, Protocol):
 
 @runtime_checkable
 class DrawsSecretly(ServerCapability, Protocol):
-    """A server rule whose draws nobody may repeat: it and the selection find a key of the round in their arguments."""
+    """A server rule whose draws must be secret: it and the selection receive a key of the round."""
 
     @property
     def noise_seed(self) -> int | None:
-        """None: every key is fresh. Else the seed of all keys, with which everyone can repeat the draws."""
+        """None: every key is fresh. Else the seed of all keys, which makes the draws repeatable."""
         ...
 
 
 @runtime_checkable
 class ChecksSurroundings(ServerCapability, Protocol):
-    """A server rule that keeps its promise only in some surroundings, and is shown them before a run starts."""
+    """A server rule whose guarantee holds only in some surroundings, which it checks before a run starts."""
 
     def check_surroundings(self, algorithm: Any, engine: Any, limits: Any) -> None:
-        """Refuse, by name and with the reason, what breaks the promise: parts, environment, limits."""
+        """Refuse, by name and with the reason, what breaks the guarantee: parts, environment, limits."""
         ...
 
 
 @runtime_checkable
 class IndependentReplies(ServerCapability, Protocol):
-    """A server rule whose proof needs each reply let in or refused whatever the others are (differential privacy)."""
+    """A server rule whose proof needs each reply accepted or refused independently of the others (privacy)."""
 
     @property
     def independent_replies(self) -> bool:
@@ -267,7 +267,7 @@ class IndependentReplies(ServerCapability, Protocol):
 
 @runtime_checkable
 class TrainsModel(ServerCapability, Protocol):
-    """A server rule that trains the model itself, on what the replies hold, after `update` has filed them."""
+    """A server rule that trains the model itself, on what the replies hold, after `update`."""
 
     def train(self, task: Task, state: Tree, cohort: Cohort) -> Tree:
         """The state with the trained model."""
@@ -276,7 +276,7 @@ class TrainsModel(ServerCapability, Protocol):
 
 @runtime_checkable
 class ReceivesSizes(ServerCapability, Protocol):
-    """A server rule that is told, before round 0, how many rows every client has."""
+    """A server rule that receives every client's number of rows before round 0."""
 
     @property
     def needs_sizes(self) -> bool:
@@ -293,5 +293,5 @@ class ReceivesSchedule(ServerCapability, Protocol):
     """A server rule that must know, when it sends the model, how many steps each chosen client will do."""
 
     def broadcast_for(self, state: Tree, ids: np.ndarray, examples: Tensor, steps: np.ndarray) -> Broadcast:
-        """What the chosen clients, with [m] rows and [m] steps ahead (0: will not be heard), are sent."""
+        """What the chosen clients, with [m] rows and [m] steps ahead (0: no reply), are sent."""
         ...

@@ -52,7 +52,7 @@ class Cohort:
     staleness: np.ndarray | None = None  # [m] rounds since each client was sent its model; None: all 0
     received: Broadcast | None = None  # what each was sent, in this order, where any is stale
     traffic: int | None = None  # bytes that the clients sent, where that is not the size of the replies
-    secret: bytes | None = field(default=None, repr=False)  # the round's key, for draws that nobody may repeat
+    secret: bytes | None = field(default=None, repr=False)  # the round's key, for secret draws
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -96,7 +96,7 @@ class Pool:
     available: np.ndarray  # [K] bool
     presence: np.ndarray | None = None  # [K] share of the choices so far, this one included, at which it was available
     seconds: np.ndarray | None = None  # [K] simulated seconds its last reply took, NaN where it has sent none
-    secret: bytes | None = field(default=None, repr=False)  # the round's key, for draws that nobody may repeat
+    secret: bytes | None = field(default=None, repr=False)  # the round's key, for secret draws
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -116,4 +116,4 @@ class WaitPolicy(NamedTuple):
 
     deadline: float | None = None
     enough_replies: int | None = None
-    partial_work: bool = False  # whether a reply's duration hangs on how much of its work is drawn for the round
+    partial_work: bool = False  # whether a reply's duration depends on the share of work drawn for the round

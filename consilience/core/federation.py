@@ -16,7 +16,7 @@ from consilience.core.settings import Invalid
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Rows:
-    """Client k owns rows `starts[k] : starts[k] + sizes[k]`; rows behind the last client's belong to nobody."""
+    """Client k owns rows `starts[k] : starts[k] + sizes[k]`; rows behind the last client's belong to no client."""
 
     x: Any  # [N, ...], or a dict of such tensors (text + picture)
     y: Tensor  # [N, ...]
@@ -49,7 +49,7 @@ class Rows:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Federation:
-    """Every client's training rows, and test rows (each client's own first, then those no client resembles)."""
+    """Every client's training rows, and test rows (each client's own first, then those of no client)."""
 
     train: Rows
     test: Rows | None = None
@@ -67,7 +67,7 @@ class Federation:
             raise Invalid("the federation has no training rows: at least one client needs data")
         for place, split in (("training", self.train), ("test", self.test)):
             for leaf in tree.leaves(split.x) if split is not None else ():
-                # the sum is finite only if every value is: the full test, ten times slower, is for the suspicious
+                # the sum is finite only if every value is; the full test is ten times slower and runs only if it is not
                 if leaf.is_floating_point() and not bool(leaf.sum().isfinite()) and not bool(leaf.isfinite().all()):
                     bad = self._owner_of_first_nonfinite(split, leaf)
                     raise Invalid(f"{place} data of client {bad!r} hold NaN or infinite values: clean or impute them")
@@ -82,7 +82,7 @@ class Federation:
         return len(self.train.sizes)
 
     def among(self, ids: np.ndarray) -> Federation:
-        """Some of the clients, with their own training and test rows and nobody else's."""
+        """Some of the clients, with their own training and test rows only."""
 
         def own(rows: Rows) -> Rows:
             parts = [torch.arange(int(rows.starts[k]), int(rows.starts[k] + rows.sizes[k])) for k in ids]
@@ -131,8 +131,8 @@ class Federation:
             tests = _side_by_side(client_tests)
         elif test is not None:
             _check_rows("test", *test)
-            nobody = torch.zeros(len(clients), dtype=torch.int64)
-            tests = Rows(x=test[0], y=test[1], starts=nobody, sizes=nobody)
+            none = torch.zeros(len(clients), dtype=torch.int64)
+            tests = Rows(x=test[0], y=test[1], starts=none, sizes=none)
         if classes is None:
             labelled = not train.y.is_floating_point() and train.y.dim() == 1
             classes = int(train.y.max()) + 1 if labelled and len(train.y) else None
@@ -146,7 +146,7 @@ def _side_by_side(clients: Sequence[tuple[Any, Tensor]]) -> Rows:
         _check_rows(f"client {k}", x, y)
         mine = [(leaf.shape[1:], leaf.dtype) for leaf in (*tree.leaves(x), y)]
         if mine != shape:
-            raise Invalid(f"client {k} has rows of {_shapes(mine)}, client 0 of {_shapes(shape)}: they must be alike")
+            raise Invalid(f"client {k} has rows of {_shapes(mine)}, client 0 of {_shapes(shape)}: they must be equal")
     sizes = torch.tensor([len(y) for _, y in clients], dtype=torch.int64)
     x = tree.concatenate([x for x, _ in clients])
     y = torch.cat([y for _, y in clients])

@@ -17,7 +17,7 @@ Objective = Callable[[Tree], tuple[Tensor, Any]]
 def gradient(objective: Objective, params: Tree) -> tuple[Tree, Any]:
     """(gradient by the parameters, what else the objective returned); parameters it does not use have gradient 0.
 
-    Inside a transform such as vmap, or where somebody differentiates through this gradient, it is `torch.func.grad`.
+    Inside a transform such as vmap, or where this gradient is differentiated, it is `torch.func.grad`.
     Otherwise it is ordinary backpropagation: the same kernels without the transform's overhead.
     """
     if torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None:

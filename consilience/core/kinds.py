@@ -1,4 +1,4 @@
-"""Kinds of task: what a model's output stands for, with the loss, the decision and the metrics that go with it."""
+"""Kinds of task: the meaning of a model's output, with its loss, decision and metrics."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def _one_number() -> Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What is learned and how it is judged: losses, decision and metrics in one object.
+    """A kind of task: losses, decision and metrics in one object.
 
         count = Kind(name="count", losses=(poisson,), metrics=(deviance,), main="deviance")
         task = cs.Task(module, kind=count)
 
-    losses: functions (output, target) -> [B] loss per example; the first is meant where none is named. metrics: apart
+    losses: functions (output, target) -> [B] loss per example; the first is the default. metrics: apart
     from the loss. main: the key of the metric that clients are compared by. decide: from the output to class numbers,
     None where nothing is decided. entries: (target) -> 1 where an entry of a target counts (tokens that are no
     padding, pixels with a label), 0 elsewhere; None: every row counts once. example: an (output, target) of one row,
-    with the shapes that the metrics will meet. multiclass: targets are class numbers, and outputs have a logit for
+    with the shapes that the metrics receive. multiclass: targets are class numbers, and outputs have a logit for
     each. most_classes: of the targets. for_classes: the same kind where the number of classes is known.
     """
 
@@ -68,7 +68,7 @@ class Kind:
         return classes if self.multiclass and classes is not None else max(1, target[:1].numel())
 
     def knowing(self, classes: int | None) -> Kind:
-        """The same kind, which now knows how many classes there are."""
+        """The same kind for a known number of classes."""
         return self if classes is None or self.for_classes is None else self.for_classes(classes)
 
     def refuse_targets(self, classes: int | None, loss: str, data: str) -> None:
@@ -111,7 +111,7 @@ def hits(decide: Decide, output: Tensor, target: Tensor, mask: Tensor) -> Tensor
 
 
 def absolute_errors(output: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-    """How far off every row is, in the mean over its outputs."""
+    """The absolute error of every row, averaged over its outputs."""
     return per_entry((output.reshape(target.shape) - target).abs().to(mask.dtype), mask)
 
 
@@ -126,7 +126,7 @@ def class_counts(decide: Decide, classes: int, output: Tensor, target: Tensor, m
     weight = mask.reshape(*mask.shape, *[1] * (target.dim() - mask.dim())).expand(target.shape).reshape(-1).double()
     numbers = torch.stack([decided, decided, actual])  # [3, N]
     weights = torch.stack([weight * (decided == actual), weight, weight])
-    place = numbers.clamp(-1, classes) + 1  # what is no class is counted at the ends, which are cut off
+    place = numbers.clamp(-1, classes) + 1  # values that are no class are counted at the ends, which are cut off
     return {"counts": weights.new_zeros(3, classes + 2).scatter_add(1, place, weights)[:, 1:-1]}
 
 
@@ -238,7 +238,7 @@ def kind_with_loss(name: str) -> Kind:
 
 
 def kind_of_targets(target: Tensor, classes: int | None) -> Kind:
-    """What targets call for: class numbers classification, several 0 and 1 a row binary decisions, else regression."""
+    """The kind for these targets: class numbers: classification; several 0/1 a row: binary; else regression."""
     if classes is not None:
         return classification(classes=classes)
     several = target.dim() == 2 and not target.is_floating_point()

@@ -109,7 +109,7 @@ def make_exact(module: nn.Module) -> nn.Module:
         else:
             _refuse_inexact(name, layer)
     for parent in list(module.modules()):
-        for name, child in list(parent._modules.items()):  # a layer may stand under several names
+        for name, child in list(parent._modules.items()):  # a layer may have several names
             if id(child) in swapped:
                 setattr(parent, name, swapped[id(child)])
     return swapped.get(id(module), module)

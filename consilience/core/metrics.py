@@ -1,4 +1,4 @@
-"""Metrics: each is two pure functions and a row of words; sums add over batches, clients and machines."""
+"""Metrics: each is two pure functions and a row of metadata; sums add over batches, clients and machines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RESERVED = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class MetricRow:
-    """What tables, figures and trackers know of a metric; it is stored with every run.
+    """Metadata of a metric for tables, figures and trackers; it is stored with every run.
 
     unit: "share" for what lies between 0 and 1. detail: recorded, but left out of overviews. main: clients are compared
     by it.
@@ -119,7 +119,7 @@ class Metrics:
 
     main: the key of the metric that clients are compared by. entries: from targets to 1 where an entry counts, for
     targets of several entries a row; None: every row counts once. example: an (output, target) pair of one row, which
-    tells the shapes of all sums.
+    gives the shapes of all sums.
     """
 
     metrics: tuple[Metric, ...]
@@ -205,7 +205,7 @@ class Metrics:
         return entries * mask.reshape(-1, *[1] * (entries.dim() - 1))
 
     def values(self, sums: Tree) -> dict[str, float | None]:
-        """The value of every metric whose sums are there; the others, and what is no number, are None."""
+        """The value of every metric whose sums are given; None for the others and for NaN."""
         found = {m.key: _number(m.value(sums[part])) for m in self.metrics if (part := self.part(m.key)) in sums}
         return {metric.key: found.get(metric.key) for metric in self.metrics}
 
@@ -293,7 +293,7 @@ class ClientScores:
 
     @staticmethod
     def none(main: MetricRow) -> ClientScores:
-        """Nobody was tested."""
+        """No client was tested."""
         return ClientScores(main=main, loss=np.empty(0), values=np.empty(0))
 
     def spread(self) -> dict[str, float | None]:

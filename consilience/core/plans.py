@@ -23,7 +23,7 @@ class Work:
     batch_size: Count | None = 32
     shuffle: bool = True  # afresh in every pass
     rows: Literal["train", "test"] = "train"
-    trains: bool = True  # False: a look at the data, which leaves no memory and which no environment disturbs
+    trains: bool = True  # False: no training, no memory is kept, and environment faults do not apply
     reliable: bool = field(default=False, repr=False)  # True: as much work as ever, but every reply arrives
 
     def __post_init__(self) -> None:
@@ -152,7 +152,7 @@ def draw(
     starts = store.starts[places].numpy()
     of_client = rng.fold(rng.key(seed, "plan", round), ids)
     of_epoch = rng.fold(of_client[:, None], np.arange(epochs))  # [k, E]
-    # a few numbers per client: they are worked out here and sent at once, which spares the device dozens of launches
+    # a few numbers per client: computed here and sent at once, which saves dozens of kernel launches
     table = np.stack([of_client, sizes, per_epoch, starts, *of_epoch.T])
     keys, size, passes, start, *epoch_keys = torch.from_numpy(table).to(device, non_blocking=True)  # [4 + E, k]
     if work.shuffle:

@@ -96,7 +96,7 @@ class ServerRule(Protocol):
 
 
 class Engine(Protocol):
-    """Where clients run: what the loop needs. It owns their memories and draws their batches; it knows no algorithm."""
+    """Where clients run: what the loop needs. It keeps their memory and draws their batches; it knows no algorithm."""
 
     @property
     def sizes(self) -> np.ndarray:
@@ -148,7 +148,7 @@ class RunnerEngine(Engine, Protocol):
 
     @property
     def test_sizes(self) -> np.ndarray | None:
-        """[K] test rows of every client; None where nobody has test rows."""
+        """[K] test rows of every client; None where there are none."""
         ...
 
     @property
@@ -167,7 +167,7 @@ class RunnerEngine(Engine, Protocol):
 
 @runtime_checkable
 class HasTask(Protocol):
-    """An engine beside a server that can run the model itself."""
+    """An engine whose server can run the model itself."""
 
     @property
     def task(self) -> Task:
@@ -177,10 +177,10 @@ class HasTask(Protocol):
 
 @runtime_checkable
 class PlansSteps(Protocol):
-    """An engine that can tell before a round how many steps each client will do in it."""
+    """An engine that knows before a round how many steps each client will do."""
 
     def planned(self, client: ClientRule, ids: np.ndarray, *, round: int, seed: int) -> np.ndarray:
-        """[m] steps that clients will do in a round's exchange; 0 for those who will not be heard."""
+        """[m] steps that clients will do in a round's exchange; 0 for clients whose reply will not arrive."""
         ...
 
 

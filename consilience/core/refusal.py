@@ -1,4 +1,4 @@
-"""Why a reply was not let in: named client, key and reason, on one line that cannot forge another."""
+"""Why a reply was refused: client, key and reason, on one line with nothing unprintable."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def plain(text: Any, most: int = 200) -> str:
 def _printable(character: str) -> str:
     # isprintable is false for controls, line separators, bidirectional marks and lone surrogates.
     if character == "\\":
-        return "\\\\"  # else an escape that was in the text could not be told from ours
+        return "\\\\"  # else an escape in the text could not be distinguished from ours
     return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """One reply that was refused: who sent it, why, and which of its tensors was to blame, if one was."""
+    """One reply that was refused: who sent it, why, and which of its tensors was the reason, if any."""
 
     client: int | str
     reason: str  # one word of ours, such as `shape`: it is counted
@@ -44,7 +44,7 @@ class Refusal:
 
 
 class Refused(ValueError):
-    """One reply that must not be let in."""
+    """One reply that must not be used."""
 
     def __init__(self, reason: str, *, key: str = "", detail: str = "") -> None:
         self.reason, self.key, self.detail = reason, key, detail

@@ -19,7 +19,7 @@ class RemoteStore(Protocol):
     def begin(
         self, function: Work, calls: Sequence[tuple[Any, ...]], given: tuple[Any, ...]
     ) -> Callable[[], list[Any]]:
-        """Start `function(*call, *given)` for every call, whose first argument is distant; (), to wait for all."""
+        """Start `function(*call, *given)` for every call, whose first argument is remote; (), to wait for all."""
         ...
 
 
@@ -28,7 +28,7 @@ class RemoteRows(Protocol):
 
     @property
     def place(self) -> RemoteStore | None:
-        """Who can work on them there; None: nobody."""
+        """The processes that can work on them; None: none can."""
         ...
 
     @property

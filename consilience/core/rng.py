@@ -29,7 +29,7 @@ def host(seed: int, *purpose: int | str) -> np.random.Generator:
 
 
 def subseed(seed: int, *purpose: int | str) -> int:
-    """A seed to hand on, so that who gets it does not repeat its owner's draws."""
+    """A derived seed, whose draws do not repeat those of `seed`."""
     return int(np.random.SeedSequence(_entropy(seed, purpose)).generate_state(1, np.uint64)[0])
 
 

@@ -1,7 +1,7 @@
-"""Secret keys of rounds: draws that nobody may repeat come from the operating system, not from the run's seed.
+"""Secret keys of rounds: secret draws come from the operating system, not from the run's seed.
 
 A key is 32 bytes of the system's generator. A key for one purpose is its HMAC-SHA-256, and draws are the output of
-SHAKE-256 on that: functions that cannot be told from random ones without the key, so that no draw, earlier or later,
+SHAKE-256 on that: without the key these look random, so that no draw, earlier or later,
 helps to guess another, and 2^256 keys cannot be searched.
 """
 
@@ -20,7 +20,7 @@ from consilience.core.protocols import ServerRule
 
 SIZE = 32  # bytes
 RoundKeys = Callable[[int], bytes]
-"""Gives the key of a round, which counts from 1; asked again for the same round, it may give another."""
+"""Gives the key of a round, which counts from 1; a second call for the same round may give another."""
 
 
 def fresh(round: int) -> bytes:
@@ -47,7 +47,7 @@ def derived(key: bytes, purpose: str, about: bytes = b"") -> bytes:
 
 
 def name_of(key: bytes) -> str:
-    """What stands for a key where it is written down: nobody can find the key from it."""
+    """A public name for a key, from which the key cannot be found."""
     return derived(key, "name").hex()[:32]
 
 

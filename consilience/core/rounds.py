@@ -1,4 +1,4 @@
-"""The only training loop in the library."""
+"""The training loop: the only one in the library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
-from consilience.core.arrivals import Asked, gather, labelled, pace_of
+from consilience.core.arrivals import QueryCost, gather, labelled, pace_of
 from consilience.core.capabilities import (
     ChecksSurroundings,
     IndependentReplies,
@@ -33,16 +33,16 @@ from consilience.core.tree import Tree
 
 
 class Diverged(RuntimeError):
-    """Too many rounds in a row brought no usable reply."""
+    """Too many rounds in a row had no usable reply."""
 
 
 class TooFewClients(RuntimeError):
-    """Not enough clients are there, or none of them answers: the last finished round is saved, and can be continued."""
+    """Too few clients are connected, or none answers; the last finished round is saved and can be resumed."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Snapshot:
-    """All that the next round depends on: saving it and going on is the same as never having stopped."""
+    """All that the next round depends on: a run resumed from it gives the same results as an uninterrupted one."""
 
     round: int  # rounds finished
     server: Tree
@@ -86,10 +86,10 @@ def run(
     are refused, and named in the cohort; with fewer than `limits.min_valid` left the round changes nothing.
 
     rounds: the last round's number; with `resume`, those done before count.
-    seed: decides who is chosen, the batches and all luck (0).
+    seed: decides the selection, the batches and all other draws (0).
     start: a model in place of the engine's; resume: the `snapshot` of a round, from which the rest is exactly the same.
     max_bad_rounds: so many rounds in a row without a usable reply raise `Diverged` (3).
-    keys: where the secret of each round comes from, if the server rule draws noise that nobody may repeat; by default
+    keys: where the secret of each round comes from, if the server rule draws secret noise; by default
     from the operating system. To repeat a round of such a rule, give it the same key.
     """
     careful = capability(algorithm.server, ChecksSurroundings)
@@ -117,7 +117,7 @@ def run(
             late=done.late,
             secret=secret,
         )
-        if ended.problem is not None:  # before anything is kept: the last snapshot is one that can be continued
+        if ended.problem is not None:  # before anything is kept: the last snapshot can be resumed
             raise ended.problem
         cohort, alone = ended.cohort, _moves_alone(server)
         here = Snapshot(
@@ -144,13 +144,13 @@ def run(
 
 
 class Conclusion(NamedTuple):
-    """What came of the replies to a round; with a problem, the state is the one before."""
+    """The result of a round's replies; with a problem, the state is the one before."""
 
     state: Tree
     cohort: Cohort  # the replies that were used
     sound: np.ndarray  # ids of those that passed every check, also where they were too few to be used
     notes: Notes
-    up: int  # bytes of the answers to a second question
+    up: int  # bytes of the post-training pass
     problem: Diverged | Invalid | None = None  # why the server cannot go on from this round
 
 
@@ -168,7 +168,7 @@ def conclude(
     late: int = 0,
     secret: bytes | None = None,
 ) -> Conclusion:
-    """All that follows an exchange, whoever made it: decode, screen, ask again, update, refuse what cannot be used.
+    """All that follows an exchange: decode, screen, post-training pass, update, refuse what cannot be used.
 
     received: what the clients of `sent` received, in their order. staleness: [m] how many rounds ago that was.
     engine: needed where clients are asked about their trained model, and where the server trains. secret: the round's
@@ -187,7 +187,7 @@ def conclude(
     if not len(cohort) and not _moves_alone(server):
         return nothing  # a round without a usable reply changes nothing
     try:
-        given = cohort if secret is None else replace(cohort, secret=secret)  # for the rule, and nobody after it
+        given = cohort if secret is None else replace(cohort, secret=secret)  # for the rule alone
         after, notes = server.update(state, given)
         training = capability(server, TrainsModel)
         if len(cohort) and training is not None:
@@ -209,7 +209,7 @@ def _moves_alone(server: ServerRule) -> bool:
 def _look(
     algorithm: Algorithm, engine: Engine, received: Broadcast, ids: np.ndarray, round: int, seed: int
 ) -> Broadcast:
-    """The broadcast with what each client sees in its own data, where its rule looks first."""
+    """The broadcast with the results of the pre-training pass, where the rule has one."""
     looking = capability(algorithm.client, PreTrainingPass)
     if looking is None or not len(ids):
         return received
@@ -217,7 +217,7 @@ def _look(
     if not len(found):
         return received
 
-    def spread(leaf: Tensor) -> Tensor:  # [found, ...] -> [m, ...]: who has no rows sees nothing
+    def spread(leaf: Tensor) -> Tensor:  # [found, ...] -> [m, ...]: 0 for clients without rows
         where = torch.from_numpy(np.searchsorted(ids, found.ids)).to(leaf.device)
         return leaf.new_zeros(len(ids), *leaf.shape[1:]).index_copy(0, where, leaf)
 
@@ -227,21 +227,21 @@ def _look(
 
 def _look_back(
     algorithm: Algorithm, engine: Engine | None, cohort: Cohort, received: Broadcast, seed: int
-) -> tuple[Cohort, Asked]:
-    """The cohort with what each client's trained model shows on its rows; the client has these models already."""
+) -> tuple[Cohort, QueryCost]:
+    """The cohort with the results of the post-training pass; the clients hold these models already."""
     looking = capability(algorithm.client, PostTrainingPass)
     if engine is None or looking is None or not len(cohort):
-        return cohort, Asked()
+        return cohort, QueryCost()
     shared, personal = {"received": received.shared}, {"model": cohort.reply["model"]}
-    if received.personal:  # some of what they were sent was for each alone
+    if received.personal:  # part of the broadcast was personal
         common = tree.map_leaves(lambda leaf: leaf.expand(len(cohort), *leaf.shape), received.shared)
         shared, personal = {}, {**personal, "received": {**common, **received.personal}}
     own = Broadcast(shared=shared, personal=personal)
     answer = engine.exchange(looking.post_training, Plain(), own, cohort.ids, round=cohort.round, seed=seed)
     seen = screen(answer)
-    if len(seen) < len(cohort):  # who does not answer this question, too, is left out
+    if len(seen) < len(cohort):  # clients that do not answer this as well are left out
         cohort = cohort.only(np.isin(cohort.ids, seen.ids), **seen.counts).refusing(seen.refusals)
-    return replace(cohort, reply={**cohort.reply, **seen.reply}), Asked(up=answer.nbytes())
+    return replace(cohort, reply={**cohort.reply, **seen.reply}), QueryCost(up=answer.nbytes())
 
 
 def _refuse_unusable(round: int, weights: Tensor | None, model: Tree) -> None:
@@ -279,9 +279,9 @@ def _losses(known: np.ndarray, cohort: Cohort) -> np.ndarray:
 
 def _explain(cohort: Cohort, round: int, limit: int) -> str:
     missing = {reason: count for reason, count in cohort.counts.items() if reason != "clipped_updates"}
-    why = ", ".join(f"{count} {reason}" for reason, count in missing.items()) or "nobody was available"
+    why = ", ".join(f"{count} {reason}" for reason, count in missing.items()) or "no client was available"
     why += ", fewer than limits.min_valid" if "too_few" in missing else ""
     return (
-        f"{limit} rounds in a row, up to round {round}, brought no usable reply ({why}). The model is unchanged since. "
+        f"{limit} rounds in a row, up to round {round}, had no usable reply ({why}). The model is unchanged since. "
         "If clients diverge, lower the learning rate; if they are silent or late, check the environment."
     )

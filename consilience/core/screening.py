@@ -1,4 +1,4 @@
-"""The last look at replies before the server rule sees them, whatever engine they came from."""
+"""Checks of the replies' values before the server rule reads them, for every engine."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Limits:
 
 
 def screen(cohort: Cohort, received: Broadcast | None = None, limits: Limits | None = None) -> Cohort:
-    """The replies that can be computed with, no update longer than allowed: the others never touch the model.
+    """The replies that can be used, no update longer than allowed; the others are dropped.
 
     Refused are NaN and infinite values (`nonfinite`), finite values whose squares overflow, and updates beyond
     `limits.max_ratio` (both `too_large`). `received` is what the cohort's clients were sent: updates are measured from
@@ -55,7 +55,7 @@ def screen(cohort: Cohort, received: Broadcast | None = None, limits: Limits | N
         return cohort
     limits, everyone = limits or Limits(), cohort.ids
     clips = limits.max_norm is not None
-    # a look at all values, which finds next to nobody: what follows is done for those whom it cannot acquit
+    # a quick test of all values; the exact tests follow only for replies that do not pass it
     rough = _rough(cohort.reply)
     if not all(np.isfinite(length).all() for length in rough.values()):
         finite = tree.all_finite(cohort.reply).cpu().numpy()
@@ -86,7 +86,7 @@ def unusable(model: Tree) -> str:
 
 
 def if_enough(cohort: Cohort, limits: Limits | None) -> Cohort:
-    """The cohort, or nobody where fewer replies are left than a round needs."""
+    """The cohort, or an empty one if fewer replies are left than a round needs."""
     if limits is None or not 0 < len(cohort) < limits.min_valid:
         return cohort
     return cohort.only(np.zeros(len(cohort), dtype=bool), too_few=len(cohort))
@@ -113,7 +113,7 @@ def _rough(reply: Tree) -> dict[str, np.ndarray]:
 def _without(
     cohort: Cohort, rough: dict[str, np.ndarray], refusals: list[Refusal]
 ) -> tuple[Cohort, dict[str, np.ndarray]]:
-    """The cohort and its lengths without those refused, who are counted and named."""
+    """The cohort and its lengths without the refused, which are counted and named."""
     if not refusals:
         return cohort, rough
     kept = ~np.isin(cohort.ids, [refusal.client for refusal in refusals])
@@ -122,7 +122,7 @@ def _without(
 
 
 def _overflowing(cohort: Cohort, name: str, rough: np.ndarray) -> list[Refusal]:
-    """Whose values are finite, but too large for any sum of squares in their own type."""
+    """Clients whose values are finite but too large for any sum of squares in their own type."""
     if (rough <= _longest(torch.float32)).all():
         return []
     leaves = list(_groups(cohort.reply)[name].values())
@@ -142,7 +142,7 @@ def _overflowing(cohort: Cohort, name: str, rough: np.ndarray) -> list[Refusal]:
 def _out_of_proportion(
     cohort: Cohort, received: Broadcast | None, ratio: float, rough: dict[str, np.ndarray]
 ) -> list[Refusal]:
-    """Whose model went further than `ratio` times both the model it was sent and the median of this round's updates.
+    """Clients whose update is longer than `ratio` times both the model they were sent and the round's median update.
 
     Buffers may go `ratio` squared as far: a variance is a square.
     """
@@ -200,7 +200,7 @@ def _bounded(cohort: Cohort, received: Broadcast | None, bound: float) -> Cohort
     model, anchor = cohort.reply.get("model"), sent.get("model")
     if not isinstance(model, dict) or not isinstance(anchor, dict) or "params" not in model:
         raise Invalid(
-            f"limits.max_norm = {bound:g} bounds the way of a model, but this algorithm's clients send "
+            f"limits.max_norm = {bound:g} bounds the update of a model, but this algorithm's clients send "
             f"{', '.join(cohort.reply)}: leave it out"
         )
     after, long = dict(model), np.zeros(len(cohort), dtype=bool)
@@ -218,7 +218,7 @@ def _bounded(cohort: Cohort, received: Broadcast | None, bound: float) -> Cohort
 def _shortened(moves: Tree, anchor: Tree, bound: float) -> tuple[Tree, np.ndarray]:
     """The leaves with updates shortened where they are too long, and which rows those are; the others keep their bits.
 
-    A quick look finds the rows that may be too long; only these are measured with care.
+    A quick test finds the rows that may be too long; only these are measured exactly.
     """
     if not moves:
         return {}, np.empty(0, dtype=np.int64)

@@ -88,7 +88,7 @@ def check(part: Any) -> None:
 
 
 def _refuse_idle(part: Any, field: dataclasses.Field[Any], needs: OnlyWith) -> None:
-    """Refuse a field that was set although the field beside it, on which it depends, keeps it from having an effect."""
+    """Refuse a field that was set although the field on which it depends leaves it without effect."""
     value, other = getattr(part, field.name), getattr(part, needs.key)
     live = other in needs.values if needs.values else other is not None
     if value != field.default and not live:

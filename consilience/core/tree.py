@@ -78,7 +78,7 @@ def rows(tree: Any, index: Any) -> Any:
 
 
 def map_rows(function: Callable[..., Any], tree: Any, *others: Any, given: tuple[Any, ...] = ()) -> Any:
-    """`function(leaf, *others, *given)` for every stacked leaf, worked out where its rows lie: see `distant.each`."""
+    """`function(leaf, *others, *given)` for every stacked leaf, computed where its rows lie: see `remote.each`."""
     calls = list(leaves(map_leaves(lambda *call: call, tree, *others)))
     found = iter(each(function, *zip(*calls), given=given) if calls else ())
     return map_leaves(lambda _: next(found), tree)

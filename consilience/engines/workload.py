@@ -1,4 +1,4 @@
-"""Which clients of a cohort work, and how much: decided once, for the whole cohort, wherever its clients are."""
+"""Which clients of a cohort work, and how much: decided once, for the whole cohort, for every engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Workload(NamedTuple):
     def of(
         environment: Environment, work: Work, ids: np.ndarray, sizes: np.ndarray, *, round: int, seed: int
     ) -> Workload:
-        """What the environment makes of a cohort of these ids, with [m] rows."""
+        """The workload of these ids, with [m] rows, under the environment."""
         steps = planned_steps(environment, work, ids, sizes, round, seed)
         drawn = work.trains and not work.reliable
         heard = environment.reachable(round, ids, seed) if drawn else np.ones(len(ids), dtype=bool)
@@ -64,7 +64,7 @@ class Workload(NamedTuple):
 def planned_steps(
     environment: Environment, work: Work, ids: np.ndarray, sizes: np.ndarray, round: int, seed: int
 ) -> np.ndarray:
-    """[m] steps that clients with [m] rows do; a look at the data goes through all rows once, whatever happens."""
+    """[m] steps that clients with [m] rows do; a pass without training always reads all rows once."""
     per_epoch = work.steps_per_epoch(sizes)
     if not work.trains:
         return per_epoch
@@ -74,6 +74,6 @@ def planned_steps(
 def heard_steps(
     environment: Environment, work: Work, ids: np.ndarray, sizes: np.ndarray, *, round: int, seed: int
 ) -> np.ndarray:
-    """[m] steps of which a reply will be heard: 0 for clients that are out of reach."""
+    """[m] steps of which a reply arrives: 0 for clients that are unreachable."""
     steps = planned_steps(environment, work, ids, sizes, round, seed)
     return np.where(environment.reachable(round, ids, seed), steps, 0)

@@ -1,4 +1,4 @@
-"""Who is how fast and how reliable, by hand or as a paper had it."""
+"""How fast and how reliable clients are: own settings, or those of a paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The virtual clock: how long a client's reply would take, from its speed, its bandwidths and its luck."""
+"""The virtual clock: how long a client's reply would take, from its speed, its bandwidths and random jitter."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def seconds(
 ) -> np.ndarray:
     """[m] simulated seconds to receive `down` bytes, go through `rows` [m] rows and send `up` bytes."""
     slowness = _log_normal(environment.speed_spread, Draw.SPEED, 0, ids, seed)
-    luck = _log_normal(environment.jitter, Draw.JITTER, round, ids, seed)
+    jitter = _log_normal(environment.jitter, Draw.JITTER, round, ids, seed)
     computing = rows / _each(environment.rows_per_second, ids) * slowness
     moving = down / _each(environment.download, ids) + up / _each(environment.upload, ids)
-    return (computing + moving + 2 * _each(environment.latency, ids)) * luck
+    return (computing + moving + 2 * _each(environment.latency, ids)) * jitter
 
 
 def wait_policy(environment: Environment) -> WaitPolicy:
@@ -44,7 +44,7 @@ def _each(value: Any, ids: np.ndarray) -> np.ndarray:
 
 
 def _log_normal(spread: float, draw: Draw, round: int, ids: np.ndarray, seed: int) -> np.ndarray:
-    """[m] factors around one: the stream's value at each client's own place, whoever else is asked for."""
+    """[m] factors around one: the stream's value at each client's own place, independently of the other clients."""
     if not spread or not len(ids):
         return np.ones(len(ids))
     return np.exp(spread * np.random.default_rng([seed, int(draw), round]).standard_normal(int(ids.max()) + 1)[ids])

@@ -1,4 +1,4 @@
-"""Who is how fast and how reliable."""
+"""How fast and how reliable clients are."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Draw(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """How much work clients do, and whether they are there and heard; by default all are, always, in full.
+    """How much work clients do, and whether they are available and reply; by default always, in full.
 
     epochs, steps: each client's own local epochs or step budget (at most one of the two).
     stragglers: this fraction of every cohort does a random number of epochs in [1, E), or below two epochs a
     random number of steps in [1, steps); with straggler_policy "drop" their replies never arrive.
     availability: probability that a client can be chosen in a round; communication: that its reply arrives;
-    dropout: that it fails in mid-round. silent: what the server puts in the place of a missing reply:
-    "stand_in" counts the broadcast model at full weight, "renormalise" averages over those that answered.
+    dropout: that it fails in mid-round. silent: what replaces a missing reply at the server:
+    "stand_in" counts the broadcast model at full weight, "renormalise" averages over those that replied.
 
-    Simulated time (nobody waits; what is left out takes none): rows_per_second in training, download and upload in
-    bytes per second, latency in seconds each way. speed_spread makes clients unlike: each one's computing takes
+    Simulated time (no real waiting; a setting left out takes none): rows_per_second in training, download and upload in
+    bytes per second, latency in seconds each way. speed_spread makes clients differ: each one's computing takes
     exp(speed_spread z) times as long, z a standard normal number of its own; jitter does the same to whole replies,
     anew each time. deadline: replies that take more seconds are lost. enough_replies: so many replies end a synchronous
     round.
@@ -101,8 +101,8 @@ class Environment:
         late = self.late(round, ids, seed)
         if not late.any():
             return full
-        luck = _uniform(Draw.PARTIAL_WORK, round, ids, seed)
-        return np.where(late, _partial(full, own_epochs, per_epoch, luck), full)
+        draws = _uniform(Draw.PARTIAL_WORK, round, ids, seed)
+        return np.where(late, _partial(full, own_epochs, per_epoch, draws), full)
 
     def reachable(self, round: int, ids: Any, seed: int) -> np.ndarray:
         """[m] flags: whose reply arrives."""
@@ -131,11 +131,11 @@ class Environment:
         return value[ids]
 
 
-def _partial(full: np.ndarray, epochs: np.ndarray, per_epoch: np.ndarray, luck: np.ndarray) -> np.ndarray:
+def _partial(full: np.ndarray, epochs: np.ndarray, per_epoch: np.ndarray, draws: np.ndarray) -> np.ndarray:
     """What stragglers do instead of `full`: whole epochs in [1, E) where E >= 2, else steps in [1, full)."""
     choices = np.maximum(np.ceil(epochs) - 1, 1)
-    whole_epochs = (1 + np.floor(luck * choices)).astype(np.int64) * per_epoch
-    some_steps = 1 + np.floor(luck * np.maximum(full - 1, 1)).astype(np.int64)
+    whole_epochs = (1 + np.floor(draws * choices)).astype(np.int64) * per_epoch
+    some_steps = 1 + np.floor(draws * np.maximum(full - 1, 1)).astype(np.int64)
     return np.minimum(np.where(epochs >= 2, whole_epochs, some_steps), full)  # one step or none cannot be halved
 
 
@@ -148,7 +148,7 @@ def _happens(draw: Draw, probability: np.ndarray, round: int, ids: np.ndarray, s
 
 
 def _uniform(draw: Draw, round: int, ids: np.ndarray, seed: int) -> np.ndarray:
-    """One number in [0, 1) per client: the stream's value at its own place, whoever else is asked for."""
+    """One number in [0, 1) per client: the stream's value at its own place, independently of the other clients."""
     _check_numbers(round, ids, seed)
     if len(ids) == 0:
         return np.empty(0)

@@ -33,12 +33,12 @@ class Preset:
 
 
 def plain() -> Preset:
-    """Everyone is always there, does all the work and is heard."""
+    """Every client is always available, does all the work and replies."""
     return Preset(environment=Environment())
 
 
 def duw_1(*, indices: str | None = None) -> Preset:
-    """DUW Environment I: five alike clients of unequal size; `indices`: the authors' split file, if any."""
+    """DUW Environment I: five IID clients of unequal size; `indices`: the authors' split file, if any."""
     sizes = (1042, 1023, 862, 1184, 4459)
     return _duw_mnist(Environment(), _drawn(sizes), 400, indices, "env1")
 
@@ -51,12 +51,12 @@ def duw_2(*, indices: str | None = None) -> Preset:
 
 
 def duw_3(*, indices: str | None = None) -> Preset:
-    """DUW Environment III: five alike clients of equal size; the first does two local epochs, others one."""
+    """DUW Environment III: five IID clients of equal size; the first does two local epochs, others one."""
     return _duw_mnist(Environment(epochs=(2, 1, 1, 1, 1)), _drawn(EVEN_SIZES), 500, indices, "env34")
 
 
 def duw_4(*, indices: str | None = None) -> Preset:
-    """DUW Environment IV: five alike clients of equal size, heard with probability 0.2, 0.3, 0.8, 0.9, 1."""
+    """DUW Environment IV: five IID clients of equal size; replies arrive with probability 0.2, 0.3, 0.8, 0.9, 1."""
     # Paper: does not say what the server does without a reply. Here: the broadcast model stands in, because
     # the authors' code does so (also in A and B).
     environment = Environment(communication=(0.2, 0.3, 0.8, 0.9, 1.0), silent="stand_in")
@@ -64,13 +64,13 @@ def duw_4(*, indices: str | None = None) -> Preset:
 
 
 def duw_a() -> Preset:
-    """DUW Environment A: Stanford Dogs, Dirichlet 0.0005, five clients heard with unlike probability."""
+    """DUW Environment A: Stanford Dogs, Dirichlet 0.0005, five clients with different reply probabilities."""
     communication = (0.9600, 0.6995, 0.9999, 0.2201, 0.3611)
     return _duw_dogs(Environment(communication=communication, silent="stand_in"), rounds=100)
 
 
 def duw_b() -> Preset:
-    """DUW Environment B: as A, with unlike numbers of local epochs too."""
+    """DUW Environment B: as A, with different numbers of local epochs too."""
     communication = (0.5173, 0.9470, 0.7655, 0.2824, 0.2210)
     environment = Environment(communication=communication, epochs=(4, 7, 1, 2, 7), silent="stand_in")
     return _duw_dogs(environment, rounds=70)
@@ -110,7 +110,7 @@ def _drawn(sizes: tuple[int, ...]) -> dict[str, Any]:
 def _duw_mnist(
     environment: Environment, drawn: dict[str, Any], iterations: int, indices: str | None, prefix: str
 ) -> Preset:
-    """Section V-B and Table 1; with the authors' file their very rows, else new rows in the same numbers."""
+    """Section V-B and Table 1; with the authors' file their own rows, else new rows in the same numbers."""
     return Preset(
         environment=environment,
         data="mnist",

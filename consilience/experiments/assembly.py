@@ -1,4 +1,4 @@
-"""From settings to something that runs: data, federation, model, engine and algorithm, checked against each other."""
+"""From settings to a simulation: data, federation, model, engine and algorithm, checked against each other."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ class Simulation:
 
 
 def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = False) -> Simulation:
-    """Build everything that the settings name; what does not fit together is refused here, by key.
+    """Build everything that the settings name; incompatible settings are refused here, by key.
 
-    `data` are what `read_data` gave before, for many runs on one data set. resumed: what a privacy budget still holds
-    is for the run's ledger to say.
+    `data` are what `read_data` gave before, for many runs on one data set. resumed: the rest of a privacy budget
+    is in the run's ledger.
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -123,7 +123,7 @@ def spread(config: Config, data: Dataset) -> tuple[Federation, list[np.ndarray]]
 
 
 def kind_of(config: Config, data: Dataset) -> Kind:
-    """The kind of task: what the loss belongs to, else what the data say, else what their targets call for."""
+    """The kind of task: what the loss belongs to, else the data's, else that of their targets."""
     if config.loss == "auto":
         return data.kind or kind_of_targets(data.y, data.classes)
     kind = kind_with_loss(config.loss)
@@ -160,9 +160,9 @@ def _model(config: Config, data: Dataset, kind: Kind) -> torch.nn.Module:
 
 @torch.no_grad()
 def try_model(task: Task, federation: Federation, model: str, data: str) -> Task:
-    """Pass two rows through, so that a model that cannot read the data is refused in plain words.
+    """Pass two rows through the model, so that a model that does not fit the data is refused with the reason.
 
-    The task comes back with metrics that know how many classes there are.
+    The task is returned with metrics for the number of classes.
     """
     x, y = tree.rows(federation.train.x, slice(0, 2)), federation.train.y[:2]
     try:
@@ -197,7 +197,7 @@ def try_client(algorithm: Algorithm, task: Task) -> None:
 
 
 def _try_surroundings(config: Config, algorithm: Algorithm, engine: Engine) -> None:
-    """Refuse what breaks the promise of a server rule: of the environment, the limits, or how data were prepared."""
+    """Refuse what breaks the guarantee of a server rule: of the environment, the limits, or how data were prepared."""
     careful = capability(algorithm.server, ChecksSurroundings)
     if careful is None:
         return

@@ -1,7 +1,7 @@
-"""What is written down client by client: who holds what, and per round how each fares and whom it resembles.
+"""What is recorded client by client: the data each holds, and per round its scores and similarities.
 
-It lies in files of its own, since it grows with the number of clients, and since it says who resembles whom: the
-other records can be passed on without it.
+It is in files of its own, since it grows with the number of clients, and since similarities say something about the
+clients' data: the other records can be shared without it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _similarity(round: Round) -> dict[str, Any]:
 
 
 def _compared(cohort: Cohort, matrix: Any) -> np.ndarray | None:
-    """Whom the rows of a similarity matrix stand for; None where that cannot be told."""
+    """The clients of the rows of a similarity matrix; None where that is not known."""
     if not isinstance(matrix, Tensor) or matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
         return None
     answered = cohort.ids if cohort.heard is None else cohort.ids[cohort.heard]

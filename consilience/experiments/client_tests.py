@@ -18,11 +18,11 @@ from consilience.core.protocols import RunnerEngine
 from consilience.core.tree import Tree
 
 FederatedTest = Callable[[Tree], Scores | None]
-"""From a model to its scores over all clients that answered; None if nobody did."""
+"""From a model to its scores over all clients that answered; None if none did."""
 
 
 def federated_test(engine: RunnerEngine) -> FederatedTest | None:
-    """The test by clients on their own rows; None where the server has test rows, or nobody has."""
+    """The test by clients on their own rows; None where the server has test rows, or none exist."""
     if engine.test_rows is not None or engine.test_sizes is None:
         return None
 
@@ -77,8 +77,8 @@ def personal_test(algorithm: Algorithm, engine: RunnerEngine) -> PersonalTest | 
         ids = np.flatnonzero(np.asarray(engine.test_sizes) > 0)
         metrics = engine.task.metrics
         if not len(ids):
-            nobody = np.full(len(engine.sizes), np.nan)
-            return ClientScores(main=metrics.main_row, loss=nobody, values=nobody)
+            unknown = np.full(len(engine.sizes), np.nan)
+            return ClientScores(main=metrics.main_row, loss=unknown, values=unknown)
         broadcast = algorithm.server.broadcast(state, ids)
         answer = engine.exchange(Evaluate(rule=own), Plain(), broadcast, ids, round=0, seed=0)
         return client_scores(metrics, answer, len(engine.sizes))

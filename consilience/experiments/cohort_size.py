@@ -19,7 +19,7 @@ _ROUNDS = 5  # a random selection may leave one client in a single round
 
 
 def try_selection(algorithm: Algorithm, federation: Federation, seed: int) -> None:
-    """Refuse a selection that asks for more clients than there are, or that finds nobody."""
+    """Refuse a selection that asks for more clients than there are, or that finds none."""
     clients, sizes = len(federation), federation.train.sizes.numpy()
     counting = capability(algorithm.selection, ChoosesCount)
     count = None if counting is None else counting.count
@@ -34,7 +34,7 @@ def try_selection(algorithm: Algorithm, federation: Federation, seed: int) -> No
 
 
 def lone_client(algorithm: Algorithm, clients: int, seed: int) -> str | None:
-    """A sentence of warning where one of several clients trains alone in every round, though a server merges replies.
+    """A warning where one of several clients trains alone in every round, though a server merges replies.
 
     An asynchronous server takes replies as they come, and one that merges nothing has nothing to compare.
     """
@@ -50,5 +50,5 @@ def lone_client(algorithm: Algorithm, clients: int, seed: int) -> str | None:
 
 
 def _everybody(sizes: np.ndarray) -> Pool:
-    """A pool in which every client is there and no loss is known."""
+    """A pool in which every client is available and no loss is known."""
     return Pool(sizes=sizes, losses=np.full(len(sizes), np.nan), available=np.ones(len(sizes), dtype=bool))

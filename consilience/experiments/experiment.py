@@ -1,4 +1,4 @@
-"""The pieces of a run, wherever its clients are: what a run folder is written from."""
+"""The pieces of a run on any engine, from which a run folder is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run at work: every round is on disk before anyone sees it, so that only the round in progress can be lost."""
+"""A running experiment: every round is on disk before it is shown, so that only the round in progress can be lost."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Run:
                 traffic, began = observation.traffic, time.perf_counter()
 
     def complete(self, watch: Watch | None = None) -> Result:
-        """Run to the end (or to a signal), export the model and say how it went."""
+        """Run to the end (or to a signal), export the model and return the result."""
         self._tracker = trackers.opened(self.config.log, self.folder, self.config.table())
         self.folder.record(status="running", **({"notes": self.notes} if self.notes else {}))
         try:
@@ -139,7 +139,7 @@ class Run:
         )
 
     def _continue(self, saved: Checkpoint) -> None:
-        """Go back to a checkpoint: server, memories, losses, and the metrics as they were then."""
+        """Restore a checkpoint: server, memories, losses, and the metrics as they were then."""
         engine, algorithm, clients = self.experiment.engine, self.experiment.algorithm, self.experiment.clients
         server, losses = engine.place(saved.trees["server"]), saved.trees["losses"]["last"].numpy()
         fresh = algorithm.server.init(self._model, clients)

@@ -18,8 +18,8 @@ _NAME = r"round-(\d{8,18})"
 class NoiseKeys:
     """Gives each round its key: the stored one, so that a round cut off by a crash is repeated exactly, or a new one.
 
-    A key is durable before anything is drawn from it. Once its round is in a checkpoint nobody needs it any more: it is
-    overwritten and removed, and with it the only way to take the noise off the models.
+    A key is durable before anything is drawn from it. Once its round is in a checkpoint it is no longer
+    needed: it is overwritten and removed, and with it the only way to remove the noise from the models.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -31,7 +31,7 @@ class NoiseKeys:
         return self._store(round, fresh(round)) if known is None else known
 
     def name(self, round: int) -> str | None:
-        """The name by which the ledger knows a round's key, if there is one; nothing follows from it."""
+        """The name of a round's key in the ledger, if there is one; the key cannot be found from it."""
         known = self._stored(round)
         return None if known is None else name_of(known)
 

@@ -1,4 +1,4 @@
-"""What a private run has spent, release by release: on disk before a round's model is seen by anyone, and for ever."""
+"""What a private run has spent, release by release: on disk before a round's model is released, and never removed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def refuse_overspending(
         return
     server.init(start, clients)
     spending, budget, done = private.spending, private.epsilon, sum(after.values())
-    cost = spending.epsilon(rounds, after)  # refuses to start where nobody could count
+    cost = spending.epsilon(rounds, after)  # refuses to start where it cannot be counted
     if budget is None or cost <= budget:
         return
     already = epsilon_of(after, spending.delta)
@@ -70,7 +70,7 @@ class PrivacyLedger:
     """One row per release: round, noise, rate, whether the noise was secret, and names of its key and of itself.
 
     A round that is done again after a crash, with the same key and the same replies, is the same release and costs
-    nothing. Anything else is another release, and is charged: with the same key, and so the same coins, as if its
+    nothing. Anything else is another release, and is charged: with the same key, and so the same sampling, as if its
     clients had not been sampled.
     """
 
@@ -92,7 +92,7 @@ class PrivacyLedger:
         self._record()
 
     def accounted(self, round: Round) -> Round:
-        """The round, after it stands in the ledger, with what was spent up to it among its notes."""
+        """The round, once it is in the ledger, with what was spent up to it among its notes."""
         count = self._charged(round)
         spent = epsilon_of(self._history(count), self._private.spending.delta)
         private = all(row["private"] for row in self._rows[:count])
@@ -145,7 +145,7 @@ class PrivacyLedger:
 
 
 def opened(folder: RunFolder, server: ServerRule, saved: Checkpoint | None) -> PrivacyLedger | None:
-    """The ledger of a private run, checked against all else that tells of releases; None for other runs."""
+    """The ledger of a private run, checked against all other records of releases; None for other runs."""
     private = capability(server, SpendsPrivacy)
     if private is not None:
         return PrivacyLedger(folder, server, private, saved)
@@ -185,8 +185,8 @@ def _checked_rows(folder: RunFolder, log: RowLog, saved: Checkpoint | None) -> l
 
 def _refuse(log: RowLog, reason: str) -> None:
     raise Invalid(
-        f"{log.path} {reason}: what this private run has spent cannot be known, so that it cannot go on, not even by "
-        "force. Put the file back as it was, or start a new run and add what both have spent"
+        f"{log.path} {reason}: what this private run has spent cannot be known, so it cannot continue, not even with "
+        "--force. Put the file back as it was, or start a new run and add what both have spent"
     )
 
 

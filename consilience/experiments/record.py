@@ -1,4 +1,4 @@
-"""What is written down of every round: one row of metrics that repeats byte for byte, and one of timing."""
+"""What is recorded of every round: one row of metrics that repeats byte for byte, and one of timing."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _quality(number: int, scores: Scores | None, metrics: Metrics) -> dict[str, 
 
 
 def _training(round: Round, before: Tree) -> dict[str, Any]:
-    """Who took part, how much each counted, what they lost on the way and how far they went."""
+    """Who took part, the aggregation weights, missing replies and drift."""
     cohort, weights = round.cohort, round.notes.get("weights")
     shares = weights.to(torch.float64).cpu().numpy() if weights is not None and len(cohort) else None
     drift, relative = _drift(cohort, before)
@@ -135,7 +135,7 @@ def _staleness(round: Round) -> dict[str, Any]:
 
 
 def _train_loss(cohort: Cohort) -> float | None:
-    """The mean of the losses that clients report, weighted by their rows; those that did no step say nothing."""
+    """The mean of the losses that clients report, weighted by their rows; clients without steps are left out."""
     if not len(cohort) or "loss" not in cohort.reply:
         return None
     rows = np.where(cohort.steps > 0, cohort.examples.cpu().numpy(), 0.0)

@@ -64,5 +64,5 @@ def _refuse_other_shapes(saved: tree.Tree, fresh: tree.Tree, data: str) -> None:
         if now.get(path) != shape:
             raise Invalid(
                 f"the model does not fit data.name = {data!r}: {path} has shape {shape}, "
-                f"and these data call for {now.get(path, 'none')}"
+                f"and these data need {now.get(path, 'none')}"
             )

@@ -1,4 +1,4 @@
-"""Metrics go to TensorBoard or MLflow as well, when asked for: each round once, however often a run is resumed."""
+"""Optional logging to TensorBoard or MLflow: each round once, also when a run is resumed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Tracker(Protocol):
 def check(log: str | None) -> None:
     """Refuse to log to what is not installed, before anything starts."""
     if log is not None and importlib.util.find_spec(TRACKERS[log]) is None:
-        raise Invalid(f'log = {log!r} needs a package that is not there: pip install "consilience[{log}]"')
+        raise Invalid(f'log = {log!r} needs a package that is not installed: pip install "consilience[{log}]"')
 
 
 def opened(log: str | None, folder: RunFolder, settings: Mapping[str, Any]) -> Tracker | None:
@@ -49,7 +49,7 @@ def opened(log: str | None, folder: RunFolder, settings: Mapping[str, Any]) -> T
         return (_TensorBoard if log == "tensorboard" else _MLflow)(folder, settings)
     except Exception as problem:
         raise Invalid(
-            f"log = {log!r} cannot be used now: {type(problem).__name__}: {plain(problem, most=400)}; mend that, or "
+            f"log = {log!r} cannot be used now: {type(problem).__name__}: {plain(problem, most=400)}; fix that, or "
             f"continue without it: consilience resume {folder.path} log=none"
         ) from problem
 
@@ -61,7 +61,7 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 class _TensorBoard:
-    """Event files in the run folder, made anew from the metrics at every start, so that nothing is there twice."""
+    """Event files in the run folder, rewritten from the metrics at every start, so that no row is there twice."""
 
     def __init__(self, folder: RunFolder, settings: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -88,7 +88,7 @@ class _MLflow:
     """One run at the tracking server that MLFLOW_TRACKING_URI names; its id is among the facts of ours."""
 
     def __init__(self, folder: RunFolder, settings: Mapping[str, Any]) -> None:
-        # a training library has no business telling anybody that it was used
+        # no usage statistics
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow import MlflowClient
 
@@ -101,7 +101,7 @@ class _MLflow:
             self._send(row)
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """A server that is away does not stop the run: rows wait for the next round, or for the next start."""
+        """An unreachable server does not stop the run: rows are sent with the next round, or at the next start."""
         self._waiting.append(row)
         try:
             while self._waiting:
@@ -114,7 +114,7 @@ class _MLflow:
         try:
             self._client.set_terminated(self._run)
         except Exception as problem:
-            _journal.warning("MLflow was not told that the run has ended: %s", plain(problem))
+            _journal.warning("MLflow was not notified that the run has ended: %s", plain(problem))
 
     def _send(self, row: Mapping[str, Any]) -> None:
         if row["round"] in self._logged:  # logged before a crash, and the same now

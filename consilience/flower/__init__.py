@@ -1,4 +1,4 @@
-"""For users of Flower: strategies to import in place of Flower's own, and what clients need for them.
+"""For users of Flower: strategies to import in place of Flower's own, and the client side for them.
 
     from consilience.flower import SimProx as FedAvg   # was: from flwr.serverapp.strategy import FedAvg
 

@@ -1,4 +1,4 @@
-"""Models as parts of other models: built by name, and asked how long their representation is."""
+"""Models as parts of other models: built by name, with the length of their representation."""
 
 from __future__ import annotations
 

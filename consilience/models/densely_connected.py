@@ -109,7 +109,7 @@ def densenet121(
     groups: Count = 32,
     growth: Count = 32,
 ) -> nn.Module:
-    """DenseNet-121; stem="cifar" for small pictures, norm="group" where batch statistics are unlike."""
+    """DenseNet-121; stem="cifar" for small pictures, norm="group" where batch statistics differ."""
     # Three transitions halve the picture: the stem, which quarters it (rounding up), must leave 8 pixels.
     least, hint = (29, ' with stem="imagenet": take stem="cifar"') if stem == "imagenet" else (8, "")
     channels, _, _ = picture_shape("densenet121", inputs, least, hint)

@@ -145,7 +145,7 @@ class _Preparation:
 
 
 def _load_transformer(transformers: Any, folder: Path) -> Any:
-    # Safetensors only and no remote code: reading an encoder must not run anything it brought along.
+    # Safetensors only and no remote code: reading an encoder must not run code from its files.
     return transformers.AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True).eval()
 
 

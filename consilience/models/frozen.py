@@ -18,8 +18,8 @@ from consilience.models.weights import load_weights
 class Constant(nn.Module):
     """Calls a module it holds out of reach of `parameters`, `buffers` and `state_dict`, always in eval mode.
 
-    A constant is not part of the model's state: clients share one copy, nobody averages, sends or saves it,
-    and every party builds the same one from the same configuration. `.to(...)` reaches it.
+    A constant is not part of the model's state: clients share one copy, it is never averaged, sent or saved,
+    and every client builds the same one from the same configuration. `.to(...)` reaches it.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -78,7 +78,7 @@ def linear_head(
 ) -> nn.Module:
     """A linear classifier on a frozen model of the zoo, its weights read from a .safetensors or .npz file.
 
-    Without `weights` the encoder is a random projection drawn from the model seed, the same at every party.
+    Without `weights` the encoder is a random projection drawn from the model seed, the same at every client.
     Faster: encode the data once (`consilience.models.encoders`) and train `logistic` on the features.
     """
     backbone = backbone_named("linear_head.encoder", encoder, inputs, classes, encoder_options)

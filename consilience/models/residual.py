@@ -109,7 +109,7 @@ def resnet18(
     groups: Count = 32,
     width: Count = 64,
 ) -> nn.Module:
-    """ResNet-18; stem="cifar" for small pictures, norm="group" where clients' batch statistics are unlike."""
+    """ResNet-18; stem="cifar" for small pictures, norm="group" where clients' batch statistics differ."""
     channels, _, _ = picture_shape("resnet18", inputs)
     return ResidualNetwork(
         BasicBlock,

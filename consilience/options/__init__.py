@@ -1,1 +1,1 @@
-"""Options by name: read and checked alike whether they come from Python, a file or the command line."""
+"""Options by name: read and checked in the same way from Python, a file or the command line."""

@@ -1,4 +1,4 @@
-"""Other values that a setting could have, by its annotation: to see whether it makes a difference."""
+"""Other values that a setting could have, by its annotation: to find out whether it has an effect."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def other_values(annotation: Any, value: Any = None) -> Iterator[Any]:
     """Valid values of an annotated setting other than `value`, simple ones first."""
     for candidate in _candidates(annotation):
         try:
-            settled = check_value("", candidate, annotation)
+            checked = check_value("", candidate, annotation)
         except Invalid:
             continue
-        if type(settled) is not type(value) or settled != value:
-            yield settled
+        if type(checked) is not type(value) or checked != value:
+            yield checked
 
 
 def _candidates(annotation: Any) -> Iterator[Any]:

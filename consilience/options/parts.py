@@ -30,8 +30,8 @@ _FAMILY_WORDS = ("weights", "weighting", "selection", "channel", "step", "rule",
 
 def parts_of(protocol: type) -> dict[str, type]:
     """The dataclasses that have a protocol's members, by name, sorted."""
-    home = protocol.__module__.rpartition(".")[0]
-    packages = PACKAGES if home.startswith((*PACKAGES, "consilience.core")) else (*PACKAGES, home)
+    package = protocol.__module__.rpartition(".")[0]
+    packages = PACKAGES if package.startswith((*PACKAGES, "consilience.core")) else (*PACKAGES, package)
     fitting = [kind for kind in _dataclasses(packages) if all(_has(kind, name) for name in _members_of(protocol))]
     return {name_of(kind): kind for kind in sorted(fitting, key=name_of)}
 
@@ -111,15 +111,15 @@ def made(key: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> A
 def read_options(key: str, given: Mapping[str, Any], known: Mapping[str, Option], owner: str) -> dict[str, Any]:
     """Options read by their annotations; unknown, wrong and missing ones are refused by key."""
     refuse_unknown(given, known, key)
-    settled = {name: read(f"{key}.{name}", value, known[name].annotation) for name, value in given.items()}
+    checked = {name: read(f"{key}.{name}", value, known[name].annotation) for name, value in given.items()}
     for name, option in known.items():
-        if option.required and name not in settled:
+        if option.required and name not in checked:
             raise Invalid(f"{key}.{name} is missing: {owner} needs it ({describe(option.annotation)})")
-    return settled
+    return checked
 
 
 def read(key: str, value: Any, annotation: Any) -> Any:
-    """A value as people give it: parts built, lists made tuples, "none" made None, then checked by the annotation."""
+    """A value as given: parts built, lists made tuples, "none" made None, then checked by the annotation."""
     return check_value(key, _converted(key, value, annotation), annotation)
 
 
@@ -188,8 +188,8 @@ def _converted(key: str, value: Any, annotation: Any) -> Any:
         if typing.get_origin(member) is typing.Literal and isinstance(value, str):  # capitals do not matter
             choices = [choice for choice in typing.get_args(member) if str(choice).lower() == value.lower()]
             return choices[0] if choices else value
-    told = isinstance(value, (str, bool, int, float, Mapping, list, tuple))
-    if told and members and not any(_is_plain(member) for member in members):
+    from_config = isinstance(value, (str, bool, int, float, Mapping, list, tuple))
+    if from_config and members and not any(_is_plain(member) for member in members):
         raise Invalid(f"{key} = {value!r} cannot be given in a config, only from Python ({describe(annotation)})")
     if isinstance(value, (Mapping, list, tuple)) and not any(_takes_lists(member) for member in members):
         shape = "table" if isinstance(value, Mapping) else "list"

@@ -1,6 +1,6 @@
-"""Recipes with their options: read, checked, and refused where they have no effect, whoever calls.
+"""Recipes with their options: read, checked, and refused where they have no effect, for every caller.
 
-A setting that cannot change the algorithm in the given combination is an error, because whoever set it believes that it
+A setting that cannot change the algorithm in the given combination is an error, because its user believes that it
 does: the algorithm is built without the setting and with other values of it, and if none makes a difference, the
 setting is refused with the one that keeps it from having an effect.
 """
@@ -83,7 +83,7 @@ def shared_defaults(recipe: Recipe) -> Options:
     defaults = {name: option.default for name, option in getattr(recipe, "shared", {}).items() if name in known}
     shared = {name: value for name, value in defaults.items() if value is not None}
     plain = _raw(recipe, needed)
-    if plain == _raw(recipe, {**needed, **shared}):  # so with most recipes
+    if plain == _raw(recipe, {**needed, **shared}):  # true of most recipes
         return shared
     return {name: value for name, value in shared.items() if plain == _raw(recipe, {**needed, name: value})}
 

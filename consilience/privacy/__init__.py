@@ -1,4 +1,4 @@
-"""How much a released model says about any one client, at most."""
+"""Differential privacy: how much a released model can reveal about one client."""
 
 from consilience.privacy.spending import (
     NOTHING,

@@ -99,7 +99,7 @@ class SpendsPrivacy(ServerCapability, Protocol):
         ...
 
     def spent_in(self, state: Tree) -> History:
-        """What the releases that a state of the server stems from have cost."""
+        """The cost of the releases that led to a state of the server."""
         ...
 
 

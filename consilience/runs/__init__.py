@@ -1,1 +1,1 @@
-"""What a run leaves on disk, and how it survives: folder, lock, logs, checkpoints, identity."""
+"""What a run stores on disk: folder, lock, logs, checkpoints, identity."""

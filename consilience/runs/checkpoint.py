@@ -1,4 +1,4 @@
-"""Checkpoints in generations: each whole or absent, every byte under a digest, nothing in them can run."""
+"""Checkpoints in generations: each whole or absent, every byte under a digest, no executable content."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def save(
     """Write generation `round` into `root`, drop all but the newest `keep`; hold the run's lock meanwhile.
 
     The old generations are untouched until the new one is durable. It then counts as the latest: generations
-    of later rounds, left by a history that was abandoned for an earlier checkpoint, go too.
+    of later rounds, left by a run that was resumed from an earlier checkpoint, are removed too.
     """
     check_value("round", round, Round)
     check_value("keep", keep, Count)
@@ -152,7 +152,7 @@ def round_of(path: Path) -> int:
 
 
 def _write(
-    final: Path, round: int, described: Mapping[str, tuple[Any, tree_file.Layout]], facts: dict[str, Any]
+    final: Path, round: int, described: Mapping[str, tuple[Any, tree_file.TreeLayout]], facts: dict[str, Any]
 ) -> None:
     """Build the generation beside its place, flush every byte and name, then let it appear in one rename."""
     draft = temporary(final)
@@ -193,7 +193,7 @@ def _read(file: Path, most: int) -> bytes:
         reason = plain(problem.strerror or problem)
         if problem.errno in _ABSENT | _DAMAGED:
             raise CorruptCheckpoint(file, f"it cannot be read: {reason}") from problem
-        # No permission, too many open files: an older generation would hide a fault that can be mended.
+        # No permission, too many open files: an older generation would hide a problem that can be fixed.
         raise CheckpointError(f"cannot read checkpoint file {plain(file, most=400)}: {reason}") from problem
 
 
@@ -216,7 +216,7 @@ def _free_name(root: Path, round: int) -> Path:
 
 
 def _retire(root: Path, newest: Path, keep: int) -> None:
-    """Remove what the new generation replaces; what resists is tried again at the next save."""
+    """Remove what the new generation replaces; what cannot be removed is tried again at the next save."""
     orders = {path: _order(path.name) or (0, 0) for path in _named(root)}
     last_attempt = dict(orders.values())  # round -> its last attempt, oldest round first
     kept = [round for round in last_attempt if round <= orders[newest][0]][-keep:]

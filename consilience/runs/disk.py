@@ -1,9 +1,9 @@
 """Writing that survives a crash; all calls that change the disk go through `disk`, so tests can fail each.
 
-A run folder may have been unpacked from somebody's archive or lie where others can write, so nothing inside it is
+A run folder may come from an archive or be writable by others, so nothing inside it is
 trusted to be what its name says: symbolic links are not followed, pipes and devices not waited on, and a file with a
 second name (a hard link) is not written to, since that would change a file elsewhere. Where a system has no O_NOFOLLOW
-(Windows), links are looked for just before a file is opened, which leaves a moment in which one could be put there.
+(Windows), links are looked for just before a file is opened, which leaves a short race.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def check_file(path: Path) -> None:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder is at `path`, an `OSError` if a link or a file is: what is in there is not ours to touch."""
+    """Whether a folder is at `path`, an `OSError` if a link or a file is."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:

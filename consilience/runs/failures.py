@@ -1,8 +1,8 @@
 """An error becomes one readable message and an exit code.
 
 0 done, 1 unexpected, 2 bad settings or missing files, 3 the run diverged, 4 the run folder cannot be used (locked, disk
-full or damaged), 5 too few clients of a deployment are there or answer, 130 and 143 stopped by SIGINT and SIGTERM after
-the round in progress was saved.
+full or damaged), 5 too few clients of a deployment are connected or answer, 130 and 143 stopped by SIGINT and SIGTERM
+after the round in progress was saved.
 """
 
 from __future__ import annotations

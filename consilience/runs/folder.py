@@ -45,12 +45,12 @@ _FIXED = ("format", "name", "created")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RunFolder:
-    """Where a run keeps everything; hold `lock()` while writing, read as you like."""
+    """The files of a run; hold `lock()` while writing, reading needs no lock."""
 
     path: Path
     metrics: RowLog = field(init=False, repr=False)  # reproducible byte for byte
     timing: RowLog = field(init=False, repr=False)  # wall-clock things, kept apart for that reason
-    clients: RowLog = field(init=False, repr=False)  # client by client, reproducible as well; runs of old have none
+    clients: RowLog = field(init=False, repr=False)  # client by client, reproducible as well; old runs have none
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", RowLog(self.path / "metrics.jsonl"))
@@ -69,7 +69,7 @@ class RunFolder:
             _build(path, config_text.encode(), canonical.encode(facts, pretty=True))
         except OSError as problem:
             if problem.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                _refuse_occupied(path)  # somebody else was quicker
+                _refuse_occupied(path)  # another process was faster
             raise RecordError(explain("create the run folder", path, problem)) from problem
         return RunFolder(path=path)
 
@@ -100,7 +100,7 @@ class RunFolder:
         return self.path / "federation.json"
 
     def lock(self) -> RunLock:
-        """`with folder.lock():` keeps every other process from running here."""
+        """`with folder.lock():` excludes every other process."""
         return RunLock(self.path / "lock")
 
     def config_text(self) -> str:
@@ -250,7 +250,7 @@ def _check_config(text: str) -> None:
 def _build(path: Path, config: bytes, facts: bytes) -> None:
     """Build the folder beside its place, then rename it: no system renames over a folder that holds files."""
     for leftover in path.parent.iterdir():
-        # Another process may be building the same run just now: only drafts of the dead are removed.
+        # Another process may be building the same run just now: only drafts of ended processes are removed.
         if is_temporary(leftover.name, re.escape(path.name)):
             owner = int(leftover.name.rpartition("-")[2])
             if owner == os.getpid() or not is_alive(owner):

@@ -1,4 +1,4 @@
-"""What must be the same for a resumed run to give the same numbers, and what of it differs."""
+"""What must be equal for a resumed run to give the same numbers, and how it differs."""
 
 from __future__ import annotations
 

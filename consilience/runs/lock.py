@@ -2,7 +2,7 @@
 
 `filelock` takes the lock, on a descriptor that we open ourselves: before version 4 its own `FileLock` empties whatever
 stands at the lock's path, also a hard link to a file elsewhere. Ours are the note of who holds the lock, which its
-messages lack, and letting go in forked children, which a lock on a descriptor leaves to whoever opened it.
+messages lack, and releasing it in forked children, which share the descriptor.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RunLock:
     def acquire(self) -> RunLock:
         """Take the lock now or refuse; never waits."""
         if self._fd is not None:
-            raise RunLocked(f"{self.path.parent} is locked by this very object already")
+            raise RunLocked(f"{self.path.parent} is locked by this object already")
         try:
             fd = open_file(self.path, os.O_RDWR | os.O_CREAT)
         except OSError as problem:
@@ -97,7 +97,7 @@ class RunLock:
         _held.discard(self)
 
 
-_held: set[RunLock] = set()  # keeps a lock that nobody refers to held until the process ends
+_held: set[RunLock] = set()  # keeps an unreferenced lock held until the process ends
 
 
 def _leave_to_parent() -> None:

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what was written, with its digests; read as if an enemy had written it."""
+"""The manifest of a checkpoint: what was written, with its digests; untrusted when read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from consilience.core.settings import Invalid
 from consilience.runs import canonical
 from consilience.runs.names import plain, safe_name
-from consilience.runs.tree_file import Layout
+from consilience.runs.tree_file import TreeLayout
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -29,7 +29,7 @@ class TreeEntry:
     name: str
     bytes: int
     sha256: str
-    layout: Layout
+    layout: TreeLayout
 
     @property
     def file(self) -> str:
@@ -108,7 +108,7 @@ def _entry_from_json(value: Any) -> TreeEntry:
         for path, stride in _expect(entry["strides"], dict, f"{name}.strides").items()
     }
     length = _whole(entry["bytes"], f"{name}.bytes", _MOST_FILE_BYTES)
-    return TreeEntry(name=name, bytes=length, sha256=sha256, layout=Layout(entries=paths, strides=strides))
+    return TreeEntry(name=name, bytes=length, sha256=sha256, layout=TreeLayout(entries=paths, strides=strides))
 
 
 def _expect(value: Any, kind: type, place: str) -> Any:

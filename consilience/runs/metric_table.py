@@ -22,7 +22,7 @@ _LONGEST = 300  # characters of a caption
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A field of the record as people see it.
+    """A field of the record as it is shown.
 
     better: "" where no value is best. heading, axis, caption: of its figure, if it has one. detail: left out of
     overviews.
@@ -51,7 +51,7 @@ def stored(rows: Iterable[MetricRow]) -> list[dict[str, Any]]:
 
 
 def read(facts: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> tuple[MetricRow, ...]:
-    """The metrics of a run; of an old one, whose facts do not tell, those built in that its record has."""
+    """The metrics of a run; of an old one, whose facts do not list them, the built-in ones that its record has."""
     found = facts.get(FACT)
     rows = [row for entry in found[:_MOST] if (row := _row(entry)) is not None] if isinstance(found, list) else []
     if not rows:
@@ -80,7 +80,7 @@ def by_importance(rows: Sequence[MetricRow]) -> list[MetricRow]:
 
 
 def columns(rows: Sequence[MetricRow]) -> tuple[Column, ...]:
-    """All fields of the record that people look at, in the order of a table."""
+    """All fields of the record that are shown, in the order of a table."""
     found = [_own(row) for row in rows]
     for main in (row for row in rows if row.main):
         found += _derived(main)
@@ -178,7 +178,7 @@ def _one_main(rows: Sequence[MetricRow]) -> tuple[MetricRow, ...]:
 
 
 def _row(entry: Any) -> MetricRow | None:
-    """A row as it was stored; None for anything else: the file may come from anywhere."""
+    """A row as it was stored; None for anything else: the file is not trusted."""
     if not isinstance(entry, Mapping) or not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", str(entry.get("name"))):
         return None
     key, better = str(entry["name"]), entry.get("better")

@@ -16,7 +16,7 @@ class Observation:
 
     round: Round
     row: dict[str, Any]  # a function of the run's settings alone
-    timing: dict[str, Any]  # what the clock said
+    timing: dict[str, Any]  # wall-clock times
     traffic: tuple[int, int]  # bytes up and down since the first round
     clients: dict[str, Any]  # client by client, a function of the settings as well
     metrics: tuple[MetricRow, ...] = ()  # what the row's metrics are

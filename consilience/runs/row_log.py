@@ -20,7 +20,7 @@ class RecordError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """The rows of a log; `note` tells of a torn last line that was left out, and is empty otherwise."""
+    """The rows of a log; `note` mentions a torn last line that was left out."""
 
     rows: list[dict[str, Any]]
     note: str = ""
@@ -72,7 +72,7 @@ class RowLog:
             self.truncate(whole, hashlib.sha256(data[:whole]).hexdigest())
 
     def keep_rounds(self, last: int) -> None:
-        """Cut off the rows of rounds after `last`, and whatever stands behind a row that is damaged."""
+        """Cut off the rows of rounds after `last`, and whatever follows a damaged row."""
         if not self.path.exists():
             self._create()
         data, kept = self._bytes(), 0

@@ -1,4 +1,4 @@
-"""A run's numbers in words."""
+"""A run's numbers as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TOML in and out: read with limits, since a config may come from anywhere; written in exactly one spelling.
+"""TOML in and out: read with limits, since a config is not trusted; written in exactly one spelling.
 
 The writer is ours because every run stores its config, also where nothing but PyTorch and its own dependencies can be
 installed, and `tomli-w` is not among those.

@@ -38,14 +38,14 @@ _CODES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class TreeLayout:
     """The order of a tree's paths (a last slash: an empty subtree), and strides that are not row-major."""
 
     entries: tuple[str, ...]
     strides: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-def describe(tree: Tree, name: str) -> tuple[dict[str, Tensor], Layout]:
+def describe(tree: Tree, name: str) -> tuple[dict[str, Tensor], TreeLayout]:
     """A tree's tensors by path and its layout; `Invalid`, before any writing, if it cannot be stored."""
     if sys.byteorder != "little":
         raise Invalid("checkpoints are written in little-endian order, which this machine does not use")
@@ -54,7 +54,7 @@ def describe(tree: Tree, name: str) -> tuple[dict[str, Tensor], Layout]:
     found = dict(_walk(tree, name, "", 0))
     flat = {path: leaf for path, leaf in found.items() if leaf is not None}
     strides = {path: tuple(leaf.stride()) for path, leaf in flat.items() if _is_reordered(leaf.shape, leaf.stride())}
-    return flat, Layout(entries=tuple(found), strides=strides)
+    return flat, TreeLayout(entries=tuple(found), strides=strides)
 
 
 def chunks(flat: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
@@ -76,7 +76,7 @@ def chunks(flat: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
             yield row_major.as_strided((row_major.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
-def restore(data: bytes, layout: Layout) -> Tree:
+def restore(data: bytes, layout: TreeLayout) -> Tree:
     """The tree that was described, in its order and strides; `ValueError` if data and layout disagree."""
     try:
         flat = safetensors.torch.load(data)

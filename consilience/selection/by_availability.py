@@ -16,9 +16,10 @@ from consilience.core.settings import Count, Fraction, Invalid, check
 class ByAvailability:
     """`count` clients, or floor(`fraction` x all clients) but at least one, of those that are available now.
 
-    prefer: "rare" draws with probability in proportion to 1 / (share of the rounds so far in which a client was there),
-    so that those who are seldom there are not seldom heard; "common" in proportion to that share; "fast" takes those
-    whose last replies took the least simulated time, and first of all, at random, those that have not replied yet.
+    prefer: "rare" draws with probability in proportion to 1 / (share of the rounds so far in which a client was
+    available), so that rarely available clients take part as often as others; "common" in proportion to that share;
+    "fast" takes those whose last replies took the least simulated time, and first of all, at random, those that have
+    not replied yet.
     """
 
     fraction: Fraction | None = None
@@ -34,15 +35,15 @@ class ByAvailability:
         """The clients that come first in the order of preference."""
         able = pool.candidates
         wanted = self.count or max(1, int(self.fraction * len(pool) + 1e-9))  # type: ignore[operator]
-        luck = host(seed, "by_availability", round).exponential(size=len(pool))[able]
-        return np.sort(able[np.lexsort((luck, self._order(pool, luck)))[:wanted]])
+        draws = host(seed, "by_availability", round).exponential(size=len(pool))[able]
+        return np.sort(able[np.lexsort((draws, self._order(pool, draws)))[:wanted]])
 
-    def _order(self, pool: Pool, luck: np.ndarray) -> np.ndarray:
-        """[candidates] the least come first."""
+    def _order(self, pool: Pool, draws: np.ndarray) -> np.ndarray:
+        """[candidates] sort keys, smallest first."""
         able = pool.candidates
         if self.prefer == "fast":
             seconds = np.full(len(pool), np.nan) if pool.seconds is None else pool.seconds
             return np.nan_to_num(seconds[able], nan=-np.inf)
         presence = np.ones(len(pool)) if pool.presence is None else pool.presence
         # a race of exponential clocks with rates p_k is a sample by p_k without replacement
-        return luck * presence[able] if self.prefer == "rare" else luck / presence[able]
+        return draws * presence[able] if self.prefer == "rare" else draws / presence[able]

@@ -33,19 +33,19 @@ class ByLoss:
             raise Invalid("ByLoss takes either fraction or count: give exactly one of them")
 
     def queries(self, round: int, pool: Pool, seed: int) -> np.ndarray:
-        """Everyone who could be chosen, unless old losses will do."""
+        """Everyone who could be chosen, unless old losses are used."""
         return pool.candidates if self.fresh_losses else pool.candidates[:0]
 
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
-        """A fresh sample; a client's luck depends on nobody else."""
+        """A fresh sample; a client's draw does not depend on the others."""
         candidates = pool.candidates
         wanted = self.count or max(1, int(self.fraction * len(pool) + 1e-9))  # type: ignore[operator]
-        luck = host(seed, "by_loss", round).exponential(size=len(pool))[candidates]
+        draws = host(seed, "by_loss", round).exponential(size=len(pool))[candidates]
         # a race of exponential clocks with rates p_k: who is first, then first of the rest, ... is a sample by p_k
-        # without replacement; in logarithms, so that no softmax overflows. Clients with p = 0 come last, by luck.
+        # without replacement; in logarithms, so that no softmax overflows. Clients with p = 0 come last, at random.
         with np.errstate(divide="ignore"):
-            arrival = np.log(luck) - self._log_rates(pool)
-        return np.sort(candidates[np.lexsort((luck, arrival))[:wanted]])
+            arrival = np.log(draws) - self._log_rates(pool)
+        return np.sort(candidates[np.lexsort((draws, arrival))[:wanted]])
 
     def probabilities(self, pool: Pool) -> np.ndarray:
         """[K] the chance of each client to be drawn first; 0 for those that cannot be chosen."""

@@ -32,7 +32,7 @@ class Pooled:
         """That client; several are refused."""
         if len(pool) > 1:
             raise Invalid(
-                f"all data are to be in one place, but there are {len(pool)} clients: give the engine "
+                f"Pooled needs one client with all data, but there are {len(pool)} clients: give the engine "
                 "federation.pooled(), or choose another selection"
             )
         return pool.candidates

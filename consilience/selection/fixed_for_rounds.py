@@ -16,7 +16,7 @@ from consilience.selection.everyone import Everyone
 
 @dataclass(frozen=True, kw_only=True)
 class FixedForRounds(Wraps):
-    """`inner` chooses once for every `rounds` rounds; who of them is not available sits the round out.
+    """`inner` chooses once for every `rounds` rounds; those that are not available skip the round.
 
     A choice is a function of the round alone, so `inner` sees the number of the choice as its round, everybody as
     available, and no losses.

@@ -1,4 +1,4 @@
-"""Every client by its own coin."""
+"""Poisson sampling: each client takes part independently."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from consilience.core.settings import Fraction, check
 
 @dataclass(frozen=True, kw_only=True)
 class Poisson:
-    """Each client with probability `rate`, whatever the others do; so a round may have none.
+    """Each client with probability `rate`, independently of the others; a round may have none.
 
-    The sampling that privacy accounting counts on: whether a client takes part says nothing about another. Where the
-    round has a secret key, the coins are drawn from that instead of the run's seed: who took part must not be known.
+    The sampling that privacy accounting assumes. Where the
+    round has a secret key, the draws use that instead of the run's seed: who took part must stay secret.
     """
 
     rate: Fraction = 0.1
@@ -31,8 +31,8 @@ class Poisson:
         return self.rate
 
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
-        """Those of the candidates whose coin fell their way."""
-        # by place: a client's coin is the same whether or not others are there, or have rows
+        """The candidates that were drawn."""
+        # by place: a client's draw does not depend on which others are available or have rows
         if pool.secret is None:
             coins = host(seed, "poisson", round).random(len(pool))
         else:

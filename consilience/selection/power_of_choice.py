@@ -34,7 +34,7 @@ class PowerOfChoice:
             raise Invalid(f"PowerOfChoice.candidates = {self.candidates} must be at least count = {self.count}")
 
     def queries(self, round: int, pool: Pool, seed: int) -> np.ndarray:
-        """The candidates, unless old losses will do."""
+        """The candidates, unless old losses are used."""
         return self._drawn(round, pool, seed) if self.fresh_losses else pool.candidates[:0]
 
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:

@@ -21,7 +21,7 @@ class SlidingWindow:
         check(self)
 
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
-        """The window of this round; clients in it that are not available sit it out."""
+        """The window of this round; clients in it that are not available skip the round."""
         clients = len(pool)
         window = max(1, int(self.fraction * clients + 1e-9))  # 0.3 * 20 must be 6, not 5.999
         pieces = -(-clients // window)

@@ -1,7 +1,7 @@
-"""Who and what is let in front of the server rule: nothing that was not checked reaches the model.
+"""Which replies reach the server rule: nothing unchecked does.
 
-An engine whose replies come from strangers hands them to `admit`, which compares each with a `Template` and with what
-was asked for; `screen`, in the loop, looks at the values of every engine's replies once they are decoded.
+An engine whose replies are not trusted passes them to `admit`, which compares each with a `Template` and with what
+was asked for; `screen`, in the loop, checks the values of every engine's replies once they are decoded.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from consilience.wire.template import Leaf, Template
 __all__ = ["Admitted", "Arrival", "Leaf", "Refusal", "Refused", "Template", "admit", "identities"]
 
 LONGEST_METRIC = 64  # characters of a metric's name
-LARGEST = 2**63  # numbers beyond it are nobody's count
+LARGEST = 2**63  # larger numbers are not valid counts
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Arrival:
-    """One reply as it came in; nothing about it is believed yet."""
+    """One reply as received; nothing about it is checked yet."""
 
     client: int | str
     round: Any
@@ -56,7 +56,7 @@ class Admitted:
     """What is left of a round's arrivals, in ascending client order whatever the order they came in."""
 
     ids: np.ndarray  # [m] int64
-    reply: Tree  # stacked [m, ...]; {} if nobody is left
+    reply: Tree  # stacked [m, ...]; {} if none is left
     examples: torch.Tensor  # [m] float64
     steps: np.ndarray  # [m] int64
     metrics: tuple[dict[str, float], ...] = ()  # [m] what is left of them
@@ -116,9 +116,9 @@ def admit(
 
 
 def identities(claims: Iterable[tuple[Any, Any]], clients: int) -> tuple[dict[int, Any], list[Refusal]]:
-    """Who is who, from (node, the client it says it is): client -> node.
+    """Client -> node, from (node, the client it claims to be).
 
-    Two nodes with one identity are both kept out, since nothing here can tell which of them is right.
+    Two nodes with one identity are both refused, since it cannot be known which is right.
     """
     nodes: dict[int, list[Any]] = {}
     refusals: list[Refusal] = []
@@ -172,7 +172,7 @@ def _checked(
         raise Refused("digest", detail="it came without one")
     if arrival.digest is not None and arrays.digest(reply, *arrival.facts) != arrival.digest:
         raise Refused("digest", detail="not what the sender's digest says: truncated or changed on the way")
-    reply, casts = template.settle(reply, limits.castable)
+    reply, casts = template.check_casting(reply, limits.castable)
     notes.extend(f"{who}: {path} cast to {arrays.dtype_name(template.leaves[path].dtype)}" for path in casts)
     metrics, dropped = _clean(arrival.metrics, limits.max_metrics)
     if dropped:
@@ -181,7 +181,7 @@ def _checked(
 
 
 def _count(what: str, value: Any, *, least: int) -> int:
-    """A self-reported whole number: never guessed, never defaulted."""
+    """A self-reported whole number, without a default."""
     whole = isinstance(value, numbers.Integral) and not isinstance(value, (bool, np.bool_))
     if isinstance(value, (float, np.floating)):
         whole = math.isfinite(value) and value == math.floor(value)

@@ -1,7 +1,7 @@
 """One tensor as bytes: an .npy file, written by NumPy and read by a strict parser that compares before it allocates.
 
 Nothing else is parsed: no containers (.npz), no objects, no structured, text or complex types, no foreign byte order.
-bfloat16, which NumPy lacks, travels as its 16 bits (`<u2`) under its own name, so nothing is rounded on the way.
+bfloat16, which NumPy lacks, is sent as its 16 bits (`<u2`) under its own name, so nothing is rounded on the way.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def from_bytes(data: Any, shape: Sequence[int], dtype: torch.dtype | str) -> Ten
 
 
 def digest(reply: Tree, *facts: str | int) -> str:
-    """SHA-256 of a tree's paths, types, shapes and bits, and of what is said about it; the order of keys is nothing."""
+    """SHA-256 of a tree's paths, types, shapes and bits, and of `facts`; the order of keys does not matter."""
     flat = tree.flatten(reply)
     head = [[path, dtype_name(flat[path].dtype), list(flat[path].shape)] for path in sorted(flat)]
     found = hashlib.sha256(json.dumps([list(facts), head], separators=(",", ":")).encode("ascii"))

@@ -64,9 +64,9 @@ class Template:
 
         Types named in `castable` are cast to the expected one if both are floating.
         """
-        return self.settle(reply, castable)[0]
+        return self.check_casting(reply, castable)[0]
 
-    def settle(self, reply: Any, castable: Collection[str] = ()) -> tuple[Tree, tuple[str, ...]]:
+    def check_casting(self, reply: Any, castable: Collection[str] = ()) -> tuple[Tree, tuple[str, ...]]:
         """`check`, and the paths of the tensors that were cast."""
         flat = self._compared(reply, castable)
         casts = tuple(path for path, leaf in self.leaves.items() if flat[path].dtype != leaf.dtype)
@@ -76,7 +76,7 @@ class Template:
         return self._build(values), casts
 
     def compare(self, reply: Any, castable: Collection[str] = ()) -> None:
-        """`check` without a look at any value."""
+        """`check` without the values."""
         self._compared(reply, castable)
 
     def read(self, packed: Any, castable: Collection[str] = (), *, slack: int = 0) -> Tree:
@@ -94,7 +94,7 @@ class Template:
         return self._build({path: _parsed(path, packed[path], kinds[path]) for path in self.leaves})
 
     def pack(self, reply: Tree) -> dict[str, Packed]:
-        """A reply as bytes, by path, for whoever sends it."""
+        """A reply as bytes, by path, for its sender."""
         flat = {path: leaf for path, leaf in _walk(reply) if leaf is not None}
         return {path: arrays.to_bytes(flat[path]) for path in self.leaves}
 

@@ -475,7 +475,7 @@ def test_channels_that_know_only_models_can_come_before_and_between() -> None:
     ):
         _, got, _ = through(Chain(channels=channels), replies, start)
         torch.testing.assert_close(moved(got, start), expected, rtol=0, atol=1e-12)
-    with pytest.raises(Invalid, match="Flip cannot come behind TopK: it needs whole models; put it in front"):
+    with pytest.raises(Invalid, match="Flip cannot come behind TopK: it needs whole models; put it first"):
         Chain(channels=(TopK(), Flip()))
 
 
@@ -526,14 +526,14 @@ def test_compressed_training_still_learns(name: str) -> None:
         (lambda: Radio(fading="rician"), "Radio.fading = 'rician' is not one of none, rayleigh"),  # type: ignore[arg-type]
         (lambda: Radio(snr_db=math.inf), "Radio.snr_db"),
         (lambda: Chain(channels=()), "Chain.channels is empty"),
-        (lambda: Chain(channels=(Quantise(), Radio())), "Radio cannot come behind Quantise: what it sends are codes"),
+        (lambda: Chain(channels=(Quantise(), Radio())), "Radio cannot come behind Quantise: it sends codes"),
         (lambda: Chain(channels=(TopK(), RandomK())), "RandomK cannot come behind TopK: .* sparse only once"),
         (
             lambda: Chain(channels=(TopK(), OverTheAir())),
             "OverTheAir cannot come behind TopK: clients send different places",
         ),
         (lambda: Chain(channels=(OverTheAir(), Clip())), "Clip cannot come behind OverTheAir"),
-        (lambda: simprox(channel=OverTheAir()), "only the sum of the replies, but SimProxWeights.* looks at each"),
+        (lambda: simprox(channel=OverTheAir()), "only the sum of the replies, but SimProxWeights.* reads each"),
         (lambda: simprox(channel=Chain(channels=(Clip(), OverTheAir()))), "only the sum of the replies"),
     ],
 )

@@ -435,7 +435,7 @@ def test_a_count_of_clients_is_known_inside_a_fixed_selection() -> None:
 
 def test_who_looks_at_each_reply_is_named_through_wrappers() -> None:
     server = Buffered(averaging=Averaging(combine=Krum()))
-    with pytest.raises(Invalid, match=r"only the sum of the replies, but Krum looks at each of them"):
+    with pytest.raises(Invalid, match=r"only the sum of the replies, but Krum reads each reply"):
         Algorithm(selection=Uniform(count=2), client=LocalTraining(), server=server, channel=OverTheAir())
 
 

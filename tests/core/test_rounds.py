@@ -178,7 +178,7 @@ def test_max_bad_rounds_counts_over_a_resume() -> None:
 def test_nobody_available_is_explained() -> None:
     engine = tiny.engine(environment=Environment(availability=0.0))
     for selection in (Everyone(), Uniform(count=2), SlidingWindow()):
-        with pytest.raises(Diverged, match="nobody was available"):
+        with pytest.raises(Diverged, match="no client was available"):
             list(run(fedavg(batch_size=4, selection=selection), engine, rounds=9))
 
 

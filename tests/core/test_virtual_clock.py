@@ -107,7 +107,7 @@ def test_fedbuff_by_hand() -> None:
 
 
 def test_concurrency_keeps_seats_filled() -> None:
-    """Four clients, two seats: whoever returns makes room at once, for one who was not just there."""
+    """Four clients, max_concurrency 2: a client that returns is replaced at once by one that was not at work."""
     script = Script([1, 1, 1, 1], [1, 10, 100, 1000])
     rounds = list(run(fedbuff(buffer=1, concurrency=2), script, rounds=12, seed=3))
     assert all(len(one.snapshot.pending["jobs"]["ids"]) == 1 for one in rounds)  # the other one has just landed
@@ -151,7 +151,7 @@ def test_of_replies_at_one_instant_those_sent_out_first_come_first() -> None:
 
 
 def test_a_seat_is_free_again_while_the_buffer_fills() -> None:
-    """One seat, a buffer of two: the second client starts when the first has landed, from the same model."""
+    """max_concurrency 1, a buffer of two: the second client starts when the first has arrived, from the same model."""
     rounds = list(run(fedbuff(buffer=2, concurrency=1), Script([1, 1, 1], [1, 1, 1]), rounds=3, seed=0))
     assert clocks(rounds) == [2, 4, 6] and values(rounds) == [1, 2, 3]
     assert all(len(one.cohort) == 2 and one.cohort.staleness is None for one in rounds)

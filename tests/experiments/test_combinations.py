@@ -63,7 +63,7 @@ SAME_AS_FEDAVG = {  # its own parts, and layers that the model does not have
     ("channel", "plain"),
 }
 REFUSED = {  # what is not supported without other parts -> the reason
-    ("selection", "pooled"): "all data are to be in one place, but there are 5 clients",
+    ("selection", "pooled"): "Pooled needs one client with all data, but there are 5 clients",
     ("terms", "contrastive"): "Contrastive reads the client's memory 'previous', but the client keeps none",
     ("terms", "drift_corrected"): "DriftCorrected reads the client's memory 'drift', but the client keeps none",
     ("terms", "generated_features"): "GeneratedFeatures listens for 'generator', which no ledger of the server tells",

@@ -28,7 +28,7 @@ def test_shares_of_the_first_choice(prefer: str, expected: list[float]) -> None:
 
 
 def test_rare_evens_out_who_takes_part() -> None:
-    """Of four clients two are always there, two every other round: two seats are shared more evenly than by lot."""
+    """Of four clients two are always there, two every other round: two slots are shared more evenly than by lot."""
     here, spread = np.random.default_rng(0), {}
     for prefer in ("rare", "common"):
         counts, present = np.zeros(4), np.zeros(4)

@@ -187,7 +187,7 @@ def test_the_sum_of_an_over_the_air_uplink_is_enough() -> None:
     """With hardly any noise it ends where the plain channel does; with z at the server it is refused."""
     algorithm = fedsplit(step=BEST_STEP, epochs=30, channel=OverTheAir(snr_db=240.0), **FULL)
     assert np.abs(found(last(algorithm, 40)) - MINIMUM).max() < 1e-9
-    with pytest.raises(Invalid, match=r"only the sum of the replies, but Splitting.* looks at each of them"):
+    with pytest.raises(Invalid, match=r"only the sum of the replies, but Splitting.* reads each reply"):
         fedsplit(step=1.0, keeps_z=True, channel=OverTheAir())
 
 

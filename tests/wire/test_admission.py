@@ -120,7 +120,7 @@ def test_what_is_no_reply_at_all(sent: Any) -> None:
 def test_castable_types_are_cast_and_recorded() -> None:
     sent = reply()
     sent["model"]["params"]["w"] = torch.full((3, 2), 1.5, dtype=torch.float64)
-    back, casts = TEMPLATE.settle(sent, ("float64",))
+    back, casts = TEMPLATE.check_casting(sent, ("float64",))
     assert casts == ("model/params/w",) and back["model"]["params"]["w"].dtype == torch.float32
     assert TEMPLATE.check(TEMPLATE.read(TEMPLATE.pack(sent), ("float64",)), ("float64",))["loss"] == 0.5
     with pytest.raises(Refused, match="expected float32, received float64"):
@@ -334,7 +334,7 @@ def test_no_update_is_longer_than_the_bound(power: int, count: int, bound: float
 
 def test_a_bound_without_a_model_is_refused() -> None:
     cohort = cohort_of(torch.zeros(2, 2))
-    with pytest.raises(Invalid, match=r"limits\.max_norm = 1 bounds the way of a model.*leave it out"):
+    with pytest.raises(Invalid, match=r"limits\.max_norm = 1 bounds the update of a model.*leave it out"):
         screen(replace(cohort, reply={"loss": torch.zeros(2)}), sent(torch.zeros(2)), Limits(max_norm=1.0))
     with pytest.raises(Invalid, match=r"limits\.max_norm"):
         screen(cohort, Broadcast(shared={"dual": torch.zeros(2)}), Limits(max_norm=1.0))

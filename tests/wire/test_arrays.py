@@ -301,7 +301,7 @@ def test_mutated_replies_are_refused_or_fit() -> None:
         else:
             reply[name] = item._replace(data=mutated(item.data, draw))
         try:
-            back, casts = TEMPLATE.settle(TEMPLATE.read(reply))
+            back, casts = TEMPLATE.check_casting(TEMPLATE.read(reply))
         except Refused as problem:
             reasons.add(problem.reason)
             assert "\n" not in str(problem)

@@ -16,7 +16,7 @@ from consilience.core.tree import Tree, map_leaves
 
 @dataclass(frozen=True, kw_only=True)
 class Mimic:
-    """Traitors all send a copy of one honest client's model: harmless if clients are alike, unfair if they are not.
+    """Traitors all send a copy of one honest client's model: harmless for IID clients, biased for heterogeneous ones.
 
     `victim` is the honest client to copy, where it takes part; otherwise the first honest one does.
     """

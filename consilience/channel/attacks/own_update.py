@@ -35,7 +35,7 @@ class SignFlip:
         return reply, memory
 
     def decode(self, cohort: Cohort, received: Broadcast, key: int) -> Cohort:
-        """Turn the traitors' updates round."""
+        """Reverse the traitors' updates."""
         places = split(cohort, self.clients, self.fraction)
         return forged(cohort, received, *places, lambda own, _: map_leaves(lambda u: -self.scale * u, own))
 
@@ -61,7 +61,7 @@ class Scaling:
         return reply, memory
 
     def decode(self, cohort: Cohort, received: Broadcast, key: int) -> Cohort:
-        """Blow the traitors' updates up."""
+        """Scale the traitors' updates."""
         places = split(cohort, self.clients, self.fraction)
         return forged(cohort, received, *places, lambda own, _: map_leaves(lambda u: self.factor * u, own))
 

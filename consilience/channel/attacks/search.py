@@ -53,7 +53,7 @@ def _harm(cohort: Cohort, target: Target, honest: Tensor, received: Broadcast) -
     weights = torch.full_like(cohort.examples, 1 / len(cohort))
     around = capability(target, TargetAround)
     if around is not None and "model" in received.shared:
-        sent = received.shared["model"]  # clients may keep some of its leaves at home
+        sent = received.shared["model"]  # personal leaves are not in the replies
         merged = around.merge_around(
             models, weights, {kind: {n: sent[kind][n] for n in models[kind]} for kind in models}
         )

@@ -23,7 +23,7 @@ Forge = Callable[[Tree, Tree], Tree]
 
 
 def require_some(part: str, clients: tuple[int, ...], fraction: float | None) -> None:
-    """Refuse an attack that nobody makes, or that is declared twice."""
+    """Refuse an attack without attackers, or with two definitions of them."""
     if bool(clients) == (fraction is not None):
         raise Invalid(f"{part} takes either clients or fraction: give exactly one of them")
 

@@ -1,1 +1,1 @@
-"""Traced steps, rewritten so that they overwrite, join and multiply instead of allocating."""
+"""Traced steps, rewritten to work in place, with fused operations and matrix products."""

@@ -1,4 +1,4 @@
-"""Like operations on many tensors done at once: a solver's arithmetic over sixty parameters is a few kernels.
+"""Fusing equal operations on many tensors: a solver's arithmetic over sixty parameters becomes a few kernels.
 
 A traced step does the same small thing to every parameter: cast it for the forward pass, add weight decay to its
 gradient, move a moment. On a GPU each is a kernel of its own, and together they take longer than a small network does.

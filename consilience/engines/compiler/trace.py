@@ -92,7 +92,7 @@ class _Record(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nobody compiles while recording: spares the import of the compiler
+        return False  # no compilation while recording: saves the import of the compiler
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if op is aten._local_scalar_dense.default:
@@ -127,7 +127,7 @@ class _Record(TorchDispatchMode):
 
 
 def simplify(graph: fx.Graph) -> None:
-    """Drop what changes nothing: detached copies, first powers, second transposes and casts, what nobody reads."""
+    """Drop what changes nothing: detached copies, first powers, second transposes and casts, unused results."""
     changed = overwritten(graph)
     casts: dict[Any, fx.Node] = {}  # of single numbers, such as a rate for every parameter
     for node in list(graph.nodes):
@@ -136,7 +136,7 @@ def simplify(graph: fx.Graph) -> None:
         elif node.target == aten._to_copy.default and node.meta["shape"] == () and _lasts(node, changed):
             node.replace_all_uses_with(casts.setdefault((node.args, tuple(node.kwargs.items())), node))
         elif node.target == aten.ones_like.default and node.meta["shape"] == ():
-            # backpropagation's start: without the objective's value, whose terms nobody may need
+            # backpropagation's start: without the objective's value, whose terms may be unused
             with graph.inserting_before(node):
                 options = {"dtype": node.meta["dtype"], "device": node.meta["device"]}
                 one = graph.call_function(aten.full.default, ([], 1.0), options)

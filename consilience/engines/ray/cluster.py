@@ -18,7 +18,7 @@ from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.engines.placement import FloatingType, Placement
 from consilience.engines.ray import session
-from consilience.engines.ray.pool import ActorPool, Assignment, WorkerResult
+from consilience.engines.ray.pool import ActorPool, WorkerAssignment, WorkerResult
 from consilience.engines.ray.replies import RemoteMemories, RemoteReplies
 from consilience.engines.ray.transfer import balanced_owners, packed
 from consilience.engines.ray.worker import WorkerSetup
@@ -140,7 +140,7 @@ class RayCluster:
         return self.environment.available(round, len(self.sizes), seed)
 
     def planned(self, client: ClientRule, ids: np.ndarray, *, round: int, seed: int) -> np.ndarray:
-        """[m] steps that clients will do in a round's exchange; 0 for those who will not be heard."""
+        """[m] steps that clients will do in a round's exchange; 0 for clients whose reply will not arrive."""
         return heard_steps(self.environment, client.work, ids, self.sizes[ids], round=round, seed=seed)
 
     @property
@@ -152,7 +152,7 @@ class RayCluster:
     def seconds(
         self, client: ClientRule, channel: Channel, broadcast: Broadcast, ids: np.ndarray, *, round: int, seed: int
     ) -> np.ndarray:
-        """[m] simulated seconds until each reply is there."""
+        """[m] simulated seconds until each reply arrives."""
         sizes = self._sizes(client)[ids]
         steps = planned_steps(self.environment, client.work, ids, sizes, round, seed)
         known = self._about(client, channel)
@@ -171,7 +171,7 @@ class RayCluster:
         round: int,
         seed: int,
     ) -> Cohort:
-        """Send, let the workers' clients work, collect what arrives, in client order."""
+        """Send, run the workers' clients, collect what arrives, in client order."""
         sizes = self._sizes(client)[ids]
         workload = Workload.of(self.environment, client.work, ids, sizes, round=round, seed=seed)
         if not len(workload.ids):
@@ -193,7 +193,7 @@ class RayCluster:
         return {} if self._pool is None or self._pool.memory is None else self._pool.memory.recall()
 
     def restore(self, memory: Tree) -> None:
-        """Put saved memories back; {} forgets all."""
+        """Restore saved memories; {} clears all."""
         something = any(True for _ in tree.leaves(memory))
         if not something and self._pool is None:
             return
@@ -210,7 +210,7 @@ class RayCluster:
             self._pool = None
 
     def _spawned(self) -> ActorPool:
-        """The workers, who start when they are first needed."""
+        """The workers, which start when they are first needed."""
         if self._pool is None:
             count = self._workers
             session.join(self._address, count * self._threads)
@@ -238,7 +238,7 @@ class RayCluster:
 
     def _assignments(
         self, client: ClientRule, channel: Channel, broadcast: Broadcast, workload: Workload, when: dict[str, int]
-    ) -> dict[int, Assignment]:
+    ) -> dict[int, WorkerAssignment]:
         """What each worker that has something to do is sent."""
         import ray
 
@@ -250,21 +250,23 @@ class RayCluster:
             mine = workload.only(self.owner[workload.ids] == worker)
             personal = tree.take(broadcast.personal, mine.place)
             renumbered = mine._replace(place=np.arange(len(mine.ids)))
-            assignments[worker] = Assignment(rules, self._shared[1], packed(personal), renumbered, when)
+            assignments[worker] = WorkerAssignment(rules, self._shared[1], packed(personal), renumbered, when)
         return assignments
 
-    def _choose_lane(self, pool: ActorPool, assignments: dict[int, Assignment]) -> None:
+    def _choose_lane(self, pool: ActorPool, assignments: dict[int, WorkerAssignment]) -> None:
         """One worker measures the lanes on its clients; all take the one it chose."""
         busiest = max(assignments, key=lambda worker: (int(assignments[worker].workload.steps.sum()), -worker))
         choice = pool.measure_lanes(busiest, assignments[busiest])
         if self.choice.clients_at_once is None and choice.clients_at_once is not None:
-            # it saw all the memory that it shares with the others
+            # it measured all the memory, which it shares with the others
             choice = replace(choice, clients_at_once=max(1, choice.clients_at_once // self._workers))
         self.choice = choice
         pool.use_lane(choice)
         self._lane_is_chosen = True
 
-    def _collected(self, pool: ActorPool, assignments: dict[int, Assignment], done: dict[int, WorkerResult]) -> Tree:
+    def _collected(
+        self, pool: ActorPool, assignments: dict[int, WorkerAssignment], done: dict[int, WorkerResult]
+    ) -> Tree:
         """The replies in client order, large tensors where they are; memories are noted."""
         found = list(done.values())
         if pool.memory is not None:
@@ -301,7 +303,7 @@ class RayCluster:
         return known
 
     def _remembers(self, pool: ActorPool, client: ClientRule, channel: Channel) -> bool:
-        """Whether clients keep something of this exchange; the first time, all begin with the rule's own beginning."""
+        """Whether clients have memory after this exchange; the first time, all start with the rule's initial memory."""
         if not client.work.trains:
             return False
         if pool.memory is None:
@@ -330,7 +332,7 @@ class RayCluster:
 
 
 class _Rules:
-    """A client rule and a channel: a program to foretell their replies, a first memory, and where workers find them."""
+    """A client rule and a channel: a program to predict replies, the initial memory, and where workers find them."""
 
     def __init__(self, program: Program, memory: Tree) -> None:
         self.program, self.memory = program, memory  # memory: [1, ...]

@@ -24,7 +24,7 @@ FAILURES = 3  # deaths of one worker in one exchange after which its clients cou
 log = logging.getLogger(__name__)
 
 
-class Assignment(NamedTuple):
+class WorkerAssignment(NamedTuple):
     """What one worker is sent in an exchange."""
 
     rules: Any  # where the client rule and the channel lie
@@ -48,7 +48,7 @@ class WorkerResult(NamedTuple):
 
 
 class ActorPool:
-    """One process per setup, each with clients of its own; `memory` is what a new process must know of them."""
+    """One process per setup, each with its own clients; `memory` is what a new process needs of them."""
 
     def __init__(self, setups: Sequence[WorkerSetup], resources: Mapping[str, float]) -> None:
         import ray
@@ -64,14 +64,14 @@ class ActorPool:
         self._failed = exceptions.RayTaskError
         self._actor: Any = ray.remote(Worker).options(max_restarts=0, max_task_retries=0, **resources)
         self.ids = [setup.ids for setup in setups]
-        self._setups = [ray.put(setup) for setup in setups]  # the rows travel once, and outlive their worker
+        self._setups = [ray.put(setup) for setup in setups]  # the rows are sent once, and outlive their worker
         self.memory: RemoteMemories | None = None
         self.choice: LaneChoice | None = None
         self._workers = [self._spawn(worker) for worker in range(len(setups))]
         self._check(exceptions.GetTimeoutError)
 
     def _check(self, too_late: type[Exception]) -> None:
-        """Wait until all are there, and refuse those that would compute with another PyTorch."""
+        """Wait until all have started, and refuse those with another PyTorch version."""
         try:
             found = self._ray.get([worker.ready.remote() for worker in self._workers], timeout=session.START_SECONDS)
         except too_late as problem:
@@ -92,14 +92,14 @@ class ActorPool:
         """The workers' process ids, on their machines."""
         return [pid for pid, _ in self._ray.get([worker.ready.remote() for worker in self._workers])]
 
-    def measure_lanes(self, worker: int, assignment: Assignment) -> LaneChoice:
+    def measure_lanes(self, worker: int, assignment: WorkerAssignment) -> LaneChoice:
         """The lane that one worker finds fastest."""
         return self._retry(
             worker, lambda: self._workers[worker].measure_lanes.remote(*assignment.arguments, **assignment.when)
         )()
 
     def use_lane(self, choice: LaneChoice) -> None:
-        """Tell all workers, and those to come, which lane to take."""
+        """Set the lane of all workers, also of later ones."""
         self.choice = choice
         for worker in range(len(self._workers)):
             self._retry(worker, functools.partial(self._send_lane, worker))()
@@ -109,7 +109,7 @@ class ActorPool:
         for worker in range(len(self._workers)):
             self._retry(worker, functools.partial(self._send_memories, worker))()
 
-    def run_clients(self, assignments: Mapping[int, Assignment], remembers: bool) -> dict[int, WorkerResult]:
+    def run_clients(self, assignments: Mapping[int, WorkerAssignment], remembers: bool) -> dict[int, WorkerResult]:
         """What came back, by worker; those whose processes died `FAILURES` times are missing."""
         sent = {worker: self._send(worker, assignment, remembers) for worker, assignment in assignments.items()}
         done: dict[int, WorkerResult] = {}
@@ -131,20 +131,20 @@ class ActorPool:
         return self._retry(worker, lambda: self._workers[worker].reduce.remote(*arguments))
 
     def shutdown(self) -> None:
-        """End all processes, and Ray if nobody else needs it."""
+        """End all processes, and Ray if nothing else uses it."""
         if self._ray.is_initialized():
             for worker in self._workers:
                 self._ray.kill(worker)
         self._workers, self._setups, self.memory = [], [], None
         session.leave()
 
-    def _send(self, worker: int, assignment: Assignment, remembers: bool) -> list[Any]:
+    def _send(self, worker: int, assignment: WorkerAssignment, remembers: bool) -> list[Any]:
         count = 1 + len(self._workers) + (len(assignment.workload.ids) if remembers else 0)
         call = self._workers[worker].run_clients.options(num_returns=count)
         return call.remote(*assignment.arguments, remembers, **assignment.when)
 
     def _retry(self, worker: int, start: Callable[[], Any]) -> Callable[[], Any]:
-        """Start something that must not be lost; (), to wait for it, starting anew where a process dies."""
+        """Start a call that must succeed; (), to wait for it, restarting it where a process dies."""
         first = start()
 
         def wait() -> Any:
@@ -167,9 +167,9 @@ class ActorPool:
         return self._actor.remote([path for path in sys.path if path], [self._setups[worker]])
 
     def _replace(self, worker: int, problem: Exception) -> None:
-        """A new process in place of one that died, which knows what that one knew."""
+        """A new process in place of one that died, with the same lane and memories."""
         log.warning("worker %d is replaced: %s", worker, str(problem).partition("\n")[0])
-        self._ray.kill(self._workers[worker])  # it may only have been out of reach
+        self._ray.kill(self._workers[worker])  # it may only have been unreachable
         self._workers[worker] = self._spawn(worker)
         if self.choice is not None:
             self._send_lane(worker)

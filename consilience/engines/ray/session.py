@@ -1,4 +1,4 @@
-"""Ray itself: started on this machine, or joined where it runs already, and shut down when nobody needs it any more."""
+"""Ray itself: started on this machine, or joined where it runs already, and shut down after its last use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 from consilience.core.settings import Invalid
 
 CONNECT_SECONDS = 10  # until a cluster must answer
-START_SECONDS = 300  # until all workers must be there
+START_SECONDS = 300  # until all workers must have started
 _LEAST_STORE = 80 * 2**20  # Ray refuses less
 _CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def room(workers: int, threads: int, gpus: bool) -> dict[str, float]:
 
 
 def _start(ray: Any, address: str | None, cpus: int) -> None:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns that this will be its default
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is not None:
@@ -113,7 +113,7 @@ def _start_here(ray: Any, cpus: int, quiet: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep this process's answers to signals: Ray puts its own in their place, by which SIGTERM aborts."""
+    """Keep this process's signal handlers: Ray installs its own, by which SIGTERM aborts."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     if threading.current_thread() is threading.main_thread():
@@ -124,7 +124,7 @@ def _own_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Let Ray listen on this machine alone: it does so only where it believes that clusters are not supported."""
+    """Make Ray listen on this machine only, which it does where clusters are marked as not supported."""
     constants = sys.modules.get("ray._private.ray_constants")
     believed = getattr(constants, "ENABLE_RAY_CLUSTER", None)
     if believed is not None:

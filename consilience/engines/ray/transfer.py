@@ -1,4 +1,4 @@
-"""Trees as they travel between Ray's processes: NumPy arrays, which the object store hands out without a copy."""
+"""Trees between Ray's processes: NumPy arrays, which the object store gives without a copy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def packed(value: Any) -> Any:
 
 
 def unpacked(value: Any, device: torch.device) -> Any:
-    """A tree of arrays as a tree of tensors, which share the arrays' memory on a processor: they are to be read."""
+    """A tree of arrays as a tree of tensors, which share the arrays' memory on a processor: read only."""
     return tree.map_leaves(lambda leaf: _tensor(leaf).to(device) if isinstance(leaf, np.ndarray) else leaf, value)
 
 
@@ -36,7 +36,7 @@ def _array(leaf: Tensor) -> np.ndarray:
 
 def _tensor(array: np.ndarray) -> Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that the memory cannot be written to: nobody does
+        warnings.simplefilter("ignore", UserWarning)  # that the memory is read-only
         if array.dtype == _BFLOAT16:
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
@@ -55,12 +55,12 @@ class RemoteLeaf(NamedTuple):
 class WorkerReplies(NamedTuple):
     """The replies of one worker's clients to an exchange, and the lane in which they worked."""
 
-    reply: Tree  # arrays stacked [m, ...], and `RemoteLeaf` in place of those that were left behind
+    reply: Tree  # arrays stacked [m, ...], and `RemoteLeaf` in place of those that stay in the object store
     choice: LaneChoice
 
 
 def balanced_owners(weights: np.ndarray, among: int) -> np.ndarray:
-    """[n] to whom each of n things goes: the heaviest first, each to whoever has least, then fewest, then comes first.
+    """[n] the owner of each item: heaviest first, each to the owner with least weight, then fewest items, then lowest.
 
     The outcome depends on the numbers alone.
     """

@@ -21,11 +21,11 @@ _memory: Any = torch.utils.deterministic  # its switch is a property that type s
 
 
 class Arithmetic:
-    """A context in which PyTorch's global switches stand as the run wants them; afterwards they are as before.
+    """A context that sets PyTorch's global switches for the run and restores them afterwards.
 
     "full" is IEEE single (or double) precision, "tf32" lets matrix units round factors to 10 bits, "bf16" computes
     activations in bfloat16 with master weights in full. Deterministic runs repeat bit for bit on the same machine.
-    On a processor, freed memory is kept for the next step rather than handed back to the system.
+    On a processor, freed memory is kept for the next step rather than returned to the system.
     """
 
     def __init__(self, device: torch.device, precision: str, deterministic: bool) -> None:
@@ -65,7 +65,7 @@ class Arithmetic:
 
 
 def prepare_libraries(device: torch.device, precision: str, deterministic: bool) -> None:
-    """Refuse an unknown precision, and tell cuBLAS, before its first use in this process, to repeat its results."""
+    """Refuse an unknown precision, and make cuBLAS deterministic before its first use in this process."""
     if precision not in PRECISIONS:
         raise Invalid(
             f"precision = {precision!r} is not one of {', '.join(PRECISIONS)}{nearest(precision, PRECISIONS)}"
@@ -81,7 +81,7 @@ _KEEPING = {_TRIM_THRESHOLD: 2**31 - 1, _TOP_PAD: 64 * 2**20, _MMAP_MAX: 0}
 
 @functools.cache
 def _mallopt() -> Callable[[int, int], int] | None:
-    """glibc's switchboard; None with another C library."""
+    """glibc's `mallopt`; None with another C library."""
     return getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
 
 

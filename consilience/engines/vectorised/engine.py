@@ -37,13 +37,13 @@ class Vectorised:
         for done in cs.run(cs.fedavg(lr=0.1), engine, rounds=10):
             print(done.number, done.cohort.ids)
 
-    environment: who is slow, away or silent; by default nobody.
+    environment: which clients are slow, unavailable or silent; by default none.
     device: "auto" (the GPU if there is one), "cpu", "cuda" or "cuda:1".
-    dtype, precision: "float32" or "float64"; "full", "tf32" or "bf16" arithmetic. deterministic: no kernels that may
-    give other bits next time.
+    dtype, precision: "float32" or "float64"; "full", "tf32" or "bf16" arithmetic. deterministic: only kernels
+    that repeat bit for bit.
     lane: "batched" (one vmapped step for all; "batched-matmul": with convolutions as matrix products), "streams"
     (clients side by side: CUDA graphs, or one per CPU core), "serial", or "auto", which measures them on the first
-    round. `choice` says which was taken.
+    round. `choice` is the one in use.
     clients_at_once: the largest group; by default what fits into memory.
     compile, rounds_ahead: whether to compile (CUDA only); by default if it pays for itself in the rounds ahead. On a
     CPU, batching is only tried if there are enough of them.
@@ -78,7 +78,7 @@ class Vectorised:
         self._stores = {"train": self._placement.rows(federation.train)}
         if federation.test is not None:
             self._stores["test"] = self._placement.rows(federation.test)
-        self._memory: Tree | None = None  # stacked [K, ...]; None until a rule that trains was met
+        self._memory: Tree | None = None  # stacked [K, ...]; None until a rule trains
         self._bf16 = precision == "bf16"
         self._arithmetic = Arithmetic(self.device, precision, deterministic)
         self._programs: dict[tuple[ClientRule, Channel], Program] = {}
@@ -121,7 +121,7 @@ class Vectorised:
         self._tuner.choice = choice
 
     def delegate(self, run_clients: RunClients) -> None:
-        """Let another `run_clients` do the work of exchanges, such as one that several runs share."""
+        """Use another `run_clients` for exchanges, such as one that several runs share."""
         self._delegate = run_clients
 
     def store(self, rows: Literal["train", "test"]) -> Rows:
@@ -139,14 +139,14 @@ class Vectorised:
         return self._placement.saved(values)
 
     def close(self) -> None:
-        """Nothing: this engine starts no process of its own."""
+        """Do nothing: this engine starts no process."""
 
     def available(self, round: int, seed: int) -> np.ndarray:
         """[K] who could take part."""
         return self.environment.available(round, len(self.federation), seed)
 
     def planned(self, client: ClientRule, ids: np.ndarray, *, round: int, seed: int) -> np.ndarray:
-        """[m] steps that clients will do in a round's exchange; 0 for those who will not be heard."""
+        """[m] steps that clients will do in a round's exchange; 0 for clients whose reply will not arrive."""
         return heard_steps(self.environment, client.work, ids, self.sizes[ids], round=round, seed=seed)
 
     @property
@@ -158,7 +158,7 @@ class Vectorised:
     def seconds(
         self, client: ClientRule, channel: Channel, broadcast: Broadcast, ids: np.ndarray, *, round: int, seed: int
     ) -> np.ndarray:
-        """[m] simulated seconds until each reply is there."""
+        """[m] simulated seconds until each reply arrives."""
         sizes = self.store(client.work.rows).sizes.numpy()[ids]
         steps = planned_steps(self.environment, client.work, ids, sizes, round, seed)
         program, memory = self.program(client, channel), self._memory_of(client, channel)
@@ -169,7 +169,7 @@ class Vectorised:
         return self._memory or {}
 
     def restore(self, memory: Tree) -> None:
-        """Put saved memories back; {} forgets all."""
+        """Restore saved memories; {} clears all."""
         self._memory = self.place(memory) if memory else None
 
     @torch.no_grad()
@@ -256,7 +256,7 @@ class Vectorised:
         return plans.draw(work, self.store(work.rows), ids, steps, seed=seed, round=round, where=self._where(ids))
 
     def remember(self, client: ClientRule, channel: Channel, workload: Workload, new: Tree, reply: Tree) -> None:
-        """Keep what clients remember of their work; one that was not heard, or broke down, keeps what it had."""
+        """Store the clients' new memories; one whose reply did not arrive, or is not finite, keeps the old."""
         memory = self._memory_of(client, channel)
         if not any(True for _ in tree.leaves(memory)):
             return
@@ -293,7 +293,7 @@ class Vectorised:
         return ids if self._hosts is None else np.searchsorted(self._hosts, ids)
 
     def _memory_of(self, client: ClientRule, channel: Channel) -> Tree:
-        """Memories stacked [K, ...]; made when a rule that trains is first met."""
+        """Memories stacked [K, ...]; made when a rule first trains."""
         if self._memory is None and client.work.trains:
             start = self.start()
             self._memory = tree.repeat(memories(client.init(start), channel.init(start)), len(self.federation))

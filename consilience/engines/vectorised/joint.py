@@ -1,4 +1,4 @@
-"""Several runs' clients in one group: what engines of the same task are asked for at the same time is done at once.
+"""Several runs' clients in one group: simultaneous requests to engines of the same task run together.
 
 Every run keeps its own engine, data, memories, seeds and server; only the steps of the clients' local work are shared.
 """
@@ -46,7 +46,7 @@ class Request(NamedTuple):
 
 
 class Joint:
-    """Engines side by side on one device.
+    """Engines of several runs on one device.
 
     same: which hold the same rows, so that these are stored once. kinds: which run the same module in the same way;
     only those work together, and only if their constants (frozen parameters) are equal, too.
@@ -183,7 +183,7 @@ def merged(pieces: Sequence[tuple[Plan, int]], order: np.ndarray) -> Plan:
 
 
 def _constants(engine: Vectorised) -> str:
-    """A digest of what the module holds and nobody trains or sends."""
+    """A digest of the module's constants, which are neither trained nor sent."""
     digest = hashlib.sha256()
     for name, value in engine.task.module.named_parameters():
         if not value.requires_grad:
@@ -194,7 +194,7 @@ def _constants(engine: Vectorised) -> str:
 
 
 def _personal(request: Request, device: torch.device) -> Tree:
-    """What each of a run's clients is sent: what it shares with the others of its run is its own among all runs."""
+    """What each of a run's clients is sent; what one run shares is personal among several runs."""
     place = on_device(request.workload.place, device)
     shared = {**request.broadcast.shared, "round": torch.full((), request.round, device=device)}
     spread = tree.map_leaves(lambda leaf: leaf.expand(len(place), *leaf.shape), shared)

@@ -1,4 +1,4 @@
-"""Local work that waits to be cut into groups: of the clients of one run, or of several runs side by side."""
+"""Local work to be split into groups: of the clients of one run, or of several runs together."""
 
 from __future__ import annotations
 

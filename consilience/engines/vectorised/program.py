@@ -19,7 +19,7 @@ from consilience.core.tree import Tree, map_leaves, rows
 from consilience.engines.compiler.in_place import InPlace, copy_all
 from consilience.engines.compiler.trace import Flat, trace
 
-HOT = 48  # a step shape met this often is worth tracing: a trace costs as much as some fifty untraced steps
+HOT = 48  # a step shape seen this often is worth tracing: a trace costs as much as some fifty untraced steps
 
 
 class Context(NamedTuple):
@@ -117,7 +117,7 @@ class Program:
 
 
 class Traced:
-    """A function of trees; once a set of shapes recurs it is traced, which spares the transforms' overhead."""
+    """A function of trees; once a set of shapes recurs it is traced, which saves the transforms' overhead."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -183,7 +183,7 @@ class Steps:
 class BoundSteps:
     """`Steps` for one group or client: the context is fixed, the carry is updated in place from batch to batch.
 
-    It takes the carry over: leaves that need no other layout are overwritten where they are.
+    It owns the carry: leaves that need no other layout are overwritten in place.
     """
 
     def __init__(self, steps: Steps, carry: Tree, context: Context, threaded: bool) -> None:
@@ -233,7 +233,7 @@ class BoundSteps:
         step(self._carry, leaves, self._context)
 
     def trace(self, batch: Batch, worth: int) -> None:
-        """Trace this batch's shape for threads, which cannot, if it has been met often with `worth` more to come."""
+        """Trace this batch's shape for threads, which cannot, if it was seen often, with `worth` more to come."""
         leaves = self._flatten(batch)
         signature = (self._signature, _shapes(leaves))
         self._steps.met[signature] += worth

@@ -1,4 +1,4 @@
-"""What an exchange costs in simulated time: rows to go through, bytes each way."""
+"""The simulated time of an exchange, from rows to process and bytes each way."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def seconds(
     round: int,
     seed: int,
 ) -> np.ndarray:
-    """[m] simulated seconds until each reply is there."""
+    """[m] simulated seconds until each reply arrives."""
     rule = program.rule
     rows = clock.rows_met(rule.work, sizes, steps)
     if capability(rule, PreTrainingPass) is not None:

@@ -28,7 +28,7 @@ SLOW_STEP = 0.005  # seconds of one client's step on a processor: above this, ov
 SAMPLE = 8  # clients that a trial of batching takes on a processor
 BATCHING_SECONDS = 1.5  # a trial of batching: PyTorch's transforms are imported, a step is recorded
 MOST_GAIN = 3.4  # the largest speed-up by batching that was measured on a processor
-WHOLE_SECONDS = 0.3  # a group that is through in this time is timed as a whole
+WHOLE_SECONDS = 0.3  # a group that finishes in this time is timed as a whole
 MARGIN = 1.1  # `serial` must be 10 % faster than `streams` to be chosen: it loses more to other load on the machine
 NARROWING = 1.15  # a group that narrows takes so much longer than its widths explain: measured on two cores
 LaneName = Literal["auto", "batched", "batched-matmul", "streams", "serial"]
@@ -63,7 +63,7 @@ class LaneChoice:
 
 
 class Tuner:
-    """Owns the lanes; measures once, then always takes the same one."""
+    """Holds the lanes; measures once, then always uses the same one."""
 
     def __init__(self, device: torch.device, choice: LaneChoice, rounds_ahead: int | None) -> None:
         self.choice, self._device, self._rounds_ahead = choice, device, rounds_ahead
@@ -125,7 +125,7 @@ class Tuner:
     ) -> dict[LaneName, float]:
         """Rows per second over all steps of a group, from those over a few steps.
 
-        Clients of unequal size finish one after the other: what is saved by doing things at once shrinks, and a core
+        Clients of unequal size finish one after the other: the gain of batching shrinks, and a core
         may be left without a client. A few equal steps do not show this.
         """
         steps = prepare(group, None)[2].steps
@@ -200,11 +200,11 @@ class Tuner:
             which.one.hot = which.group.hot = hot
             took, _ = run(1)  # the first replay is slower
             if took > TRIAL_SECONDS and self._device.type == "cpu" and name != "batched":
-                group = group[: torch.get_num_threads()]  # a slow model: time is dear, and caches are full anyway
+                group = group[: torch.get_num_threads()]  # a slow model: save time; the caches are full anyway
             enough = TRIAL_SECONDS if took < SLOW_STEP * len(group) else SLOW_TRIAL_SECONDS
             steps = int(np.clip(enough / took, 3, 200))
             repeats = 3 if took < TRIAL_SECONDS else 2
-            return max(seen / took for took, seen in (run(steps) for _ in range(repeats)))  # the first warms caches up
+            return max(seen / took for took, seen in (run(steps) for _ in range(repeats)))  # the first fills the caches
         except (RuntimeError, NotImplementedError, ValueError):
             return 0.0
 

@@ -1,4 +1,4 @@
-"""All that a config can name, with its options: read off the code that offers it, never listed a second time."""
+"""All that a config can name, with its options, read from the code that defines it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Kind:
         return spelled, known[spelled]
 
     def build(self, name: str, options: Mapping[str, Any]) -> Any:
-        """The thing itself, from options that were read and checked."""
+        """Build it from options that were read and checked."""
         if self.section == "environment":
             return environments.environment(name, **options)
         return self.find(name)[1](**options)
@@ -93,13 +93,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "model": {"name": "mlp"},
     "algorithm": {"name": "simprox", "lr": 0.2, "epochs": 3, "batch_size": 16},
 }
-"""The run that no config asks for."""
+"""Defaults for omitted sections."""
 
-_FROM_DATA = ("vocabulary",)  # options of models that the data answer where the config does not
+_FROM_DATA = ("vocabulary",)  # options of models taken from the data where the config does not set them
 
 
 ENGINES: dict[str, Callable[..., RunnerEngine]] = {"vectorised": Vectorised, "ray": RayCluster}
-"""Where clients can run; the first is meant where none is named."""
+"""Where clients can run; the first is the default."""
 
 
 def engine_options(name: str = "vectorised") -> dict[str, Option]:

@@ -44,7 +44,7 @@ class Chosen:
 
     name: str
     options: Table = field(default_factory=dict)
-    built: Any = field(default=None, compare=False, repr=False)  # the thing itself, where no data are needed for it
+    built: Any = field(default=None, compare=False, repr=False)  # the built part, where it needs no data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ class Config:
         scalars = {key: getattr(self, key) for key in _scalars() if getattr(self, key) not in (None, "")}
         chosen = {section: getattr(self, section) for section in KINDS}
         sections = {section: {"name": it.name, **parts.write(it.options)} for section, it in chosen.items()}
-        ends = {"engine": self.engine, **{key: _told(getattr(self, key)) for key in FIXED}}
+        ends = {"engine": self.engine, **{key: _set_options(getattr(self, key)) for key in FIXED}}
         return {**scalars, **sections, **{key: parts.write(table) for key, table in ends.items()}}
 
     def toml(self) -> str:
@@ -155,8 +155,8 @@ def _scalars() -> list[str]:
     return [f.name for f in dataclasses.fields(Config) if f.name not in (*KINDS, "engine", *FIXED)]
 
 
-def _told(section: Any) -> Table:
-    """A section's settings, apart from those that are not set."""
+def _set_options(section: Any) -> Table:
+    """A section's settings without those that are not set."""
     return {key: value for key, value in vars(section).items() if value is not None}
 
 
@@ -191,7 +191,7 @@ def _chosen(section: str, given: Table) -> Chosen:
 
 
 def _engine(given: Table) -> Table:
-    """The engine's settings; the usual engine's name goes without saying."""
+    """The engine's settings; the default engine's name is left out."""
     if not isinstance(given, Mapping):
         raise Invalid(f"engine = {given!r} must be a table, or the name of an engine: {', '.join(ENGINES)}")
     usual, name = next(iter(ENGINES)), given.get("name", next(iter(ENGINES)))

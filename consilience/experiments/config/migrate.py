@@ -1,4 +1,4 @@
-"""Old config files made new: keys and parts that were renamed, in runs, comparisons and deployments."""
+"""Migration of old config files: renamed keys and parts, in runs, comparisons and deployments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Known = Mapping[str, Option]
 
 @dataclass(frozen=True, kw_only=True)
 class Rename:
-    """One change: the key at a path, or the name of a part that stands there, is called otherwise now."""
+    """One change: the new name of the key at a path, or of the part there."""
 
     path: Path
     new: str
@@ -33,7 +33,7 @@ class Rename:
 
 
 def migrate(text: str) -> tuple[str, list[Rename]]:
-    """The text of a config file with every old name made new, and what was changed; all else stays as it is."""
+    """The text of a config file with every old name replaced, and the changes; all else is kept."""
     table = toml_text.loads(text)
     found = list(renames(table))
     places, edits = Places(text), []

@@ -1,7 +1,7 @@
-"""How far this machine's clock is from the SuperLink's: Flower refuses a SuperNode for it without a word.
+"""How far this machine's clock is from the SuperLink's: Flower refuses a SuperNode for it without a message.
 
 Nodes sign the time with every request. The SuperLink answers 401 to a stamp out of bounds, whatever the key, and the
-SuperNode then ends "gracefully", with code 0. Every answer, also that to an unknown address, carries the server's date.
+SuperNode then ends with code 0. Every answer, also that to an unknown address, carries the server's date.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def difference(address: str, authority: Path | None, *, seconds: float = 10.0) -
 
 
 def refused(ahead: float) -> bool:
-    """Whether Flower refuses a node whose clock is so many seconds ahead of the SuperLink's, as far as can be told."""
+    """Whether Flower refuses a node whose clock is so many seconds ahead of the SuperLink's, as far as is known."""
     return ahead > AHEAD - COARSE or -ahead > BEHIND - COARSE
 
 

@@ -61,7 +61,7 @@ def up(
     host: Annotated[str, typer.Option(help="The address that SuperNodes reach.")] = "127.0.0.1",
     debug: Debug = False,
 ) -> None:
-    """Start SuperLink and SuperNodes here, with TLS and node keys made on the spot, run the app and follow it.
+    """Start SuperLink and SuperNodes here, with new TLS and node keys, run the app and follow it.
 
     Started again, it continues the run after its last checkpoint.
     """
@@ -104,7 +104,7 @@ def keys(
 
 @deploy.command()
 def digest(arguments: Arguments = None, debug: Debug = False) -> None:
-    """Print the SHA-256 of an app with its settings, by which the other side can see that it has the same."""
+    """Print the SHA-256 of an app with its settings, by which both sides can check that they have the same."""
 
     def work() -> int:
         from consilience.flower.deploy import pins
@@ -121,7 +121,7 @@ def link(
     arguments: Arguments = None,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="The address that nodes reach.")] = "0.0.0.0:8000",
     keys: Annotated[Path, typer.Option(help="The folder that `deploy keys` wrote.")] = Path("keys"),
-    state: Annotated[Path, typer.Option(help="A folder for state, logs and Flower's home.")] = Path("link"),
+    state: Annotated[Path, typer.Option(help="A folder for state, logs and Flower's home folder.")] = Path("link"),
     control: Annotated[int, typer.Option(min=1, max=65535, help="The SuperLink's own port, on 127.0.0.1.")] = 8001,
     allow: Allow = None,
     write_unit: Unit = None,
@@ -154,8 +154,8 @@ def node(
     key: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="This node's private key.")] = Path(
         "keys/node"
     ),
-    node_config: Annotated[str, typer.Option(help='What federation.py is told: clients="0" and more.')] = "",
-    state: Annotated[Path, typer.Option(help="A folder for logs and Flower's home.")] = Path("node"),
+    node_config: Annotated[str, typer.Option(help='Settings for federation.py: clients="0" and more.')] = "",
+    state: Annotated[Path, typer.Option(help="A folder for logs and Flower's home folder.")] = Path("node"),
     allow: Allow = None,
     write_unit: Unit = None,
     debug: Debug = False,
@@ -176,7 +176,7 @@ def node(
             superlink=superlink,
             authority=root_certificates.resolve(),
             key=keys.private(key.resolve()),
-            told=node_config,
+            node_config=node_config,
             place=state,
             say=_say,
         )
@@ -191,7 +191,7 @@ def check_superlink(
     insecure: Annotated[bool, typer.Option("--insecure", help="The SuperLink has no TLS.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Is the SuperLink there, is it the right one, is it closed to strangers, and do the clocks agree?"""
+    """Check a SuperLink: reachable, right certificate, closed without an account, clocks in agreement."""
 
     def work() -> int:
         from consilience.core.settings import Invalid
@@ -286,5 +286,5 @@ def _listed(text: str) -> list[str]:
 
 
 def _say(text: str) -> None:
-    """Progress goes to the error stream, and is seen at once."""
+    """Write progress to the error stream, unbuffered."""
     typer.echo(text, err=True)

@@ -1,4 +1,4 @@
-"""Flower's SuperExec, which starts a process for every task, with two differences: it runs allowed apps, and is warm.
+"""Flower's SuperExec, which starts a process for every task, with two differences: only allowed apps, and forks.
 
 Only apps on a list of digests are run (`pins`), and only tasks of one kind: ServerApps, or messages to ClientApps.
 Where a fork of a process that has loaded torch is safe (Linux), messages are answered by forks; Flower's own executors
@@ -51,7 +51,7 @@ class PinnedExecutor:
         return supported & {self._kind}, set()
 
     def launch(self, spec: Any) -> Any:
-        """Start what the spec describes, if it is a task of the right kind; its process looks at the list."""
+        """Start what the spec describes, if it is a task of the right kind; its process checks the list."""
         from flwr.supercore.superexec.executor.types import LaunchResult
 
         if spec.task_type != self._kind:
@@ -71,7 +71,7 @@ class PinnedExecutor:
         command = [sys.executable, "-m", __spec__.name, self._role, "--allowed", str(self._allowed), "--task"]
         child = subprocess.Popen(command, stdin=subprocess.PIPE)
         assert child.stdin is not None
-        child.stdin.write(json.dumps(task).encode())  # not as an argument: the token is nobody else's business
+        child.stdin.write(json.dumps(task).encode())  # not as an argument, where other users could read the token
         child.stdin.close()
         self._children.append(child)
         return LaunchResult.accepted()
@@ -101,7 +101,7 @@ def run_task(role: str, allowed: Path, task: dict[str, Any]) -> None:
 
 
 def _in_fork(role: str, allowed: Path, task: dict[str, Any]) -> NoReturn:
-    """The child: one message, then the end, whatever happens."""
+    """The child process: answer one message, then exit in any case."""
     code = 1
     try:
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
@@ -130,13 +130,13 @@ def main() -> None:
             with contextlib.suppress(ImportError):
                 importlib.import_module(module)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that have ended are not kept
-    if given.role == pins.SERVER:  # runs are rare, and each look is written into the SuperLink's database
+    if given.role == pins.SERVER:  # runs are rare, and each poll is written into the SuperLink's database
         os.environ["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "1"
     from flwr.supercore.cli.flower_superexec import flower_superexec
     from flwr.supercore.superexec import run_superexec
 
-    if not hasattr(run_superexec, "get_executor"):  # what is replaced: never Flower's own, which runs any app
-        raise SystemExit("this version of Flower is not known: its SuperExec cannot be kept to allowed apps")
+    if not hasattr(run_superexec, "get_executor"):  # to be replaced: Flower's own runs any app
+        raise SystemExit("this version of Flower is not known: its SuperExec cannot be restricted to allowed apps")
     run_superexec.get_executor = lambda *_, **__: PinnedExecutor(  # type: ignore[assignment]
         given.role, given.allowed, warm=warm
     )

@@ -1,7 +1,7 @@
 """The only listener of a deployment that other machines reach: TLS, and of a SuperLink's routes only those of nodes.
 
-Flower's SuperLink serves nodes (fleet), whoever starts runs (control) and running apps (runtime) on one address, and
-its control routes ask for no account. So the SuperLink stays on loopback, and this passes on the routes below, compared
+Flower's SuperLink serves nodes (fleet), users who start runs (control) and running apps (runtime) on one address, and
+its control routes need no account. So the SuperLink stays on loopback, and this passes on the routes below, compared
 byte by byte. What goes to the SuperLink is made anew: its path is one of these constants, never what was asked for.
 """
 
@@ -41,8 +41,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
-class Refused(Exception):
-    """A request that goes no further, with the code that is answered."""
+class RequestRefused(Exception):
+    """A request that is not passed on, with the code that is answered."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -50,15 +50,15 @@ class Refused(Exception):
 
 
 def admit(scope: Scope) -> tuple[str, dict[str, str], int]:
-    """(path, headers, largest body) of a request that may pass; `Refused` for every other."""
+    """(path, headers, largest body) of a request that may pass; `RequestRefused` for every other."""
     path = scope.get("raw_path", b"")
     if scope.get("method") != "POST" or path not in ROUTES or scope.get("query_string"):
-        raise Refused(404)
+        raise RequestRefused(404)
     headers: dict[str, str] = {}
     for name, value in scope.get("headers", ()):
         if name.lower() in PASSED_ON:
             if name.lower().decode() in headers:
-                raise Refused(400)  # which of two would count is nobody's to guess
+                raise RequestRefused(400)  # a header given twice is ambiguous
             headers[name.lower().decode()] = value.decode("latin-1")
     return path.decode(), headers, ROUTES[path]
 
@@ -75,10 +75,10 @@ class Gateway:
         from starlette.responses import Response
 
         try:
-            answer = await self._answer(scope, receive)
-        except Refused as refused:
-            answer = Response(status_code=refused.code, headers={"connection": "close"})
-        await answer(scope, receive, send)
+            found = await self._answer(scope, receive)
+        except RequestRefused as refused:
+            found = Response(status_code=refused.code, headers={"connection": "close"})
+        await found(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Any:
         import httpx
@@ -88,16 +88,16 @@ class Gateway:
         body = bytearray()
         try:
             await self._read(receive, body, most)
-            told = await self._client.post(self._superlink + path, content=bytes(body), headers=headers)
+            found = await self._client.post(self._superlink + path, content=bytes(body), headers=headers)
         except TimeoutError:
-            raise Refused(408) from None
+            raise RequestRefused(408) from None
         except httpx.HTTPError as problem:
             log.warning("the SuperLink does not answer: %r", problem)
-            raise Refused(503) from None  # Flower's nodes try again
+            raise RequestRefused(503) from None  # Flower's nodes try again
         finally:
             self._held -= len(body)
-        kept = {name: value for name, value in told.headers.items() if name in PASSED_BACK or name.startswith("flwr-")}
-        return Response(told.content, status_code=told.status_code, headers=kept)
+        kept = {name: value for name, value in found.headers.items() if name in PASSED_BACK or name.startswith("flwr-")}
+        return Response(found.content, status_code=found.status_code, headers=kept)
 
     async def _read(self, receive: Receive, body: bytearray, most: int) -> None:
         """The request's body into `body`; every byte of it is counted in `_held`."""
@@ -106,19 +106,19 @@ class Gateway:
             while more:
                 part = await receive()
                 if part["type"] == "http.disconnect":
-                    raise Refused(400)
+                    raise RequestRefused(400)
                 content = part.get("body", b"")
                 if len(body) + len(content) > most:
-                    raise Refused(413)
+                    raise RequestRefused(413)
                 if self._held + len(content) > TOGETHER:
-                    raise Refused(503)
+                    raise RequestRefused(503)
                 self._held += len(content)
                 body += content
                 more = part.get("more_body", False)
 
 
 def listener(app: Gateway, host: str, port: int, **tls: str) -> Any:
-    """The HTTP server in front of it: HTTP/1.1 by a strict parser, no websockets, nothing said about itself."""
+    """The HTTP server in front of it: HTTP/1.1 by a strict parser, no websockets, no server header."""
     import uvicorn
 
     config = uvicorn.Config(

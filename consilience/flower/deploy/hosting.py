@@ -27,7 +27,7 @@ def folder_client(folder: Path | str) -> SiteClient:
 
 
 def site_of(folder: Path, context: Any, case: str) -> Site:
-    """What this node brings, by its node config: `clients`, `memory`, `device` and whatever federation.py reads.
+    """The site that a node config describes: `clients`, `memory`, `device` and whatever federation.py reads.
 
     A process that answers several messages of a run (Flower's simulation, tests) opens its site once. A SuperNode
     starts a process for every message, also where `executor` forks it: what it opens ends with it.
@@ -37,9 +37,11 @@ def site_of(folder: Path, context: Any, case: str) -> Site:
 
 
 @functools.lru_cache(maxsize=4)
-def _site(folder: Path, case: str, overrides: tuple[str, ...], told: tuple[tuple[str, Any], ...], run: int) -> Site:
+def _site(
+    folder: Path, case: str, overrides: tuple[str, ...], node_config: tuple[tuple[str, Any], ...], run: int
+) -> Site:
     """The site of one run (rows may have changed since the last)."""
-    node, config = dict(told), _config(folder, case, overrides)
+    node, config = dict(node_config), _config(folder, case, overrides)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     source, hosts = source_of(folder, config), hosts_of(node, config.deploy.clients)

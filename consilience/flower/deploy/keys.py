@@ -1,4 +1,4 @@
-"""Certificates and node keys for a deployment, made by the `cryptography` package that Flower brings."""
+"""Certificates and node keys for a deployment, made by the `cryptography` package, which Flower installs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def load(folder: Path) -> Keys:
 
 
 def private(path: Path) -> Path:
-    """A file that nobody but its owner may read; `Invalid` if others can."""
+    """A file that only its owner may read; `Invalid` if others can."""
     if os.name == "posix" and path.stat().st_mode & 0o077:
         raise Invalid(f"{path} can be read by others on this machine: chmod 600 {path}")
     return path

@@ -1,4 +1,4 @@
-"""SuperLink and SuperNodes of an app on this machine, with TLS and node keys made on the spot."""
+"""SuperLink and SuperNodes of an app on this machine, with new TLS and node keys."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ LINK = "local"  # what Flower's own config calls the connection
 class LocalDeployment:
     """`with LocalDeployment(app, shares=[[0], [1]]) as stage: stage.run()`; all it started is stopped at the end.
 
-    shares: the clients of each SuperNode. place: where homes, keys and logs go. secure: TLS, node keys, and a gateway
-    on `host`, which is all that SuperNodes reach of the SuperLink; otherwise everything is on 127.0.0.1. node_config:
-    more for every node. lasting: the SuperLink keeps its state in a file, so that a run survives `restart_link`.
+    shares: the clients of each SuperNode. place: folder for Flower's homes, keys and logs. secure: TLS, node keys,
+    and a gateway on `host`, the only listener for SuperNodes; otherwise everything is on 127.0.0.1. node_config: more
+    for every node. lasting: the SuperLink keeps its state in a file, so that a run survives `restart_link`.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class LocalDeployment:
         if not secure and not is_loopback(host):
             raise Invalid(
                 f"host = {host} can be reached from other machines, and without TLS and node keys anybody could join: "
-                "leave --insecure away, or stay on 127.0.0.1"
+                "leave out --insecure, or use 127.0.0.1"
             )
         self.app, self.place = Path(app).resolve(), Path(place).resolve()
         self._shares, self._secure, self._host = [list(share) for share in shares], secure, host
@@ -90,7 +90,7 @@ class LocalDeployment:
         return len(self._shares)
 
     def start(self) -> None:
-        """Bring everything up: keys, link, registrations, nodes."""
+        """Start everything: keys, link, registrations, nodes."""
         for folder in ("home", "logs", "keys", "memory"):
             (self.place / folder).mkdir(parents=True, exist_ok=True, mode=0o700)
         if self._secure and self.keys is None:
@@ -101,7 +101,7 @@ class LocalDeployment:
             self.start_node(number)
 
     def start_link(self) -> None:
-        """The SuperLink, on a free port of loopback, what belongs beside it, and the nodes' keys registered."""
+        """The SuperLink, on a free port of loopback, its executor and gateway, and the nodes' keys registered."""
         self.control_port = self.port = free_port()
         if self._lasting:
             for file in self.place.glob("state.db*"):  # of another local deployment: its runs are not this one's
@@ -128,7 +128,7 @@ class LocalDeployment:
         """The SuperLink again, on its port, with its state; nodes, ServerApp and runs go on. Only if `lasting`."""
         if not self._lasting or self.link is None:
             raise Invalid(
-                "a SuperLink that keeps its state in memory cannot go on: LocalDeployment(lasting=True) lets it"
+                "a SuperLink that keeps its state in memory cannot be restarted: use LocalDeployment(lasting=True)"
             )
         stop([self.link])
         self._launch_link("superlink-again")
@@ -148,13 +148,13 @@ class LocalDeployment:
         return self.place / "allowed"
 
     def register(self, public_key: Path) -> Process:
-        """Let the SuperLink know a node's public key."""
+        """Register a node's public key with the SuperLink."""
         return self._process(f"register-{public_key.stem}", ["flwr", "supernode", "register", str(public_key), LINK])
 
     def start_node(self, number: int, *, key: Path | None = None, authority: Path | None = None) -> Process:
-        """One SuperNode, with its own home: what it would have on a machine of its own."""
+        """One SuperNode with its own Flower home, as on a machine of its own."""
         held = {"clients": ",".join(map(str, self._shares[number])), "memory": str(self.place / "memory" / str(number))}
-        told = " ".join(f"{name}={json.dumps(value)}" for name, value in {**held, **self._node_config}.items())
+        node_config = " ".join(f"{name}={json.dumps(value)}" for name, value in {**held, **self._node_config}.items())
         port = free_port()
         command = programs.supernode(
             f"{self._host}:{self.port}",
@@ -162,7 +162,7 @@ class LocalDeployment:
             secret=self._secret,
             authority=(authority or self.keys.authority) if self.keys else None,
             key=(key or self.keys.nodes[number]) if self.keys else None,
-            told=told,
+            node_config=node_config,
         )
         node = self._process(f"supernode-{number}{'-' + key.name if key else ''}", command, home=f"home-{number}")
         self.nodes.append(node)

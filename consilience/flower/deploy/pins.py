@@ -1,4 +1,4 @@
-"""Which app may run here: its digest, the list of allowed ones, and why a task of Flower's is refused.
+"""Which app may run here: its digest, the list of allowed digests, and why a task of Flower's is refused.
 
 A SuperLink sends apps to nodes, which run them. So every task is compared with a list of digests before anything of the
 app is unpacked: SHA-256 of the bundle that Flower makes of the app's folder, and of the `settings` it is run with.
@@ -22,7 +22,7 @@ class AppRefused(RuntimeError):
 
 
 def digest(app: Path, settings: Iterable[str] = ()) -> str:
-    """What an app's folder, run with these settings (`key=value`), is called on a list of allowed apps."""
+    """The digest of an app's folder run with these settings (`key=value`), as in a list of allowed apps."""
     from flwr.cli.build import build_fab_from_disk
 
     if not (Path(app) / "pyproject.toml").is_file():

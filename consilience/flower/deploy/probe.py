@@ -1,4 +1,4 @@
-"""What a stranger finds at a SuperLink's address: whether its control and runtime routes answer without an account."""
+"""Whether the control and runtime routes at a SuperLink's address answer without an account."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def answers(place: str, authority: Path | None, *, seconds: float = 10.0) -> dic
 
 
 def explain(place: str, found: dict[str, int]) -> str:
-    """What was found, in words; `Invalid` where a route is open to strangers."""
+    """What was found, in words; `Invalid` where a route answers without an account."""
     for name, code in found.items():
         if code not in CLOSED + ASKS_WHO:
             raise Invalid(
-                f"{place} is open: its {name} routes answer a stranger (code {code}); {HARM[name]}. Start the server's "
-                "side with `consilience deploy link`, which keeps them on loopback, or close the port"
+                f"{place} is open: its {name} routes answer without an account (code {code}); {HARM[name]}. Start "
+                "the server's side with `consilience deploy link`, which keeps them on loopback, or close the port"
             )
     asked = [name for name, code in found.items() if code in ASKS_WHO]
     if asked:
-        return f"its {' and '.join(asked)} routes can be reached, and ask who it is"
+        return f"its {' and '.join(asked)} routes can be reached, and need an account"
     return "only the routes of nodes can be reached"

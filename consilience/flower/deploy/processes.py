@@ -26,7 +26,7 @@ OFFLINE = {
 
 
 class ProcessFailed(RuntimeError):
-    """A process of Flower's ended, or never came up; the message shows the end of its log."""
+    """A process of Flower's ended, or did not start; the message shows the end of its log."""
 
 
 class Process:
@@ -75,7 +75,7 @@ class Process:
         return ""
 
     def refuse_dead(self) -> None:
-        """Say what its log says, if it has ended."""
+        """Raise `ProcessFailed` with the end of its log, if it has ended."""
         if self.code is not None:
             raise ProcessFailed(
                 f"{self.name} ended with code {self.code}; its log, {self.log}, ends with:\n{self.tail()}"
@@ -88,7 +88,7 @@ def interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def stop(processes: Sequence[Process], seconds: float = 5.0) -> None:
-    """Ask processes and their children to end; those that have not after so many seconds are made to."""
+    """Ask processes and their children to end; those still running after so many seconds are killed."""
     for process in processes:
         process.signal(signal.SIGTERM)
     end = time.monotonic() + seconds
@@ -115,7 +115,7 @@ def alive(pid: int) -> bool:
 
 
 def end(pid: int, seconds: float = 5.0) -> None:
-    """End one process by its id: asked first, then made to."""
+    """End one process by its id: terminated, then killed."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
@@ -127,13 +127,13 @@ def end(pid: int, seconds: float = 5.0) -> None:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """What Flower's processes run with: offline, in a home of their own, this interpreter's commands first."""
+    """The environment of Flower's processes: offline, their own Flower home, this interpreter's commands first."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     return {**os.environ, **OFFLINE, "FLWR_HOME": str(home), "PATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port of an address of this machine that nobody uses now."""
+    """A port of an address of this machine that is free now."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

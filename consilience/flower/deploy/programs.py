@@ -1,7 +1,7 @@
-"""The command lines of a deployment's processes: none of them can be told to listen where strangers are.
+"""The command lines of a deployment's processes; only the gateway can listen outside this machine.
 
-SuperLink and SuperNodes listen on loopback; the gateway alone takes an address. What starts apps is always ours, so
-Flower's processes are told not to (`--isolation process`).
+SuperLink and SuperNodes listen on loopback. Apps are always started by our executor, so Flower's processes run with
+`--isolation process` and start none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def superlink(port: int, *, keys: Keys | None, secret: Path, database: Path | No
 
 
 def gateway(host: str, port: int, *, superlink: int, keys: Keys) -> list[str]:
-    """What other machines reach of the SuperLink on that port of loopback."""
+    """What other machines can reach of the SuperLink on that port of loopback."""
     command = [sys.executable, "-m", "consilience.flower.deploy.gateway", "--host", host, "--port", str(port)]
     command += ["--superlink", f"https://{LOOPBACK}:{superlink}", "--authority", str(keys.authority)]
     return [*command, "--certificate", str(keys.certificate), "--key", str(keys.certificate_key)]
@@ -46,11 +46,11 @@ def executor(
 
 
 def supernode(
-    superlink: str, port: int, *, secret: Path, authority: Path | None, key: Path | None, told: str
+    superlink: str, port: int, *, secret: Path, authority: Path | None, key: Path | None, node_config: str
 ) -> list[str]:
     """A SuperNode whose own port is on loopback; with an authority, TLS and a key."""
     command = ["flower-supernode", "--superlink", superlink, "--host", LOOPBACK, "--port", str(port)]
-    command += ["--isolation", "process", "--superexec-auth-secret-file", str(secret), "--node-config", told]
+    command += ["--isolation", "process", "--superexec-auth-secret-file", str(secret), "--node-config", node_config]
     if authority is None or key is None:
         return [*command, "--insecure"]
     return [*command, "--root-certificates", str(authority), "--auth-supernode-private-key", str(key)]

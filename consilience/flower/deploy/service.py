@@ -23,7 +23,7 @@ from consilience.flower.deploy.processes import (
 from consilience.flower.deploy.serving import CONNECTION
 
 Say = Callable[[str], None]
-RESTARTS = 3  # of a SuperLink that ends: its state is in a file, and its runs go on
+RESTARTS = 3  # of a SuperLink that ends: its state is in a file, and its runs continue
 UNIT = """\
 [Unit]
 Description=consilience deploy {name}
@@ -95,7 +95,7 @@ class Pinned:
 
 
 def link(pinned: Pinned, *, listen: str, folder: Path, place: Path, control: int, say: Say) -> NoReturn:
-    """The server's side: a SuperLink on loopback, what starts the allowed app, and the gateway that nodes reach."""
+    """The server's side: a SuperLink on loopback, the executor of the allowed app, and the gateway for nodes."""
     host, port = programs.address(listen, "--listen")
     made = keys.load(folder)
     with Service(place, say) as service:
@@ -110,7 +110,7 @@ def link(pinned: Pinned, *, listen: str, folder: Path, place: Path, control: int
         wait_until_listening(service.start("gateway", guard), near, port)
         home = service.place / "home"
         (home / "config.toml").write_text(programs.connection("link", control, made.authority), encoding="utf-8")
-        say(f"nodes reach {listen}, and nothing but the routes of nodes is served there")
+        say(f"nodes connect to {listen}, which serves the routes of nodes only")
         say(f"keys are registered and runs started on this machine: export FLWR_HOME={shlex.quote(str(home))}")
         say(f"the app that may run: {digest}")
         ends = 0
@@ -127,13 +127,17 @@ def link(pinned: Pinned, *, listen: str, folder: Path, place: Path, control: int
         service.watch(again)
 
 
-def node(pinned: Pinned, *, superlink: str, authority: Path, key: Path, told: str, place: Path, say: Say) -> NoReturn:
-    """A client's side: a SuperNode, and what answers its messages with the allowed app."""
+def node(
+    pinned: Pinned, *, superlink: str, authority: Path, key: Path, node_config: str, place: Path, say: Say
+) -> NoReturn:
+    """A client's side: a SuperNode, and the executor of the allowed app."""
     programs.address(superlink, "the SuperLink")
     with Service(place, say) as service:
         secret, allowed, port = keys.secret(service.place / "superexec"), service.place / "allowed", free_port()
         digest = pinned.write(allowed)
-        command = programs.supernode(superlink, port, secret=secret, authority=authority, key=key, told=told)
+        command = programs.supernode(
+            superlink, port, secret=secret, authority=authority, key=key, node_config=node_config
+        )
         service.start("supernode", command)
         service.start(
             "clientapps", programs.executor(pins.CLIENT, port, secret=secret, allowed=allowed, authority=None)

@@ -1,4 +1,4 @@
-"""The server side of an app: the library's only loop, over a Flower Grid, into an ordinary run folder."""
+"""The server side of an app: the library's training loop over a Flower Grid, into an ordinary run folder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = logging.getLogger("consilience.flower")
 
 LOG = "deploy.log"
 CONNECTION = "CONSILIENCE_CONNECTION"
-"""The environment variable by which the launcher says how models travel: `tls`, or `loopback` (not at all)."""
+"""Environment variable in which the launcher says how models are sent: `tls`, or `loopback` (within the machine)."""
 ENCRYPTED = ("tls", "loopback")
 PATIENCE = tuple(f"deploy.{key}:" for key in ("min_available", "deadline", "wait", "retries", "pause"))
 
@@ -104,11 +104,11 @@ def refuse_another_run(folder: RunFolder, config: Config, *, computed: bool = Tr
 
 
 def refuse_plain_text(connection: str, *, allowed: bool) -> None:
-    """No run over a connection that the launcher has not called safe, unless plain text was asked for."""
+    """Refuse a connection that the launcher has not declared encrypted, unless plain text was asked for."""
     if connection not in ENCRYPTED and not allowed:
         raise Invalid(
-            f"nothing says that models are encrypted on their way ({CONNECTION} = {connection!r}): start the server's "
-            "side with `consilience deploy link`, which sees to it, or, if this network is to be trusted with every "
+            f"the connection is not known to be encrypted ({CONNECTION} = {connection!r}): start the server's "
+            "side with `consilience deploy link`, which encrypts it, or, if this network may read every "
             'model, run with --run-config "insecure=true"'
         )
 
@@ -163,7 +163,7 @@ def _watched(run: Run, connection: str) -> Iterator[Observation]:
     for observation in run.observations():
         log.info("%s", _line(observation, run.config.rounds))
         if connection not in ENCRYPTED:
-            log.warning("NOTHING SAYS THAT TLS IS ON: models may travel in plain text")
+            log.warning("TLS IS NOT KNOWN TO BE ON: models may be sent in plain text")
         yield observation
 
 

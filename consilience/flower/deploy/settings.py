@@ -1,4 +1,4 @@
-"""The config of a deployment: that of any run, with `[deploy]`, and `federation.py` in the place of named data."""
+"""The config of a deployment: that of any run, with `[deploy]`, and `federation.py` in place of named data."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from consilience.runs import toml_text
 from consilience.runs.names import safe_name
 
 CONFIG, FEDERATION = "config.toml", "federation.py"
-OWN = ("data", "partition", "model", "data_dir")  # what federation.py says instead
+OWN = ("data", "partition", "model", "data_dir")  # federation.py replaces these
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deploy:
-    """Who takes part, and how patient the server is, in real seconds.
+    """Who takes part, and how long the server waits, in real seconds.
 
     clients: in the whole federation. classes: of the targets; left out in a regression. min_available: clients that
-    must be there for a round to begin; left out, all at first and any later. deadline: for a whole reply. wait: for
-    enough clients. retries, pause: how often, and after how many seconds (then twice that ...), a round that nobody
-    answered is asked again.
+    must be connected for a round to begin; left out, all at first and any number later. deadline: for a whole
+    reply. wait: for enough clients. retries, pause: how often, and after how many seconds (then twice that ...), a
+    round without answers is repeated.
 
     secure_aggregation (experimental): the server sees only the sum of the replies. secure_clip: no value of an update
-    counts for more. secure_levels: so many whole numbers stand for -clip to clip. secure_threshold: more than this
-    share of the nodes must stay to the end of a round.
+    counts for more. secure_levels: number of levels from -clip to clip. secure_threshold: more than this share of the
+    nodes must stay connected to the end of a round.
     """
 
     clients: Count = 4
@@ -57,7 +57,7 @@ class Deploy:
 
     @property
     def waiting(self) -> Waiting:
-        """The server's patience."""
+        """How long the server waits."""
         return Waiting(deadline=self.deadline, wait=self.wait, retries=self.retries, pause=self.pause)
 
 

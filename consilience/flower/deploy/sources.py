@@ -32,7 +32,7 @@ class OwnFederation:
 
     @functools.cached_property
     def task(self) -> Task:
-        """What model() gives, initialised from the run's seed wherever it is built; a Task brings kind and metrics."""
+        """What model() gives, initialised from the run's seed on both sides; a Task has its own kind and metrics."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._config.seed)
             module = self._function("model")()
@@ -50,7 +50,7 @@ class OwnFederation:
         return self._config.deploy.classes
 
     def held(self, hosts: np.ndarray, node: Mapping[str, Any]) -> Federation:
-        """The rows of some clients, and nobody else's."""
+        """The rows of these clients only."""
         given = [self._rows(int(client), node) for client in hosts]
         pairs = [rows[:2] for rows in given]
         tests = [rows[2:] for rows in given]
@@ -77,7 +77,7 @@ class OwnFederation:
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """Nothing is known of them."""
+        """Unknown."""
         return ()
 
     def _rows(self, client: int, node: Mapping[str, Any]) -> tuple[Any, ...]:

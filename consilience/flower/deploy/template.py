@@ -32,7 +32,7 @@ clientapp = "client_app:app"
 runs = "runs"     # where the server writes the run folder
 settings = ""     # overrides of config.toml, such as "rounds=20 algorithm.lr=0.05"; both sides see them
 cases = ""
-insecure = false  # true: run also where nothing says that models are encrypted on their way
+insecure = false  # true: run also where the connection is not known to be encrypted
 """
 
 SERVER = '''\
@@ -74,8 +74,8 @@ dtype = "float32"
 [deploy]
 clients = {clients}      # in the whole federation: SuperNodes say which they are (--node-config "clients=0")
 classes = 10     # of the targets; leave it out in a regression
-deadline = 600   # seconds for a whole reply; who is slower is left out of the round
-wait = 300       # seconds for enough clients to be there
+deadline = 600   # seconds for a whole reply; slower clients are left out of the round
+wait = 300       # seconds for enough clients to connect
 # secure_aggregation = true   # experimental: the server sees only the sum of the replies (fedavg and its like)
 """
 
@@ -94,7 +94,7 @@ def model() -> nn.Module:
 def data(client: int, node: dict) -> tuple:
     """This client's own rows: (x, y), or (x, y, test_x, test_y) if it can test. Called at the client only.
 
-    `node` is what its SuperNode was started with, so a path is the client's own affair:
+    `node` is what its SuperNode was started with, so each client has its own path:
     --node-config "clients=0 data=/srv/hospital" gives node["data"].
     """
     from sklearn.datasets import load_digits  # an example that needs no files: a share of the digits for each client

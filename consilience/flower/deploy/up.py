@@ -1,4 +1,4 @@
-"""`consilience deploy up`: the whole deployment on this machine, followed to its end."""
+"""`consilience deploy up`: the whole deployment on this machine, until the run ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CODES = {
     "refused": BAD_SETTINGS,
     "interrupted": INTERRUPTED,
 }
-RESTARTS = 1  # of a server that died: more would hide a fault
+RESTARTS = 1  # of a server that died: more would hide a bug
 
 
 class ServerLost(RuntimeError):
@@ -98,7 +98,7 @@ def follow(stage: LocalDeployment, run: Process, folder: Path, say: Say) -> None
             run.wait(10)
             _pass_on(log, place, say)
             return
-        if lost:  # before anything else that follows from it: Flower's own command ends, and the ServerApp
+        if lost:  # checked first: Flower's own command and the ServerApp end as a consequence
             raise ServerLost("the SuperLink died")
         if ended:
             raise ProcessFailed(f"the run ended without a result; Flower's log, {run.log}, ends with:\n{run.tail()}")
@@ -112,7 +112,7 @@ def follow(stage: LocalDeployment, run: Process, folder: Path, say: Say) -> None
 
 
 def outcome(folder: Path) -> int:
-    """The exit code that a run's status stands for."""
+    """The exit code for a run's status."""
     return CODES.get(str(facts_of(folder).get("status")), UNEXPECTED)
 
 

@@ -38,14 +38,14 @@ STANDARD: dict[str, Any] = {
     "model": {"name": "siamese", "backbone": "mlp", "backbone_options": {"hidden": [16]}, "projection": 8},
     "algorithm": {"name": "fedavg", "lr": 0.1, "epochs": 1, "batch_size": 32},
 }
-"""What is run where no config is given: every algorithm of `ALGORITHMS` can train this model."""
+"""The default experiment: every algorithm of `ALGORITHMS` can train this model."""
 NORMALISED = {"model": {"name": "resnet20"}, "algorithm": {"name": "fedbn", "lr": 0.1, "epochs": 0.1, "batch_size": 32}}
 """FedBN needs batch norm that trains, which the standard model has in a head that only siamese algorithms use."""
 PATIENCE = {"deadline": 240.0, "wait": 180.0, "retries": 1}
 
 
 class Outcome(NamedTuple):
-    """What one engine made of one experiment; `why` says why there is nothing to compare."""
+    """The result of one experiment on one engine; `why` says why there is nothing to compare."""
 
     algorithm: str
     engine: str
@@ -70,11 +70,11 @@ def verify(
         if name not in ENGINES:
             raise Invalid(f"--engines {name!r} is not one of {', '.join(ENGINES)}{nearest(name, ENGINES)}")
     tables = {name: _table(given, name, rounds) for name in algorithms}
-    settled = {name: configs.from_table(table) for name, table in tables.items()}  # all are checked before any runs
+    checked = {name: configs.from_table(table) for name, table in tables.items()}  # all are checked before any runs
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="consilience-verify-") as place:
         if "vectorised" in engines:
-            outcomes += _locally(settled, "vectorised", Path(place) / "vectorised", say)
+            outcomes += _locally(checked, "vectorised", Path(place) / "vectorised", say)
         if "ray" in engines:
             outcomes += _ray(tables, Path(place), say)
         if "flower" in engines:
@@ -132,9 +132,9 @@ def _schedule(rounds: int, clients: int) -> list[list[float]]:
     return [[value / sum(row) for value in row] for row in rows]
 
 
-def _locally(settled: Mapping[str, Any], engine: str, place: Path, say: Say) -> list[Outcome]:
+def _locally(checked: Mapping[str, Any], engine: str, place: Path, say: Say) -> list[Outcome]:
     found: list[Outcome] = []
-    for name, config in settled.items():
+    for name, config in checked.items():
         began = time.perf_counter()
         with _explained(name, engine, found, say):
             folder = runner.execute(config, folder=place / name).folder
@@ -212,7 +212,7 @@ def _wait_for(folder: Path, stage: LocalDeployment, run: Any) -> None:
 
 @contextlib.contextmanager
 def _explained(name: str, engine: str, found: list[Outcome], say: Say) -> Iterator[None]:
-    """A failure is an outcome too."""
+    """Record a failure as an outcome."""
     try:
         yield
     except Exception as problem:
@@ -222,7 +222,7 @@ def _explained(name: str, engine: str, found: list[Outcome], say: Say) -> Iterat
 
 
 def _outcome(name: str, engine: str, folder: Path, seconds: float) -> Outcome:
-    """SHA-256 of the final model's tensors and of the metrics, in which no wall time stands."""
+    """SHA-256 of the final model's tensors and of the metrics, which hold no wall time."""
     tensors = safetensors.torch.load((folder / "model.safetensors").read_bytes())
     metrics = hashlib.sha256((folder / "metrics.jsonl").read_bytes()).hexdigest()
     model = arrays.digest({key.replace("/", "."): value for key, value in tensors.items()})

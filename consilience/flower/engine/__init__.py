@@ -1,2 +1,2 @@
-"""Clients in other processes and other organisations: trees travel in Flower's messages (`pip install
+"""Clients in other processes and other organisations: trees are sent in Flower's messages (`pip install
 "consilience[flower]"`)."""

@@ -1,4 +1,4 @@
-"""What both sides must have in common for a round to make sense, in a few digests that name what differs."""
+"""What both sides must have in common, as digests that name what differs."""
 
 from __future__ import annotations
 
@@ -59,34 +59,34 @@ TRAIN, PRE_TRAINING, TEST, TEST_OWN = "train", "pre_training", "test", "test_own
 TESTS = (TEST, TEST_OWN)  # sums of the metrics of a model on a client's test rows
 
 
-class Asked(NamedTuple):
+class RuleAndChannel(NamedTuple):
     """A rule and the channel its replies go through."""
 
     rule: ClientRule
     channel: Channel
 
 
-def rules_of(algorithm: Algorithm) -> dict[str, Asked]:
+def rules_of(algorithm: Algorithm) -> dict[str, RuleAndChannel]:
     """What the clients of an algorithm may be asked to do."""
     client, plain = algorithm.client, Plain()
     known = {
-        TRAIN: Asked(client, algorithm.channel),
-        TEST: Asked(Evaluate(), plain),
+        TRAIN: RuleAndChannel(client, algorithm.channel),
+        TEST: RuleAndChannel(Evaluate(), plain),
     }
     before, after = capability(client, PreTrainingPass), capability(client, PostTrainingPass)
     own = capability(client, PersonalRule)
     if capability(algorithm.selection, QueriesBeforeSelection) is not None:
-        known["loss"] = Asked(LossQuery(), plain)
+        known["loss"] = RuleAndChannel(LossQuery(), plain)
     if before is not None:
-        known[PRE_TRAINING] = Asked(before.pre_training, plain)
+        known[PRE_TRAINING] = RuleAndChannel(before.pre_training, plain)
     if after is not None:
-        known["post_training"] = Asked(after.post_training, plain)
+        known["post_training"] = RuleAndChannel(after.post_training, plain)
     if own is not None:
-        known[TEST_OWN] = Asked(Evaluate(rule=own), plain)
+        known[TEST_OWN] = RuleAndChannel(Evaluate(rule=own), plain)
     return known
 
 
-def name_of(known: dict[str, Asked], rule: ClientRule, channel: Channel) -> str:
+def name_of(known: dict[str, RuleAndChannel], rule: ClientRule, channel: Channel) -> str:
     """What a rule is called on both sides."""
     for name, asked in known.items():
         if asked.rule == rule and asked.channel == channel:

@@ -1,4 +1,4 @@
-"""The client side of the engine: it does what the server's orders say with rows that never leave the node."""
+"""The client side of the engine: it carries out the server's orders on rows that never leave the node."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from consilience.wire.template import Template
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Site:
-    """What one node brings: the agreed algorithm and task, and its own clients' rows."""
+    """One node: the agreed algorithm and task, and its own clients' rows."""
 
     algorithm: Algorithm
     task: Task
-    federation: Federation  # of the clients here, and nobody else's
+    federation: Federation  # of the clients here only
     hosts: np.ndarray  # [h] their ids, ascending
     clients: int  # in the whole federation
     engine: Mapping[str, Any] = field(default_factory=dict)  # settings of `Vectorised`
     memory: Path | None = None  # a folder for memories
     kept: int = 4  # memories of each client in it
-    secure: SecureTerms | None = None  # of the sums that are all it sends to
+    secure: SecureTerms | None = None  # of secure sums; None: replies in clear
     engines: dict[tuple[int, ...], Vectorised] = field(default_factory=dict)  # by clients, kept between messages
 
     @property
@@ -58,7 +58,7 @@ class Site:
 Open = Callable[[Any, str], Site]
 """From Flower's Context and the name of a case to the site."""
 Terms = Callable[[Any, str], SecureTerms | None]
-"""From the same to the terms of its secure sums, without a look at any rows; None where replies go in clear."""
+"""From the same to the terms of its secure sums, without reading any rows; None where replies go in clear."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -107,7 +107,7 @@ def introduce(content: Any, context: Any, open_site: Open) -> Any:
 
 
 class ExecutedOrder(NamedTuple):
-    """What became of an order, not yet packed."""
+    """The results of an order, not yet packed."""
 
     engine: Vectorised
     site: Site
@@ -129,7 +129,7 @@ def answer_for_sum(content: Any, context: Any, open_site: Open, terms: SecureTer
     if len(done.order.clients) != 1:
         raise Invalid(f"a secure sum needs one client on each node, and clients {done.order.clients} were asked here")
     reply = tree.rows(done.replies, 0)
-    Template.of(reply).check(reply)  # before the memory that belongs to it is put away
+    Template.of(reply).check(reply)  # before its memory is stored
     return contribution(context, done.order.seed, _said(done, 0, digest=""), reply, done.shared, terms)
 
 
@@ -142,9 +142,9 @@ def _executed(content: Any, context: Any, open_site: Open, *, in_clear: bool = T
     if not in_clear:
         refuse_repetition(context, order)
     ids = np.array(order.clients, dtype=np.int64)
-    strangers = np.setdiff1d(ids, site.hosts)
-    if len(strangers):
-        raise Invalid(f"clients {strangers.tolist()} are not at this node: it holds {site.hosts.tolist()}")
+    unknown = np.setdiff1d(ids, site.hosts)
+    if len(unknown):
+        raise Invalid(f"clients {unknown.tolist()} are not at this node: it holds {site.hosts.tolist()}")
     engine = _engine(site, ids)
     keeper = Keeper(state=context.state, run=order.run, folder=site.memory, kept=site.kept)
     start = wire.get_tree(content, "start") if "start" in content else engine.start()
@@ -171,7 +171,7 @@ def _work(engine: Vectorised, algorithm: Algorithm, order: wire.Order, broadcast
     rule, channel = rules_of(algorithm)[order.rule]
     ids, place = np.array(order.clients, dtype=np.int64), np.arange(len(order.clients))
     looking = capability(rule, PreTrainingPass) if order.rule == TRAIN else None
-    if looking is not None:  # what it sees stays at home
+    if looking is not None:  # its result is not sent
         look = _look_workload(engine, looking.pre_training, ids)
         seen = engine.run_clients(looking.pre_training, Plain(), broadcast, look, round=order.round, seed=order.seed)
         broadcast = Broadcast(shared=broadcast.shared, personal={**broadcast.personal, "seen": seen})
@@ -193,7 +193,7 @@ def _look_workload(engine: Vectorised, rule: ClientRule, ids: np.ndarray) -> Wor
 
 
 def _packed(done: ExecutedOrder) -> Any:
-    """The replies as records, with what is said about each; memories are put away."""
+    """The replies as records, with what is said about each; memories are stored."""
     content = wire.records().RecordDict()
     said = []
     for place, client in enumerate(done.order.clients):
@@ -217,7 +217,7 @@ def _facts(done: ExecutedOrder, place: int) -> dict[str, Any]:
 
 
 def _said(done: ExecutedOrder, place: int, *, digest: str) -> wire.Said:
-    """What is said about one reply; the memory that goes with it is put away."""
+    """What is said about one reply; its memory is stored."""
     order, before = done.order, done.found[place]
     memory = order.memory[place]
     if rules_of(done.site.algorithm)[order.rule].rule.work.trains:
@@ -245,4 +245,4 @@ def _settings(engine: Mapping[str, Any]) -> dict[str, Any]:
 def _refuse_other_settings(site: Site, order: wire.Order) -> None:
     found = differences(site.agreement, order.agreement)
     if found:
-        raise Invalid(f"the server runs something else than this node: {found}; use one config and one federation.py")
+        raise Invalid(f"the server's settings differ from this node's: {found}; use one config and one federation.py")

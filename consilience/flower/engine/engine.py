@@ -1,4 +1,4 @@
-"""The server side: an engine whose clients are at the other end of a Flower Grid."""
+"""The server side: an engine whose clients are reached through a Flower Grid."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ NOTHING = bytes(32)  # the digest of no memory
 class FlowerEngine:
     """Sends each node one message with what its chosen clients are to do; replies are checked, then stacked by client.
 
-    `algorithm` is built on both sides from one config, so only trees and small settings travel. `test`: rows that the
-    server may test on; without them clients test on their own. min_available: clients that must be there for a round to
-    begin; left out, all must be there at first, and any later. secure: of the replies to training, the server sees only
-    the sum. Memories stay with their clients: `recall` gives their digests.
+    `algorithm` is built on both sides from one config, so only trees and small settings are sent. `test`: rows that the
+    server may test on; without them clients test on their own. min_available: clients that must be connected for a
+    round to begin; left out, all at first, and any number later. secure: of the replies to training, the server sees
+    only the sum. Memories stay with their clients: `recall` gives their digests.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class FlowerEngine:
 
     @property
     def sizes(self) -> np.ndarray:
-        """[K] training rows of every client, as it says; 0 before it was met."""
+        """[K] training rows of every client, as it reports; 0 before its node was seen."""
         return self._roster.train
 
     @property
@@ -120,7 +120,7 @@ class FlowerEngine:
 
     @property
     def test_sizes(self) -> np.ndarray:
-        """[K] test rows of every client, as it says; 0 before it was met."""
+        """[K] test rows of every client, as it reports; 0 before its node was seen."""
         return self._roster.test
 
     @property
@@ -133,26 +133,26 @@ class FlowerEngine:
         return self._placement.saved(values)
 
     def close(self) -> None:
-        """Nothing: the grid belongs to Flower."""
+        """Do nothing: the grid belongs to Flower."""
 
     def meet(self) -> None:
-        """Wait until enough clients are there."""
+        """Wait until enough clients are connected."""
         if self._secure is not None:
             log.warning(EXPERIMENTAL)
         here = self._roster.wait_for(self._at_first)
-        log.info("%d of %d clients are here, with %d rows", int(here.sum()), len(here), int(self.sizes.sum()))
+        log.info("%d of %d clients are connected, with %d rows", int(here.sum()), len(here), int(self.sizes.sum()))
 
     def start(self) -> Tree:
         """The initial model."""
         return self._placement.start(self._task)
 
     def available(self, round: int, seed: int) -> np.ndarray:
-        """[K] who could take part: online, and not away by the environment's draw."""
+        """[K] who could take part: online, and available by the environment's draw."""
         here = self._roster.wait_for(self._least)
         return here & self.environment.available(round, len(here), seed)
 
     def planned(self, client: ClientRule, ids: np.ndarray, *, round: int, seed: int) -> np.ndarray:
-        """[m] steps that clients will do in a round's exchange; 0 for those who will not be heard."""
+        """[m] steps that clients will do in a round's exchange; 0 for clients whose reply will not arrive."""
         return heard_steps(self.environment, client.work, ids, self.sizes[ids], round=round, seed=seed)
 
     def recall(self) -> Tree:
@@ -176,7 +176,7 @@ class FlowerEngine:
         name = name_of(self._rules, client, channel)
         sizes = (self._roster.test if client.work.rows == "test" else self._roster.train)[ids]
         workload = Workload.of(self.environment, client.work, ids, sizes, round=round, seed=seed)
-        if name == PRE_TRAINING:  # clients look when they train, and what they see stays at home
+        if name == PRE_TRAINING:  # clients do this pass when they train, and do not send its result
             workload = workload.only(np.zeros(len(workload.ids), dtype=bool))
         if not len(workload.ids):
             return self._cohort(workload, Inbox(), round)
@@ -198,7 +198,7 @@ class FlowerEngine:
     def _exchange_sum(
         self, terms: SecureTerms, broadcast: Broadcast, workload: Workload, template: Template, round: int, seed: int
     ) -> Cohort:
-        """Training of which only the sum is seen; a sum that cannot be had is a round that changes nothing."""
+        """Training of which only the sum is seen; if the sum fails, the round changes nothing."""
         for attempt in range(self._waiting.retries + 1):
             self._turn += 1
             nodes = self._roster.alone()
@@ -227,7 +227,7 @@ class FlowerEngine:
         stale, self._stale = self._stale, []
         cohort = asked.cohort(found, layout, stale)
         if found.mean is not None:
-            for said, _ in found.told.values():
+            for said, _ in found.in_clear.values():
                 self._digests[said.client] = said.memory
         examples = cohort.examples.to(self.device)
         return replace(cohort, reply=tree.to(cohort.reply, self.device), examples=examples)
@@ -236,7 +236,7 @@ class FlowerEngine:
         """Give clients that did not answer some time, unless this was the last attempt."""
         if attempt < self._waiting.retries:
             pause = self._waiting.pause * 2**attempt
-            log.warning("round %d: nobody answered; asking again in %g seconds", round + 1, pause)
+            log.warning("round %d: no client answered; asking again in %g seconds", round + 1, pause)
             time.sleep(pause)
             self._roster.wait_for(self._least)
 
@@ -244,7 +244,7 @@ class FlowerEngine:
         return TooFewClients(
             f"round {round + 1}: none of {len(workload.ids)} clients sent a usable reply, "
             f"{self._waiting.retries + 1} times in a row ({why}). "
-            "The last finished round is saved: start it again to go on"
+            "The last finished round is saved: start it again to continue"
         )
 
     def _ask(self, name: str, broadcast: Broadcast, workload: Workload, round: int, seed: int) -> Post:
@@ -293,7 +293,7 @@ class FlowerEngine:
         personal = tree.map_leaves(lambda leaf: leaf[place.to(leaf.device)], broadcast.personal)
         wire.put_tree(content, "shared", tree.to(broadcast.shared, "cpu"))
         wire.put_tree(content, "personal", tree.to(personal, "cpu"))
-        if self._remembers and not all(known):  # what a first memory is made of
+        if self._remembers and not all(known):  # the initial memory is made from it
             wire.put_tree(content, "start", tree.to(self.start(), "cpu"))
         return content
 

@@ -1,4 +1,4 @@
-"""Fetches replies one by one, beside the server's own thread: one that drips holds up neither the round nor the others.
+"""Fetches replies one by one in other threads: a slow one delays neither the round nor the other replies.
 
 Flower shows a reply as soon as its header is there, and then waits inside `pull_messages` for the tensors: up to two
 hours, as long as the client sends a piece every three minutes.
@@ -14,12 +14,12 @@ from typing import Any
 
 from consilience.flower.engine.pulling import Bound, Pull, puller
 
-SLOW = 1.0  # seconds after which a reply is left to a thread of its own, and the others go on
+SLOW = 1.0  # seconds after which a reply gets its own thread, and the others continue
 LAST = 5.0  # seconds beyond the deadline for fetching what the clients had sent before it
 
 
 class Fetching:
-    """Whole replies from a Flower Grid; whatever a client does, `look` comes back in time."""
+    """Whole replies from a Flower Grid; `look` returns in time whatever a client does."""
 
     def __init__(self, grid: Any) -> None:
         self._pull = puller(grid)
@@ -68,7 +68,7 @@ class Fetching:
 
 
 class _Walk:
-    """One thread's way through some messages; left alone, it ends after the one it is at."""
+    """One thread that fetches some replies in order; after `leave` it ends with the current one."""
 
     def __init__(
         self, pull: Pull, messages: dict[str, Bound], found: queue.SimpleQueue[list[Any] | BaseException]
@@ -77,10 +77,10 @@ class _Walk:
         self._lock = threading.Lock()
         self._at, self._left = 0, False
         self.since = time.monotonic()  # when it began with the message it is at
-        self.thread = threading.Thread(target=self._go, daemon=True)  # it must not keep a finished server alive
+        self.thread = threading.Thread(target=self._go, daemon=True)  # it must not keep a finished server running
 
     def leave(self) -> int | None:
-        """Which message it is at, and will be the last; None if it has just ended."""
+        """End after the current message, which is returned; None if it has just ended."""
         with self._lock:
             self._left = True
             return self._at if self._at < len(self._messages) else None
@@ -93,5 +93,5 @@ class _Walk:
                     if self._left:
                         return
                     self._at, self.since = self._at + 1, time.monotonic()
-        except BaseException as problem:  # the server's thread shall know
+        except BaseException as problem:  # raised again in the server's thread
             self._found.put(problem)

@@ -1,4 +1,4 @@
-"""What may be used of the replies to a round of messages: nothing is believed before it was compared."""
+"""What may be used of the replies to a round of messages: nothing is trusted before it was checked."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def _nobody() -> Admitted:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Inbox:
-    """The replies that were let in, and what their clients say about their memories."""
+    """The accepted replies, and what their clients say about their memories."""
 
     admitted: Admitted = field(default_factory=_nobody)
     memory: dict[int, str] = field(default_factory=dict)  # client -> digest of its memory now
-    lost: int = 0  # clients that had to begin with a new one
+    lost: int = 0  # clients that had to start with a new one
 
     def reasons(self, post: Post) -> str:
         """Why there is nothing, in words."""
@@ -47,7 +47,7 @@ def read(
     run: str,
     limits: Limits,
 ) -> Inbox:
-    """Check every reply of a post against what was ordered from whom."""
+    """Check every reply of a post against the orders."""
     arrivals: list[Arrival] = []
     memory: dict[int, tuple[str, bool]] = {}
     refusals: list[Refusal] = []

@@ -1,4 +1,4 @@
-"""Warnings about nodes, as many as people read: what one node says must not fill the server's disk."""
+"""A limited number of warnings about nodes: what one node says must not fill the server's disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IN_ALL = 20
 class LimitedLog:
     """`with LimitedLog("round 3") as warnings:` logs the first few of each sender and in all, and counts the rest.
 
-    `logged` counts by sender what was logged before, for warnings that would come again and again.
+    `logged` counts by sender what was logged before, for repeated warnings.
     """
 
     def __init__(self, subject: str, logged: Counter[str] | None = None) -> None:

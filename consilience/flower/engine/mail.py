@@ -1,4 +1,4 @@
-"""Messages to nodes and what comes back before a deadline; what comes later is told apart and never used."""
+"""Messages to nodes and the replies before a deadline; later replies are recognised and never used."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from consilience.flower.engine.limited_log import LimitedLog
 from consilience.flower.engine.pulling import Bound, Unread
 
 GRACE = 30.0  # seconds that a message lives beyond its deadline: then the SuperLink drops it
-POLLS = (0.2, 1.0)  # seconds between two looks: at first, and at last
+POLLS = (0.2, 1.0)  # seconds between two polls: at first, and at last
 
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
     """How long the server waits, in real seconds.
 
-    deadline: for a whole reply, from sending to the last byte. wait: for enough clients to be there. retries: how often
-    a round that nobody answered is asked again, after `pause`, twice that, four times ...
+    deadline: for a whole reply, from sending to the last byte. wait: for enough clients to connect. retries: how often
+    a round without answers is repeated, after `pause`, twice that, four times ...
     """
 
     deadline: Positive = 600.0
@@ -37,11 +37,11 @@ class Waiting:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Post:
-    """What came of one round of messages, by node."""
+    """The replies to one round of messages, by node."""
 
     replies: dict[int, Any] = field(default_factory=dict)  # contents
     failures: dict[int, str] = field(default_factory=dict)  # why a node could not answer
-    refused: dict[int, Refused] = field(default_factory=dict)  # replies that were never put together
+    refused: dict[int, Refused] = field(default_factory=dict)  # replies that were never assembled
     stale: list[tuple[int, str]] = field(default_factory=list)  # (node, group) of replies to earlier messages
 
 

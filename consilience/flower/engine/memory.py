@@ -1,7 +1,7 @@
-"""Where a client's memory lives between messages: with its node, found again by its digest, never at the server.
+"""Storage of a client's memory between messages: at its node, by digest, never at the server.
 
 The server keeps digests only. A node keeps the last two memories of each client in Flower's `Context.state`, so that a
-client whose reply did not count goes back to the one before; and, if it was given a folder, the last few on disk, so
+client whose reply did not count returns to the one before; and, if it was given a folder, the last few on disk, so
 that a run that is resumed under another Flower run finds the memory of the round it resumes from.
 """
 
@@ -29,7 +29,7 @@ LARGEST = 1 << 34  # bytes of a memory on disk
 
 
 class Found(NamedTuple):
-    """A client's memory, and whether the one that was asked for is gone, so that it starts anew."""
+    """A client's memory, and whether the requested one is missing, so that it starts anew."""
 
     memory: Tree
     lost: bool

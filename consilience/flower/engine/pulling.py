@@ -1,7 +1,7 @@
-"""Replies from a SuperLink within bounds: counted part by part, before they are fetched and before they are joined.
+"""Replies from a SuperLink, bounded in size: counted part by part, before they are fetched and joined.
 
 A reply is a tree of objects that name each other by their digests: message, records, arrays, chunks of arrays. An array
-may name one chunk any number of times, and Flower's `pull_messages` joins them before anybody can look: 5 MB became
+may name one chunk any number of times, and Flower's `pull_messages` joins them before any check: 5 MB became
 4.3 GB. Here every object is fetched once, and a reply is refused as soon as what it says or holds is too much.
 """
 
@@ -50,7 +50,7 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Unread:
-    """A reply that was refused before it was put together."""
+    """A reply that was refused before it was assembled."""
 
     metadata: Any  # Flower's, as the SuperLink has it
     problem: Refused
@@ -61,14 +61,14 @@ Pull = Callable[[str, Bound], list[Any]]
 
 
 def puller(grid: Any) -> Pull:
-    """How to fetch replies from this grid; only those that come over a network have to be put together."""
+    """How to fetch replies from this grid; only those that come over a network have to be assembled."""
     if not _over_network(grid):
         return lambda message, bound: list(grid.pull_messages([message]))
     return _Bounded(grid).pull
 
 
 def _over_network(grid: Any) -> bool:
-    """Whether it is Flower's HttpGrid; `Invalid` for another grid of Flower's, whose replies nobody would bound."""
+    """Whether it is Flower's HttpGrid; `Invalid` for another grid of Flower's, whose replies would be unbounded."""
     try:
         from flwr.serverapp.grid import Grid
         from flwr.superlink.grid import HttpGrid, InMemoryGrid
@@ -101,10 +101,10 @@ class _Bounded:
             name, metadata = reply.metadata.message_id, metadata_from_proto(reply.metadata)
             try:
                 read: Any = assembled(name, self._fetch, bound)
-                read.__dict__["_metadata"] = metadata  # as the SuperLink knows it, and not as its sender says
+                read.__dict__["_metadata"] = metadata  # as the SuperLink knows it, not as its sender claims
             except Refused as problem:
                 read = Unread(metadata=metadata, problem=problem)
-            # whatever it was, the SuperLink need not keep it
+            # the SuperLink need not keep it
             runtime.ConfirmMessageReceived(
                 ConfirmMessageReceivedRequest(node=self._grid.node, run_id=run, message_object_id=name)
             )
@@ -114,7 +114,7 @@ class _Bounded:
     def _runtime(self) -> Any:
         """Flower's client, which calls `_look`."""
         try:
-            # Flower has no public way to fetch the parts of a message: should these go, nothing is read unbounded
+            # Flower has no public way to fetch the parts of a message: if these are removed, nothing is read unbounded
             found, _ = self._grid._runtime_client, self._grid.run.run_id
             hooks = found._client.event_hooks
         except (AttributeError, TypeError) as problem:
@@ -232,7 +232,7 @@ def _head(content: bytes) -> tuple[str, list[str], int]:
 
 @contextlib.contextmanager
 def _well_formed() -> Iterator[None]:
-    """`Refused` for whatever Flower's code raises at what strangers sent."""
+    """`Refused` for whatever Flower's code raises on malformed input."""
     try:
         yield
     except Refused:
@@ -242,7 +242,7 @@ def _well_formed() -> Iterator[None]:
 
 
 def _too_large(what: str) -> Refused:
-    return Refused("size", detail=f"{what}: refused before it was put together")
+    return Refused("size", detail=f"{what}: refused before it was assembled")
 
 
 class BoundedGrid:

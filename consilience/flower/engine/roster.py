@@ -1,4 +1,4 @@
-"""Who is there: which node holds which clients, with how many rows. Node ids are random, so every node is asked."""
+"""Which node holds which clients, with how many rows. Node ids are random, so every node is asked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from consilience.wire.admission import identities
 log = logging.getLogger("consilience.flower")
 
 INTRODUCTION = Bound(arrays=0, text=wire.LONGEST + TEXT)  # what a node may say of its clients
-AGAIN = 30.0  # seconds that a node which never says who it is can hold up each round in the end
+AGAIN = 30.0  # seconds that a node which never answers can delay each round in the end
 
 
 class Roster:
@@ -39,13 +39,13 @@ class Roster:
         self._met: set[int] = set()  # nodes that have introduced themselves
         self._refused: dict[int, str] = {}
         self._logged: Counter[str] = Counter()  # warnings about each sender; many are asked, and refused, every round
-        self._unanswered: Counter[int] = Counter()  # node -> how often it did not say who it is
+        self._unanswered: Counter[int] = Counter()  # node -> how often it did not answer
 
     def __len__(self) -> int:
         return len(self.train)
 
     def present(self) -> np.ndarray:
-        """[K] who is online, after a look at who came and went."""
+        """[K] who is online, after an update."""
         online = set(self._mail.nodes())
         gone = [client for client, node in self.node_of.items() if node not in online]
         for client in gone:
@@ -58,34 +58,34 @@ class Roster:
         return here
 
     def alone(self) -> dict[int, int]:
-        """Client -> node, of the clients that share their node with nobody."""
+        """Client -> node, of the clients that are alone on their node."""
         held = Counter(self.node_of.values())
         return {client: node for client, node in self.node_of.items() if held[node] == 1}
 
     def wait_for(self, least: int) -> np.ndarray:
         """[K] who is online, once at least so many are; `TooFewClients` when that takes too long."""
-        end, told = time.monotonic() + self._waiting.wait, -1
+        end, logged = time.monotonic() + self._waiting.wait, -1
         while True:
             here = self.present()
             if here.sum() >= least:
                 return here
             if time.monotonic() >= end:
                 raise TooFewClients(self._explain(int(here.sum()), least))
-            if here.sum() != told:
-                told = int(here.sum())
-                log.info("waiting for clients: %d of %d are here", told, least)
+            if here.sum() != logged:
+                logged = int(here.sum())
+                log.info("waiting for clients: %d of %d are connected", logged, least)
             time.sleep(1.0)
 
     def _explain(self, seen: int, least: int) -> str:
         why = "".join(f"; node {node} was refused: {reason}" for node, reason in sorted(self._refused.items())[:4])
         return (
-            f"{seen} of the {least} clients that are needed were there after {self._waiting.wait:g} seconds "
+            f"{seen} of the {least} clients that are needed were connected after {self._waiting.wait:g} seconds "
             f"({len(self._mail.nodes())} nodes online{why}). Start the missing SuperNodes and run it again: "
-            "it goes on after the last finished round"
+            "it continues after the last finished round"
         )
 
     def _meet(self, nodes: list[int]) -> None:
-        """Ask nodes that came who they are."""
+        """Ask new nodes which clients they hold."""
         if not nodes:
             return
         letters = {}
@@ -93,7 +93,7 @@ class Roster:
             letters[node] = wire.records().RecordDict()
             wire.put_json(letters[node], "query", {"case": self._case})
         most = min(self._waiting.deadline, self._waiting.wait)
-        # whoever is new has all of the time; if all were silent before, half of what they had then
+        # a new node gets the full time; if all were silent before, half of their last time
         patience = max(min(AGAIN, most), most * 0.5 ** min(self._unanswered[node] for node in nodes))
         post = self._mail.ask(letters, "query", "introduction", patience, dict.fromkeys(nodes, INTRODUCTION))
         post.failures.update((node, str(problem)) for node, problem in post.refused.items())
@@ -103,7 +103,7 @@ class Roster:
             self._learn(post, warnings)
 
     def _learn(self, post: Post, warnings: LimitedLog) -> None:
-        """Take down who the nodes say they are, as far as it can be believed."""
+        """Record which clients the nodes report, as far as that is valid."""
         claims: list[tuple[int, Any]] = []
         sizes: dict[int, tuple[int, int]] = {}
         for node, content in post.replies.items():
@@ -132,7 +132,7 @@ class Roster:
 
     def _refuse(self, node: int, why: str, warnings: LimitedLog) -> None:
         self._refused[node] = why
-        self._met.add(node)  # it will not change its mind: not asked again while it stays online
+        self._met.add(node)  # not asked again while it stays online
         warnings.add(f"node {node}", f"node {node} refused: {why}")
 
     def _read(self, content: Any) -> dict[int, tuple[int, int]]:
@@ -142,7 +142,7 @@ class Roster:
             raise Refused("format", detail="no introduction")
         differing = differences(self._agreement, said.get("agreement"))
         if differing:
-            raise Refused("settings", detail=f"it runs something else: {differing}")
+            raise Refused("settings", detail=f"its settings differ: {differing}")
         columns = [said.get(key) for key in ("clients", "train", "test")]
         if not all(isinstance(column, list) and len(column) == len(columns[0] or ()) for column in columns):
             raise Refused("format", detail="clients, train and test are not lists of one length")

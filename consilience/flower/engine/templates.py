@@ -1,4 +1,4 @@
-"""What a valid reply of an algorithm looks like, found out without any data."""
+"""What a valid reply of an algorithm looks like, computed without any data."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def reply_template(
 ) -> Template:
     """The template of what clients send in answer to this broadcast, as encoded by the channel.
 
-    A server without data runs begin, end and encode for one client that never was asked before and does not do a step:
-    replies and memories keep structure, shapes and types, so everyone's look the same. `dtype` is the engine's.
+    A server without data runs begin, end and encode for one new client that does no step: replies and memories keep
+    structure, shapes and types, so those of all clients have the same form. `dtype` is the engine's.
     """
     cpu = torch.device("cpu")
     start = tree.cast_floating(task.start(), dtype)

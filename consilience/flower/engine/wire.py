@@ -146,7 +146,7 @@ def put_answer(content: Any, said: list[Said]) -> None:
 
 
 def get_answer(content: Any) -> list[Said]:
-    """What a node says about its clients' replies; nothing of it is believed yet."""
+    """What a node says about its clients' replies; not checked yet."""
     given = get_json(content, "answer")
     if not isinstance(given, list):
         raise Refused("format", key="answer", detail=f"{type(given).__name__} instead of a list")
@@ -157,7 +157,7 @@ def get_answer(content: Any) -> list[Said]:
 
 
 def get_aside(content: Any) -> Aside:
-    """What a client says beside a masked reply; nothing of it is believed yet."""
+    """What a client says beside a masked reply; not checked yet."""
     given = get_json(content, ASIDE)
     try:
         return Aside(**given)

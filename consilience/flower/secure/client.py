@@ -13,7 +13,7 @@ from consilience.core import rng, tree
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.flower.engine import wire
-from consilience.flower.secure.terms import FEWEST, MODULUS, Layout, SecureTerms
+from consilience.flower.secure.terms import FEWEST, MODULUS, SecureTerms, VectorLayout
 from consilience.wire.template import Template
 
 Answer = Callable[[Any, Any], Any]
@@ -21,7 +21,7 @@ Answer = Callable[[Any, Any], Any]
 
 
 def masked(message: Any, context: Any, terms: SecureTerms, answer: Answer) -> Any:
-    """One of the four stages: what Flower's SecAgg+ replies, once the server's wishes were compared with the terms."""
+    """One of the four stages: SecAgg+'s reply, after the server's parameters were compared with the terms."""
     from flwr.app import Message
     from flwr.client.mod import secaggplus_mod
     from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
@@ -38,12 +38,12 @@ def masked(message: Any, context: Any, terms: SecureTerms, answer: Answer) -> An
 def contribution(context: Any, seed: int, said: wire.Said, reply: Tree, shared: Tree, terms: SecureTerms) -> Any:
     """A reply as SecAgg+ takes it: one clipped vector and its weight; beside it, in clear, what is said of it.
 
-    The reply was found finite: behind a mask nobody could see that it is not.
+    The reply was checked to be finite: behind a mask that cannot be seen.
     """
     from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
     from flwr.compat.common.recorddict_compat import fitres_to_recorddict
 
-    layout, weight = Layout(Template.of(reply)), terms.weight(said.examples)
+    layout, weight = VectorLayout(Template.of(reply)), terms.weight(said.examples)
     _refuse_overweight(context, weight)
     vector = layout.vector(reply, shared)
     beyond = int((np.abs(vector) > terms.clip).sum())
@@ -55,7 +55,7 @@ def contribution(context: Any, seed: int, said: wire.Said, reply: Tree, shared: 
     counters = {path: int(flat[path]) for path in layout.counters}
     wire.put_json(content, wire.ASIDE, asdict(wire.Aside(clipped=beyond, counters=counters)))
     wire.put_json(context.state, _last(said.run), said.round)
-    # SecAgg+ rounds at random, by NumPy's global generator: drawn from here, a run repeats itself to the bit
+    # SecAgg+ rounds at random, by NumPy's global generator: seeded here, so that a run repeats bit for bit
     np.random.seed(rng.key(seed, "secure sum", said.round, said.client) % MODULUS)
     return content
 
@@ -93,7 +93,7 @@ def _refuse_other_terms(wishes: Any, node: int, terms: SecureTerms) -> None:
     elif stage == Stage.UNMASK:
         there, gone = wishes.get(Key.ACTIVE_NODE_ID_LIST, []), wishes.get(Key.DEAD_NODE_ID_LIST, [])
         if node not in there or len({*there, *gone}) != len(there) + len(gone):
-            raise Invalid("the server asks for both masks of one client: nothing is given away")
+            raise Invalid("the server asks for both masks of one client: refused")
 
 
 def _refuse_earlier_turns(content: Any, context: Any, wishes: Any) -> None:

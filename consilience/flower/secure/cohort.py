@@ -1,4 +1,4 @@
-"""From one round's orders to a secure sum and back to a cohort, in which the mean stands in everybody's place."""
+"""From one round's orders to a secure sum and back to a cohort, in which the mean replaces every reply."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from consilience.flower.engine import wire
 from consilience.flower.engine.inbox import memory_of
 from consilience.flower.engine.limited_log import LimitedLog
 from consilience.flower.engine.mail import Mail
-from consilience.flower.secure.post import Request, Summed, Told
+from consilience.flower.secure.post import InClear, Summed, SumRequest
 from consilience.flower.secure.sum import refusals_of, secure_sum
-from consilience.flower.secure.terms import Layout, SecureTerms
+from consilience.flower.secure.terms import SecureTerms, VectorLayout
 from consilience.wire.template import Template
 
 log = logging.getLogger("consilience.flower")
@@ -29,10 +29,10 @@ log = logging.getLogger("consilience.flower")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SecureRound:
-    """What one round asks of whom: each client is alone on its node."""
+    """The orders of one round: each client is alone on its node."""
 
     workload: Workload
-    nodes: Mapping[int, int]  # client -> node, of those that are there
+    nodes: Mapping[int, int]  # client -> node, of those connected
     template: Template  # of a reply in clear
     received: Broadcast
     round: int
@@ -42,12 +42,12 @@ class SecureRound:
 
     def ask(
         self, mail: Mail, terms: SecureTerms, letter: Callable[[np.ndarray], Any], deadline: float
-    ) -> tuple[Summed, Layout]:
+    ) -> tuple[Summed, VectorLayout]:
         """Go through the four stages; `letter` writes the order of the clients at some places."""
         if self.received.personal:
             raise Invalid("a secure sum is of replies to one broadcast, and here every client is sent its own")
-        layout, places = Layout(self.template), {int(client): k for k, client in enumerate(self.workload.ids)}
-        asked = Request(
+        layout, places = VectorLayout(self.template), {int(client): k for k, client in enumerate(self.workload.ids)}
+        asked = SumRequest(
             letters={node: letter(np.array([places[client]])) for client, node in self.nodes.items()},
             case=self.case,
             turn=self.turn,
@@ -58,18 +58,18 @@ class SecureRound:
         )
         return secure_sum(mail, terms, asked, deadline), layout
 
-    def cohort(self, found: Summed, layout: Layout, stale: list[Refusal]) -> Cohort:
-        """Those whose replies are in the sum, or nobody; what is missing is counted."""
+    def cohort(self, found: Summed, layout: VectorLayout, stale: list[Refusal]) -> Cohort:
+        """The clients whose replies are in the sum, or none; missing ones are counted."""
         client_of = {node: client for client, node in self.nodes.items()}
         refusals = (*refusals_of(found, client_of), *stale)
         with LimitedLog(f"round {self.round + 1}") as warnings:
             for refusal in refusals:
                 warnings.add(f"client {refusal.client}", refusal)
-        told = {client_of[node]: told for node, told in found.told.items()}
-        kept = np.isin(self.workload.ids, sorted(told) if found.mean is not None else [])
+        in_clear = {client_of[node]: in_clear for node, in_clear in found.in_clear.items()}
+        kept = np.isin(self.workload.ids, sorted(in_clear) if found.mean is not None else [])
         refused = {refusal.client for refusal in refusals}
         away = {client_of[node] for node in found.silent} | (set(self.workload.ids.tolist()) - set(self.nodes))
-        mine = [told[client] for client in self.workload.ids[kept].tolist()]
+        mine = [in_clear[client] for client in self.workload.ids[kept].tolist()]
         more = {
             "silent": self.workload.counts.get("silent", 0) + len(away - refused),
             "memory_lost": sum(said.lost is True for said, _ in mine),
@@ -91,7 +91,7 @@ class SecureRound:
     def _size(self, client: int) -> int:
         return int(self.workload.sizes[np.searchsorted(self.workload.ids, client)])
 
-    def _look(self, node: int, content: Any, layout: Layout) -> Told:
+    def _look(self, node: int, content: Any, layout: VectorLayout) -> InClear:
         """What a node says in clear, if it is what was ordered: weights were agreed on before the round."""
         client = next(client for client, its_node in self.nodes.items() if its_node == node)
         place = int(np.searchsorted(self.workload.ids, client))
@@ -116,9 +116,9 @@ class SecureRound:
         return said[0], aside
 
 
-def _clipped(told: list[Told], round: int) -> int:
+def _clipped(in_clear: list[InClear], round: int) -> int:
     """How many replies had values beyond the clip."""
-    values = [aside.clipped for _, aside in told if aside.clipped]
+    values = [aside.clipped for _, aside in in_clear if aside.clipped]
     if values:
         log.warning(
             "round %d: %d values of %d clients were clipped before they were summed: raise deploy.secure_clip",
@@ -131,4 +131,4 @@ def _clipped(told: list[Told], round: int) -> int:
 
 def refuse_tables(start: tree.Tree) -> None:
     """Refuse, before any client is asked, a model whose whole numbers would have to be sent in clear."""
-    Layout(Template.of(start))
+    VectorLayout(Template.of(start))

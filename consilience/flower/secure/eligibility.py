@@ -83,8 +83,8 @@ def refuse_shared_nodes(shares: Iterable[list[int]]) -> None:
 def _refuse_readers(server: ServerRule) -> None:
     if server.needs_each_reply:
         raise Invalid(
-            f"{ON} lets the server see only the sum of the replies, but "
-            f"{names_of_readers(server)} looks at each of them: turn it off, or use an "
+            f"{ON} delivers only the sum of the replies, but "
+            f"{names_of_readers(server)} reads each reply: turn it off, or use an "
             "algorithm that does not, such as fedavg"
         )
 
@@ -93,10 +93,10 @@ def _refuse_questions(algorithm: Algorithm) -> None:
     """Parts beside the server rule that read what single clients reply."""
     if capability(algorithm.selection, QueriesBeforeSelection) is not None:
         name = type(algorithm.selection).__name__
-        raise Invalid(f"{ON} hides what each client loses, by which {name} chooses: use another selection")
+        raise Invalid(f"{ON} hides each client's loss, by which {name} chooses: use another selection")
     if capability(algorithm.client, PostTrainingPass) is not None:
         name = type(algorithm.client).__name__
-        raise Invalid(f"{ON} hides the trained models that the server would send back for {name} to look at")
+        raise Invalid(f"{ON} hides the trained models that the server would send back for {name}")
     for channel in _inside(algorithm.channel):
         if not isinstance(channel, SUMMABLE):
             raise Invalid(

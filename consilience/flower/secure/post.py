@@ -1,4 +1,4 @@
-"""The Grid as Flower's SecAgg+ workflow sees it: our mail, with our letters in it, and every answer looked at first."""
+"""The Grid as Flower's SecAgg+ workflow sees it: our messages, and every answer checked first."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from consilience.flower.engine.pulling import TEXT, TEXT_EACH, Bound
 from consilience.flower.secure.terms import MODULUS
 from consilience.wire import arrays
 
-Told = tuple[wire.Said, wire.Aside]
+InClear = tuple[wire.Said, wire.Aside]
 """What a client says in clear beside its masked reply."""
 
 
 @dataclass(eq=False, kw_only=True)
 class Summed:
-    """What came of one secure sum; without a mean, `why` says why."""
+    """The result of one secure sum; without a mean, `why` says why."""
 
     mean: np.ndarray | None = None  # [P] float64
-    told: dict[int, Told] = field(default_factory=dict)  # by node: those whose replies are in the sum
+    in_clear: dict[int, InClear] = field(default_factory=dict)  # by node: those whose replies are in the sum
     refusals: list[tuple[int, Refused]] = field(default_factory=list)  # nodes whose answer could not be used
     failures: dict[int, str] = field(default_factory=dict)
     silent: set[int] = field(default_factory=set)  # nodes that were asked and are not in the sum
@@ -37,8 +37,8 @@ class Summed:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Request:
-    """One round's sum: who is asked what, what it may weigh, and how to look at what is said in clear."""
+class SumRequest:
+    """One round's sum: the orders, the largest weight, and the check of what is said in clear."""
 
     letters: Mapping[int, Any]  # by node: the order and what is broadcast
     case: str
@@ -46,17 +46,17 @@ class Request:
     group: str  # such as "round 3"
     heaviest: float  # weight
     length: int  # values in the vector
-    look: Callable[[int, Any], Told]  # `Refused` if what a node says cannot be so
+    look: Callable[[int, Any], InClear]  # `Refused` if what a node says is invalid
 
 
 class SecurePost:
-    """Sends what the workflow wants sent; whoever answers something else than was asked for counts as silent."""
+    """Sends the workflow's messages; a node with an unexpected answer counts as silent."""
 
-    def __init__(self, mail: Mail, asked: Request, found: Summed, deadline: float) -> None:
+    def __init__(self, mail: Mail, asked: SumRequest, found: Summed, deadline: float) -> None:
         self._mail, self._asked, self._found, self._deadline = mail, asked, found, deadline
 
     def send_and_receive(self, messages: Sequence[Any], *, timeout: float | None = None) -> list[Any]:
-        """The answers that may be used; whoever sent none, or another, is silent."""
+        """The answers that may be used; a node without one is silent."""
         from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 
         letters, stage = {}, ""
@@ -106,7 +106,7 @@ class SecurePost:
         clean = app.RecordDict({RECORD_KEY_CONFIGS: app.ConfigRecord(kept)})
         if stage == Stage.COLLECT_MASKED_VECTORS:
             self._look_at_vector(kept[Key.MASKED_PARAMETERS])
-            self._found.told[node] = self._asked.look(node, content)
+            self._found.in_clear[node] = self._asked.look(node, content)
             clean.update(_empty_fit())
         return SimpleNamespace(metadata=SimpleNamespace(src_node_id=node), content=clean, has_error=lambda: False)
 

@@ -1,8 +1,8 @@
 """The server side of a secure sum: Flower's SecAgg+ workflow, stage by stage, over our own mail.
 
-Nothing here is cryptography of ours. What we add: deadlines, a look at what nodes send before Flower's code reads it, a
-mend for nodes that fall silent early (which Flower's workflow forgets to take out of its books), and a reason in words
-when a sum cannot be had.
+Nothing here is cryptography of ours. What we add: deadlines, checks of what nodes send before Flower's code reads it, a
+fix for nodes that fall silent early (which Flower's workflow does not remove from its state), and a reason in words
+when a sum fails.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from consilience.core.refusal import Refusal, plain
 from consilience.core.settings import Invalid
 from consilience.flower.engine import wire
 from consilience.flower.engine.mail import Mail
-from consilience.flower.secure.post import Request, SecurePost, Summed
+from consilience.flower.secure.post import SecurePost, Summed, SumRequest
 from consilience.flower.secure.terms import FEWEST, MODULUS, SecureTerms
 
 
@@ -29,12 +29,12 @@ def refuse_other_flower() -> None:
         import flwr.server.workflow.secure_aggregation.secaggplus_workflow  # noqa: F401
     except ImportError as problem:
         raise Invalid(
-            f"deploy.secure_aggregation = true needs Flower's SecAgg+, which this version has no more ({problem}): use "
-            "flwr 1.41, or turn it off"
+            f"deploy.secure_aggregation = true needs Flower's SecAgg+, which this version no longer has ({problem}): "
+            "use flwr 1.41, or turn it off"
         ) from problem
 
 
-def secure_sum(mail: Mail, terms: SecureTerms, asked: Request, deadline: float) -> Summed:
+def secure_sum(mail: Mail, terms: SecureTerms, asked: SumRequest, deadline: float) -> Summed:
     """The weighted mean of the nodes' vectors, of which the server sees nothing else; `deadline` is for each stage."""
     found, nodes = Summed(), len(asked.letters)
     if nodes < FEWEST:
@@ -58,7 +58,7 @@ def secure_sum(mail: Mail, terms: SecureTerms, asked: Request, deadline: float) 
     for number, stage in enumerate(stages):
         try:
             goes_on = stage(cast(Any, post), books, state)
-        except Exception as problem:  # Flower's code, on what strangers sent
+        except Exception as problem:  # Flower's code, on unchecked input
             found.why = f"stage {number + 1} of 4 failed ({plain(repr(problem), most=200)})"
             return found
         here = len(state.active_node_ids)
@@ -73,9 +73,9 @@ def secure_sum(mail: Mail, terms: SecureTerms, asked: Request, deadline: float) 
 
 
 def _forget_the_silent(state: Any) -> None:
-    """Take nodes that fell silent before they had shared their keys out of Flower's books.
+    """Remove nodes that fell silent before they had shared their keys from Flower's state.
 
-    They have no mask in anybody's vector; left in, the others would be asked for shares that never were, and fail.
+    No vector holds a mask of theirs; left in, the others would be asked for shares that do not exist, and fail.
     """
     state.sampled_node_ids = set(state.active_node_ids)
     state.nid_to_neighbours = {
@@ -85,22 +85,22 @@ def _forget_the_silent(state: Any) -> None:
     }
 
 
-def _usable(mean: np.ndarray | None, terms: SecureTerms, asked: Request, found: Summed) -> np.ndarray | None:
-    """The mean, if it can be one of values within the clip: with masks left on, or an overflow, it is anything."""
-    shares = sum(terms.weight(said.examples) for said, _ in found.told.values()) / asked.heaviest
-    slack = 2 * (len(found.told) + 1) * terms.step / max(shares, 1e-300)
+def _usable(mean: np.ndarray | None, terms: SecureTerms, asked: SumRequest, found: Summed) -> np.ndarray | None:
+    """The mean, if it can be one of values within the clip: with masks left on, or an overflow, it is meaningless."""
+    shares = sum(terms.weight(said.examples) for said, _ in found.in_clear.values()) / asked.heaviest
+    slack = 2 * (len(found.in_clear) + 1) * terms.step / max(shares, 1e-300)
     if mean is None or mean.shape != (asked.length,) or not np.isfinite(mean).all():
         found.why = "what is left when the masks are off is no sum: not finite, or of another length"
     elif len(mean) and np.abs(mean).max() > terms.clip + slack:
         found.why = (
-            f"what is left when the masks are off is no mean of values within {terms.clip:g}: somebody has sent "
-            "something else, and nobody can tell who"
+            f"what is left when the masks are off is no mean of values within {terms.clip:g}: a node has sent "
+            "something else, and it cannot be known which"
         )
     return None if found.why else mean
 
 
 class _Strategy:
-    """What Flower's workflow wants of a strategy: whom to ask, and somebody to give the mean to."""
+    """What Flower's workflow needs of a strategy: the nodes to ask, and a receiver of the mean."""
 
     def __init__(self, nodes: Mapping[int, Any]) -> None:
         self._nodes = list(nodes)
@@ -122,7 +122,7 @@ class _Strategy:
 
 
 def _books(strategy: _Strategy) -> Any:
-    """What the stages read of Flower's LegacyContext: a round, no parameters (letters bring them), the strategy."""
+    """What the stages read of Flower's LegacyContext: a round, no parameters (our messages hold them), the strategy."""
     from flwr.common import Parameters
     from flwr.compat.common.recorddict_compat import parameters_to_arrayrecord
     from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
@@ -135,12 +135,12 @@ def _books(strategy: _Strategy) -> Any:
 
 
 def refusals_of(found: Summed, client_of: Mapping[int, int]) -> list[Refusal]:
-    """Who was refused why, by client; what is not finite was refused at home."""
+    """Who was refused why, by client; values that are not finite were refused at the client."""
     refused = [problem.by(client_of[node]) for node, problem in found.refusals]
     for node, why in found.failures.items():
         if why.startswith("Refused: nonfinite"):
             detail = why.removeprefix("Refused: nonfinite")
-            refused.append(Refusal(client=client_of[node], reason="nonfinite", detail=f"refused at home{detail}"))
+            refused.append(Refusal(client=client_of[node], reason="nonfinite", detail=f"refused at the client{detail}"))
     if found.why:
         refused.append(Refusal(client="of any node", reason="secure_sum", detail=found.why))
     return refused

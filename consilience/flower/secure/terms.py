@@ -17,10 +17,10 @@ from consilience.core.tree import Tree
 from consilience.wire.template import Template
 
 MODULUS = 1 << 32  # what masks are drawn from: Flower's largest
-FEWEST = 3  # nodes: of the sum of two, each of them knows the other
+FEWEST = 3  # nodes: in a sum of two, each knows the other's part
 EXPERIMENTAL = (
     "EXPERIMENTAL: secure sums. Flower draws its masks from a generator with a seed of 32 bits (flwr issue 7522), "
-    "which a determined server can search: until that is mended, they hide replies from a look, not from an attack"
+    "which a determined server can search: until that is fixed, they do not hide replies from an attacker"
 )
 
 Levels = Annotated[int, Range(least=256, most=1 << 30)]
@@ -58,7 +58,7 @@ class SecureTerms:
 
 
 @dataclass(frozen=True)
-class Layout:
+class VectorLayout:
     """Where the floating values of a reply lie in the vector: one tensor after another, by path; counters stay out."""
 
     template: Template
@@ -97,7 +97,7 @@ class Layout:
         return torch.cat(parts).numpy() if parts else np.empty(0)
 
     def replies(self, mean: np.ndarray, received: Tree, counters: Sequence[Mapping[str, int]]) -> Tree:
-        """Stacked [m, ...]: the mean in everybody's place, so that any weights give it back; counters are each one's.
+        """Stacked [m, ...]: the mean in place of every reply, so that any weights return it; counters are per client.
 
         Floating leaves are one row in memory, expanded.
         """

@@ -23,7 +23,7 @@ from consilience.engines.vectorised.engine import Vectorised
 from consilience.engines.vectorised.program import memories
 from consilience.engines.workload import Workload, planned_steps
 from consilience.environments.environment import Environment
-from consilience.flower.strategies.records import Layout, to_record
+from consilience.flower.strategies.records import StateDictLayout, to_record
 from consilience.flower.strategies.replies import metric_name
 from consilience.wire.template import Template
 
@@ -125,5 +125,5 @@ class Answering:
         """Under all of the server's names: tied parameters as their twins, frozen ones as zero."""
         first = {id(parameter): name for name, parameter in module.named_parameters()}
         twins = {name: first[id(value)] for name, value in module.named_parameters(remove_duplicate=False)}
-        params = Layout.of(self.received).tree(self.received)["params"]
+        params = StateDictLayout.of(self.received).tree(self.received)["params"]
         return {name: values.get(twins.get(name, name), torch.zeros_like(like)) for name, like in params.items()}

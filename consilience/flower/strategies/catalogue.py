@@ -1,4 +1,4 @@
-"""The strategies: one line each, for a recipe and what its server must hear from clients beside a model."""
+"""The strategies: one line each: a recipe, and what its server needs from clients besides a model."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Entry:
         return built(self.build, given, key=name)[0]
 
     def sent(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The options that are numbers or words, with their defaults: clients are told them."""
+        """The options that are numbers or words, with their defaults: they are sent to clients."""
         settled = {name: given.get(name, option.default) for name, option in self.options.items()}
         return {name: value for name, value in settled.items() if isinstance(value, (bool, int, float, str))}
 
@@ -101,7 +101,7 @@ def needs_of(entry: Entry, algorithm: Algorithm) -> tuple[str, ...]:
 
 
 def refuse_unworkable(name: str, algorithm: Algorithm) -> None:
-    """Refuse settings that need what a Flower server never knows."""
+    """Refuse settings that need what a Flower server does not know."""
     sized = capability(algorithm.server, ReceivesSizes)
     if sized is not None and sized.needs_sizes:
         raise Invalid(

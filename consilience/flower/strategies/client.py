@@ -31,7 +31,7 @@ Data = Callable[[Any], tuple[Split, Split | None]]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StrategyClient:
-    """What one client brings: how to make the model, where its rows are, and the algorithm both sides agreed on."""
+    """One client: how to make the model, where its rows are, and the algorithm both sides agreed on."""
 
     model_fn: Callable[[], nn.Module]
     data_fn: Data

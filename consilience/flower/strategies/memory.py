@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from consilience.client.personal_layers import Normalisation
-from consilience.flower.strategies.records import Layout, to_record, to_tensors
+from consilience.flower.strategies.records import StateDictLayout, to_record, to_tensors
 
 
 def remember(context: Any, name: str, values: Mapping[str, Tensor]) -> None:
@@ -25,11 +25,11 @@ def recall(context: Any, name: str) -> dict[str, Tensor] | None:
 def personal_values(model: nn.Module) -> dict[str, Tensor]:
     """FedBN: the values of the normalisation layers, which the client keeps for itself."""
     values = model.state_dict()
-    names = Normalisation().personal_names(Layout.of(values).tree(values))
+    names = Normalisation().personal_names(StateDictLayout.of(values).tree(values))
     return {name: value.detach().clone() for name, value in values.items() if name in names}
 
 
-def load_shared(model: nn.Module, arrays: Any, home: Mapping[str, Tensor] | None = None) -> None:
+def load_shared(model: nn.Module, arrays: Any, personal_layers: Mapping[str, Tensor] | None = None) -> None:
     """FedBN: load an ArrayRecord into a model, with the client's own normalisation layers in place of the received."""
     with torch.no_grad():
-        model.load_state_dict({**to_tensors(arrays), **(home or {})})
+        model.load_state_dict({**to_tensors(arrays), **(personal_layers or {})})

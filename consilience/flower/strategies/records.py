@@ -30,7 +30,7 @@ def flwr(module: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class StateDictLayout:
     """Which entries of a state dict are parameters and which are buffers, and in which order the user has them.
 
     An ArrayRecord does not say it: whatever is not floating is a buffer, and so is what `buffers` matches.
@@ -40,7 +40,7 @@ class Layout:
     buffers: frozenset[str]
 
     @staticmethod
-    def of(values: Mapping[str, Tensor], buffers: Iterable[str] = STATISTICS) -> Layout:
+    def of(values: Mapping[str, Tensor], buffers: Iterable[str] = STATISTICS) -> StateDictLayout:
         """The layout of these entries."""
         for name in values:
             if not name or SEPARATOR in name:
@@ -52,7 +52,7 @@ class Layout:
         }
         if len(found) == len(values):
             raise Invalid(f"none of the {len(values)} arrays is a parameter: nothing can be learned")
-        return Layout(names=tuple(values), buffers=frozenset(found))
+        return StateDictLayout(names=tuple(values), buffers=frozenset(found))
 
     def tree(self, values: Mapping[str, Any]) -> Tree:
         """`{"params": ..., "buffers": ...}`; names that are not there are left out."""

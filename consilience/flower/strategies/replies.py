@@ -1,4 +1,4 @@
-"""Flower's reply messages, read with suspicion: what becomes an arrival, and which metrics are kept."""
+"""Flower's reply messages: checked, turned into arrivals, and which metrics are kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from consilience.core.screening import Limits
 from consilience.core.tree import SEPARATOR, Tree, map_leaves
 from consilience.flower.engine import wire
 from consilience.flower.strategies.catalogue import TREES
-from consilience.flower.strategies.records import Layout, flwr
+from consilience.flower.strategies.records import StateDictLayout, flwr
 from consilience.wire import arrays
 from consilience.wire.admission import Arrival
 from consilience.wire.arrays import Packed
@@ -28,7 +28,7 @@ LONGEST_LIST = 1024  # numbers in one metric
 class Expected:
     """What a strategy looks for in a reply."""
 
-    layout: Layout
+    layout: StateDictLayout
     needs: tuple[str, ...]  # beside the model
     personal: frozenset[str]  # entries of the model that clients keep: ignored if they come
     steps: bool
@@ -101,7 +101,7 @@ def metric_name(name: str) -> str:
 
 
 def examples_of(metrics: Mapping[str, Any], key: str, limits: Limits) -> int:
-    """A believable number of examples beside an evaluation, or `Refused`."""
+    """A valid number of examples beside an evaluation, or `Refused`."""
     value = metrics.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 1:
         raise Refused("examples", detail=f"{key} = {value!r} is no whole number >= 1")

@@ -1,4 +1,4 @@
-"""A server rule behind a Flower strategy: it sends, checks what comes back, and moves."""
+"""A server rule behind a Flower strategy: it sends the broadcast, checks the replies, and updates."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from consilience.core.rounds import conclude
 from consilience.core.screening import Limits
 from consilience.core.settings import Count, Invalid, Positive, Whole, check
 from consilience.core.tree import Tree
-from consilience.flower.strategies.records import STATISTICS, Layout, to_record, to_tensors
+from consilience.flower.strategies.records import STATISTICS, StateDictLayout, to_record, to_tensors
 from consilience.flower.strategies.replies import Expected, numbers_of
-from consilience.flower.strategies.seats import Seats
+from consilience.flower.strategies.slots import ClientSlots
 from consilience.wire.admission import Arrival, admit
 
 LARGE = 2**28  # bytes of a round's models from which on threads are worth it
-LOG = logging.getLogger("flwr")  # Flower's own, so that its lines and ours are in one place
+LOG = logging.getLogger("flwr")  # Flower's own, so that its lines and ours are in one log
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What our strategies can be told beside Flower's own arguments and the algorithm's.
+    """Settings of our strategies besides Flower's own arguments and the algorithm's.
 
     `num_clients`: of the whole federation (None: those connected in the first round). `client_id_key`: the metric in
-    which clients say their number. `selection`: one of consilience's, instead of a sample of `fraction_train`.
+    which clients report their number. `selection`: one of consilience's, instead of a sample of `fraction_train`.
     `buffers`: patterns of floating arrays that are no parameters. `wait_for_nodes`: seconds until too few are an error.
     """
 
@@ -51,18 +51,18 @@ class Settings:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Asked:
-    """What a round sent to whom."""
+class RoundRequest:
+    """What a round sent to which nodes."""
 
     round: int  # from 0
-    places: dict[int, int]  # node -> the place it was written to
+    slots: dict[int, int]  # node -> its slot
     broadcast: Broadcast
     ids: np.ndarray  # ascending, in the order of `broadcast.personal`
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Heard:
-    """What came of a round's replies: those let in, by client, and whether the model moved."""
+    """The result of a round's replies: those accepted, by client, and whether the model was updated."""
 
     contents: dict[int, Any]
     refusals: tuple[Refusal, ...]
@@ -78,61 +78,62 @@ class Serving:
         self._identity = identity
         self._state: Tree | None = None
         self._model: Any = None  # the ArrayRecord that stands for the state
-        self.layout: Layout | None = None
-        self.seats = Seats(None, key=settings.client_id_key, must_say=identity)
+        self.layout: StateDictLayout | None = None
+        self.slots = ClientSlots(None, key=settings.client_id_key, must_say=identity)
 
     def open(self, record: Any, nodes: int) -> None:
         """Start from these arrays, unless they are what the last round left."""
         if self._state is not None and (record is self._model or record == self._model):
             return
         values = to_tensors(record)
-        layout = Layout.of(values, self.settings.buffers)
+        layout = StateDictLayout.of(values, self.settings.buffers)
         start, clients = layout.tree(values), self.settings.num_clients or nodes
         self._state = self.algorithm.server.init(start, clients)
         self._model, self.layout = record, layout
-        places = clients if counts_clients(self.algorithm.server, start, clients) else None
-        self.seats = Seats(places, key=self.settings.client_id_key, must_say=self._identity)
+        count = clients if counts_clients(self.algorithm.server, start, clients) else None
+        self.slots = ClientSlots(count, key=self.settings.client_id_key, must_say=self._identity)
 
     def model(self) -> Tree:
         """What to evaluate and ship."""
         assert self._state is not None
         return self.algorithm.server.model(self._state)
 
-    def ask(self, round: int, places: dict[int, int]) -> Asked:
-        """What the nodes at these places are sent."""
+    def ask(self, round: int, slots: dict[int, int]) -> RoundRequest:
+        """What the nodes with these slots are sent."""
         assert self._state is not None
-        ids = np.array(sorted(places.values()), dtype=np.int64)
-        return Asked(round=round, places=places, ids=ids, broadcast=self.algorithm.server.broadcast(self._state, ids))
+        ids = np.array(sorted(slots.values()), dtype=np.int64)
+        broadcast = self.algorithm.server.broadcast(self._state, ids)
+        return RoundRequest(round=round, slots=slots, ids=ids, broadcast=broadcast)
 
-    def hear(self, asked: Asked, replies: Iterable[Any], expected: Expected) -> Heard:
-        """Let in what is sound, and move; whatever is refused is named and logged, and the round goes on."""
+    def hear(self, asked: RoundRequest, replies: Iterable[Any], expected: Expected) -> Heard:
+        """Accept valid replies and update; refused ones are named and logged, and the round goes on."""
         with few_threads(len(asked.ids) * tree.nbytes(self.model())):
             return self._hear(asked, replies, expected)
 
-    def _hear(self, asked: Asked, replies: Iterable[Any], expected: Expected) -> Heard:
+    def _hear(self, asked: RoundRequest, replies: Iterable[Any], expected: Expected) -> Heard:
         contents, refusals = self._one_each(asked, replies)
-        places, unknown = self.seats.settle(
+        slots, unknown = self.slots.assign(
             ((node, numbers_of(content).get(expected.client_id_key)) for node, content in contents.items()),
-            asked.places,
+            asked.slots,
         )
         refusals += unknown.values()
         arrivals: list[Arrival] = []
-        for node, place in places.items():
+        for node, slot in slots.items():
             try:
-                arrivals.append(expected.arrival(place, asked.round, contents[node]))
+                arrivals.append(expected.arrival(slot, asked.round, contents[node]))
             except Refused as problem:
-                refusals.append(problem.by(place))
+                refusals.append(problem.by(slot))
         admitted, refused = admit(
             arrivals,
             template=expected.template(self.model()),
             round=asked.round,
-            asked=set(places.values()),
+            asked=set(slots.values()),
             limits=self.settings.limits,
         )
         for note in admitted.notes:
             LOG.info("\t> %s", note)
         cohort = admitted.cohort(round=asked.round, seed=self.settings.seed)
-        nodes = {place: node for node, place in places.items()}
+        nodes = {slot: node for node, slot in slots.items()}
         assert self._state is not None
         ended = conclude(
             self.algorithm,
@@ -143,13 +144,13 @@ class Serving:
             seed=self.settings.seed,
             limits=self.settings.limits,
         )
-        self.seats.keep({nodes[i]: i for i in ended.sound.tolist()})
+        self.slots.keep({nodes[i]: i for i in ended.sound.tolist()})
         refusals += [*refused, *ended.cohort.refusals[len(refused) :]]
-        refusals = [self.seats.named(refusal, nodes) for refusal in refusals]
+        refusals = [self.slots.named(refusal, nodes) for refusal in refusals]
         for refusal in refusals:
             LOG.warning("%s round %d: %s", self.name, asked.round + 1, refusal)
         if isinstance(ended.problem, Invalid) and not refusals and len(ended.cohort) == len(asked.ids):
-            raise ended.problem  # nobody is missing, so it would never work
+            raise ended.problem  # no reply is missing, so it would never work
         if ended.problem is not None:
             LOG.error("%s round %d changes nothing: %s", self.name, asked.round + 1, ended.problem)
         self._state = ended.state
@@ -166,19 +167,19 @@ class Serving:
         self._model = to_record(self.layout.flat(self.model()))
         return self._model
 
-    def _received(self, asked: Asked, nodes: list[int]) -> Broadcast:
+    def _received(self, asked: RoundRequest, nodes: list[int]) -> Broadcast:
         """What these nodes were sent, in this order."""
-        sent = [asked.places[node] for node in nodes]
+        sent = [asked.slots[node] for node in nodes]
         rows = torch.from_numpy(np.searchsorted(asked.ids, np.array(sent, dtype=np.int64)))
         return replace(asked.broadcast, personal=tree.rows(asked.broadcast.personal, rows))
 
-    def _one_each(self, asked: Asked, replies: Iterable[Any]) -> tuple[dict[int, Any], list[Refusal]]:
-        """(node -> its first reply, who was not asked or answered twice)."""
+    def _one_each(self, asked: RoundRequest, replies: Iterable[Any]) -> tuple[dict[int, Any], list[Refusal]]:
+        """(node -> its first reply, refusals of nodes that were not asked or answered twice)."""
         contents: dict[int, Any] = {}
         refusals: list[Refusal] = []
         for message in replies:
             node = message.metadata.src_node_id
-            if node in asked.places and node not in contents:
+            if node in asked.slots and node not in contents:
                 contents[node] = message.content
                 continue
             reason = "duplicate" if node in contents else "unasked"

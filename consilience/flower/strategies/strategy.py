@@ -23,7 +23,7 @@ from consilience.flower.engine.pulling import Bound, BoundedGrid
 from consilience.flower.strategies.catalogue import STRATEGIES, Entry, needs_of, refuse_unworkable
 from consilience.flower.strategies.records import flwr, to_record
 from consilience.flower.strategies.replies import Expected, cleaned, examples_of, in_common, numbers_of
-from consilience.flower.strategies.serving import LOG, Asked, Serving, Settings
+from consilience.flower.strategies.serving import LOG, RoundRequest, Serving, Settings
 from consilience.selection.fixed_for_rounds import FixedForRounds
 from consilience.selection.uniform import Uniform
 
@@ -55,7 +55,7 @@ def _adapted() -> type:
     flower = flwr("serverapp.strategy").FedAvg
 
     class Adapted(flower):  # type: ignore[misc, valid-type]
-        """Flower's FedAvg with another server side, and with a look at every reply."""
+        """Flower's FedAvg with another server side and checks of every reply."""
 
         _name: str
         _entry: Entry
@@ -73,7 +73,7 @@ def _adapted() -> type:
             self.refusals: list[tuple[int, Refusal]] = []  # (round, refusal), of the whole run
             self.notes: dict[str, Any] = {}  # what the server rule reports of its last round
             self._serving = Serving(self.algorithm, self.settings, name=self._name, identity=self._entry.identity)
-            self._asked: Asked | None = None
+            self._asked: RoundRequest | None = None
             self._grid: BoundedGrid | None = None
 
         def summary(self) -> None:
@@ -82,23 +82,23 @@ def _adapted() -> type:
             super().summary()
 
         def start(self, grid: Any, *args: Any, **options: Any) -> Any:
-            """Flower's rounds, in which no reply is put together that is larger than it can be."""
+            """Flower's rounds, in which replies larger than allowed are not assembled."""
             self._grid = BoundedGrid(grid, self._bound)
             return super().start(self._grid, *args, **options)
 
         def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Iterable[Any]:
-            """Choose nodes, and write to each."""
+            """Choose nodes and make a message for each."""
             if self.fraction_train == 0.0:
                 return []
             nodes = self._connected(grid, self.fraction_train, self.min_train_nodes)
             self._serving.open(arrays, len(nodes))
-            places = self._serving.seats.arrange(nodes)
-            if len(places) < len(nodes):
+            slots = self._serving.slots.arrange(nodes)
+            if len(slots) < len(nodes):
                 LOG.warning(
                     "%s: %d of %d nodes are more than the %s clients it was begun with: set num_clients",
-                    self._name, len(nodes) - len(places), len(nodes), self._serving.seats.places,
+                    self._name, len(nodes) - len(slots), len(nodes), self._serving.slots.count,
                 )  # fmt: skip
-            chosen = self._choose(server_round - 1, places, len(nodes))
+            chosen = self._choose(server_round - 1, slots, len(nodes))
             LOG.info("configure_train: Sampled %s nodes (out of %s)", len(chosen), len(nodes))
             config["server-round"] = server_round
             if "mu" in self.sent:  # where clients of Flower's own FedProx look for it
@@ -107,7 +107,7 @@ def _adapted() -> type:
             return self._messages(self._asked, config)
 
         def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> tuple[Any, Any]:
-            """The next model, and the metrics of the replies that were let in."""
+            """The next model, and the metrics of the accepted replies."""
             unread = self._refuse_unread(server_round)
             sound, _ = self._check_and_log_replies(list(replies), is_train=True, validate=False)
             if not sound:
@@ -126,25 +126,25 @@ def _adapted() -> type:
             return (self._serving.record() if heard.moved else None), metrics
 
         def configure_evaluate(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Iterable[Any]:
-            """Write to a sample of nodes, the same whenever the same nodes are connected."""
+            """Messages to a sample of nodes, the same whenever the same nodes are connected."""
             if self.fraction_evaluate == 0.0:
                 return []
             nodes = self._connected(grid, self.fraction_evaluate, self.min_evaluate_nodes)
             count = max(int(len(nodes) * self.fraction_evaluate), self.min_evaluate_nodes)
-            places = sorted((place, node) for node, place in self._serving.seats.arrange(nodes).items())
+            slots = sorted((slot, node) for node, slot in self._serving.slots.arrange(nodes).items())
             drawn = host(self.settings.seed, "evaluate", server_round).choice(
-                len(places), min(count, len(places)), replace=False
+                len(slots), min(count, len(slots)), replace=False
             )
-            chosen = [places[row][1] for row in sorted(drawn)]
+            chosen = [slots[row][1] for row in sorted(drawn)]
             LOG.info("configure_evaluate: Sampled %s nodes (out of %s)", len(chosen), len(nodes))
             config["server-round"] = server_round
             app = flwr("app")
-            told = {self.configrecord_key: config, ALGORITHM: app.ConfigRecord(self.sent)}
-            record = app.RecordDict({self.arrayrecord_key: arrays, **told})
+            settings = {self.configrecord_key: config, ALGORITHM: app.ConfigRecord(self.sent)}
+            record = app.RecordDict({self.arrayrecord_key: arrays, **settings})
             return self._construct_messages(record, chosen, app.MessageType.EVALUATE)
 
         def aggregate_evaluate(self, server_round: int, replies: Iterable[Any]) -> Any:
-            """The metrics of the replies that can be believed."""
+            """The metrics of the valid replies."""
             self._refuse_unread(server_round)
             sound, _ = self._check_and_log_replies(list(replies), is_train=False, validate=False)
             contents: list[tuple[Any, Any]] = []
@@ -171,7 +171,7 @@ def _adapted() -> type:
             return found._replace(text=found.text + METRICS)
 
         def _refuse_unread(self, server_round: int) -> int:
-            """Name those whose replies were refused before anybody could read them, and say how many they are."""
+            """Log the replies that were refused before they were read; how many they are."""
             unread = [] if self._grid is None else self._grid.refused.copy()
             for node, problem in unread:
                 LOG.warning("%s round %d: %s", self._name, server_round, problem.by(f"node {node}"))
@@ -202,18 +202,18 @@ def _adapted() -> type:
                 LOG.info("Waiting for nodes to connect: %d connected (minimum required: %d).", len(nodes), needed)
                 time.sleep(min(1.0, self.settings.wait_for_nodes))
 
-        def _choose(self, round: int, places: dict[int, int], connected: int) -> dict[int, int]:
-            """node -> place of those who take part."""
+        def _choose(self, round: int, slots: dict[int, int], connected: int) -> dict[int, int]:
+            """node -> slot of those who take part."""
             count = max(int(connected * self.fraction_train), self.min_train_nodes)
             selection = selection_of(self.algorithm.selection, self.settings.selection, count)
-            size = max(places.values(), default=-1) + 1
-            available = np.isin(np.arange(size), list(places.values()))
+            size = max(slots.values(), default=-1) + 1
+            available = np.isin(np.arange(size), list(slots.values()))
             pool = Pool(sizes=np.ones(size, np.int64), losses=np.full(size, np.nan), available=available)
             chosen = set(selection.choose(round, pool, self.settings.seed).tolist())
-            return {node: place for node, place in places.items() if place in chosen}
+            return {node: slot for node, slot in slots.items() if slot in chosen}
 
-        def _messages(self, asked: Asked, config: Any) -> list[Any]:
-            """One message for each node, in the order of their places; what is shared is written once."""
+        def _messages(self, asked: RoundRequest, config: Any) -> list[Any]:
+            """One message for each node, in the order of their slots; what is shared is written once."""
             app = flwr("app")
             layout = self._serving.layout
             assert layout is not None
@@ -227,11 +227,11 @@ def _adapted() -> type:
                 }
 
             personal = asked.broadcast.personal
-            told = {self.configrecord_key: config, ALGORITHM: app.ConfigRecord(self.sent)}
-            common = app.RecordDict({**records(asked.broadcast.shared), **told})
+            settings = {self.configrecord_key: config, ALGORITHM: app.ConfigRecord(self.sent)}
+            common = app.RecordDict({**records(asked.broadcast.shared), **settings})
             messages = []
-            for node, place in sorted(asked.places.items(), key=lambda pair: pair[1]):
-                row = int(np.searchsorted(asked.ids, place))
+            for node, slot in sorted(asked.slots.items(), key=lambda pair: pair[1]):
+                row = int(np.searchsorted(asked.ids, slot))
                 content = app.RecordDict({**records(rows(personal, row)), **common}) if personal else common
                 messages.append(app.Message(content, dst_node_id=node, message_type=app.MessageType.TRAIN))
             return messages
@@ -251,18 +251,18 @@ def _adapted() -> type:
 
         def _order(self, node: int, said: dict[str, Any]) -> tuple[int, int]:
             """By the client's number if it says one, and by node."""
-            place = said.get(self.settings.client_id_key)
-            return (place if type(place) is int else -1, node)
+            slot = said.get(self.settings.client_id_key)
+            return (slot if type(slot) is int else -1, node)
 
     return Adapted
 
 
 def selection_of(recipe: Selection, given: Selection | None, count: int) -> Selection:
-    """The user's selection, or a sample of so many; where a recipe holds its participants, they are held."""
+    """The user's selection, or a sample of so many; fixed for several rounds where the recipe's is."""
     chosen = given or Uniform(count=count)
     if capability(chosen, QueriesBeforeSelection) is not None:
         raise Invalid(
-            f"selection = {type(chosen).__name__} asks clients for losses first, which Flower's rounds cannot"
+            f"selection = {type(chosen).__name__} asks clients for losses first, which Flower's rounds do not support"
         )
     if isinstance(recipe, FixedForRounds) and not isinstance(chosen, FixedForRounds):
         return FixedForRounds(inner=chosen, rounds=recipe.rounds)

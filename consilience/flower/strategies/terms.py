@@ -1,6 +1,6 @@
 """Objectives for a training loop of one's own: the library's terms and memories, around an ordinary PyTorch module.
 
-Make one before the first step, while the model still holds what the server sent. Nothing here needs Flower.
+Create one before the first step, while the model still holds the received values. Nothing here needs Flower.
 """
 
 from __future__ import annotations

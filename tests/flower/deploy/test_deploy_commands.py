@@ -25,8 +25,8 @@ def test_init_says_what_it_wrote_and_what_to_do_next(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["deploy.secure_aggregation=true"], "SimProxWeights looks at each of them"),
-        (["algorithm=krum", "deploy.secure_aggregation=true"], "looks at each of them"),
+        (["deploy.secure_aggregation=true"], "SimProxWeights reads each reply"),
+        (["algorithm=krum", "deploy.secure_aggregation=true"], "reads each reply"),
         (["--local", "9"], "--local 9: there are 4 clients"),
         (["another", "rounds=3"], "'another' is neither the app's folder"),
         (["rounds=0"], "rounds = 0 is out of range"),

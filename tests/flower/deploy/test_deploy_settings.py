@@ -91,7 +91,7 @@ def test_overrides_reach_the_deploy_section() -> None:
 )
 def test_a_secure_sum_is_refused_with_who_reads_single_replies(name: str, reader: str) -> None:
     given = {"algorithm": {"name": name}, "deploy": {"clients": 9, "secure_aggregation": True}}
-    with pytest.raises(Invalid, match=rf"sees? only the sum of the replies, but \w*{reader}\w* looks at each"):
+    with pytest.raises(Invalid, match=rf"delivers only the sum of the replies, but \w*{reader}\w* reads each"):
         from_given(given, own=True)
 
 
@@ -133,7 +133,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", READERS)
 def test_every_algorithm_that_reads_single_replies_refuses_a_secure_sum(name: str) -> None:
-    with pytest.raises(Invalid, match=r"only the sum of the replies, but \w+( and \w+)* looks at each of them"):
+    with pytest.raises(Invalid, match=r"only the sum of the replies, but \w+( and \w+)* reads each reply"):
         from_given(secret(name), own=True)
 
 
@@ -169,11 +169,11 @@ def test_every_algorithm_is_offered_or_refused() -> None:
         ({"evaluation": {"local": True}}, r"evaluation.local = true tests each client's model"),
         (
             {"algorithm": {"selection": {"name": "power_of_choice", "count": 3}}},
-            r"hides what each client loses, by which PowerOfChoice",
+            r"hides each client's loss, by which PowerOfChoice",
         ),
         ({"algorithm": {"channel": "quantise"}}, r"sums numbers, and channel Quantise"),
         ({"algorithm": {"channel": "over_the_air"}}, r"sums numbers, and channel OverTheAir"),
-        ({"algorithm": {"combine": "median"}}, r"Median looks at each"),
+        ({"algorithm": {"combine": "median"}}, r"Median reads each"),
     ],
 )
 def test_what_a_secure_sum_cannot_have_is_refused_with_the_reason(given: dict[str, Any], why: str) -> None:
@@ -218,7 +218,7 @@ def test_not_loopback(address: str) -> None:
 @pytest.mark.parametrize("connection", ["", "plain", "TLS", "tls ", "unknown"])
 def test_plain_text_to_another_machine_is_refused_unless_asked_for(connection: str, tmp_path: Path) -> None:
     """Whatever the launcher has not called safe is not."""
-    with pytest.raises(Invalid, match="nothing says that models are encrypted"):
+    with pytest.raises(Invalid, match="the connection is not known to be encrypted"):
         refuse_plain_text(connection, allowed=False)
     refuse_plain_text(connection, allowed=True)
     for safe in ("tls", "loopback"):
@@ -240,7 +240,7 @@ def test_a_server_that_nobody_vouches_for_does_not_begin(tmp_path: Path, monkeyp
     grid = SimpleNamespace(_insecure=False, _addr="127.0.0.1:8000")
     monkeypatch.delenv(CONNECTION, raising=False)
     for given in ({}, {"insecure": False}, {"insecure": "no"}, {"insecure": 1}):
-        with pytest.raises(Invalid, match="nothing says that models are encrypted"):
+        with pytest.raises(Invalid, match="the connection is not known to be encrypted"):
             serve(grid, tmp_path / "app", {"runs": str(tmp_path / "runs"), **given})
     assert not (tmp_path / "runs").exists()
 

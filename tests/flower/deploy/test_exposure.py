@@ -53,12 +53,12 @@ def answering(control: int, runtime: int) -> Iterator[tuple[str, list[str]]]:
     ("control", "runtime", "code", "words"),
     [
         (404, 404, 0, "only the routes of nodes can be reached"),
-        (401, 401, 0, "its control and runtime routes can be reached, and ask who it is"),
-        (200, 404, 2, "its control routes answer a stranger (code 200)"),
-        (404, 200, 2, "its runtime routes answer a stranger (code 200)"),
-        (401, 200, 2, "its runtime routes answer a stranger"),
-        (500, 404, 2, "its control routes answer a stranger (code 500)"),  # whatever it is, it is served
-        (400, 401, 2, "its control routes answer a stranger (code 400)"),
+        (401, 401, 0, "its control and runtime routes can be reached, and need an account"),
+        (200, 404, 2, "its control routes answer without an account (code 200)"),
+        (404, 200, 2, "its runtime routes answer without an account (code 200)"),
+        (401, 200, 2, "its runtime routes answer without an account"),
+        (500, 404, 2, "its control routes answer without an account (code 500)"),  # whatever it is, it is served
+        (400, 401, 2, "its control routes answer without an account (code 400)"),
     ],
 )
 def test_check_fails_where_a_stranger_is_answered(control: int, runtime: int, code: int, words: str) -> None:
@@ -92,8 +92,8 @@ def test_flowers_processes_listen_on_loopback_and_start_no_apps_themselves(tmp_p
     for command in (
         programs.superlink(1, keys=made, secret=tmp_path / "s", database=tmp_path / "d"),
         programs.superlink(1, keys=None, secret=tmp_path / "s"),
-        programs.supernode("fl.example.org:8000", 2, secret=tmp_path, authority=tmp_path, key=tmp_path, told=""),
-        programs.supernode("127.0.0.1:8000", 2, secret=tmp_path, authority=None, key=None, told=""),
+        programs.supernode("fl.example.org:8000", 2, secret=tmp_path, authority=tmp_path, key=tmp_path, node_config=""),
+        programs.supernode("127.0.0.1:8000", 2, secret=tmp_path, authority=None, key=None, node_config=""),
     ):
         (host,) = addresses(command)
         assert ipaddress.ip_address(host).is_loopback

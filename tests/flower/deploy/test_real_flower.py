@@ -70,7 +70,7 @@ def test_over_tls_too_few_clients_and_one_that_is_killed(app: Path, tmp_path: Pa
         until(lambda: facts_of(folder).get("reason"), 150, unless=lambda: ended(lonely))
         facts = facts_of(folder)
         assert facts["status"] == "too few clients"
-        assert "2 of the 3 clients that are needed were there after 20 seconds (2 nodes online)" in facts["reason"]
+        assert "2 of the 3 clients that are needed were connected after 20 seconds (2 nodes online)" in facts["reason"]
 
         running = stage.run(runs=str(tmp_path / "runs"), settings="deploy.deadline=25 deploy.min_available=1")
         folder = tmp_path / "runs" / "real"

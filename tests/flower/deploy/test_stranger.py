@@ -221,7 +221,7 @@ def test_check_says_which_address_is_closed_and_which_is_open(deployment: Deploy
     closed = typed("check", deployment.address, *trust)
     assert closed.returncode == 0 and "only the routes of nodes can be reached" in closed.stdout, closed
     opened = typed("check", f"127.0.0.1:{deployment.control}", *trust)  # as if the SuperLink itself were reachable
-    assert opened.returncode == 2 and "its control routes answer a stranger (code 200)" in opened.stderr, opened
+    assert opened.returncode == 2 and "its control routes answer without an account (code 200)" in opened.stderr, opened
 
 
 def test_nodes_refuse_an_app_that_they_have_not_agreed_to(deployment: Deployment) -> None:

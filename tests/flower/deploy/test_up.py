@@ -86,5 +86,5 @@ def test_a_command_that_ends_while_the_superlink_lives_is_no_reason_to_start_aga
 
 def test_a_superlink_without_a_file_cannot_be_restarted(app: Path, tmp_path: Path) -> None:
     stage = LocalDeployment(app, shares=[[0]], place=tmp_path / "stage", secure=False)
-    with pytest.raises(Invalid, match="keeps its state in memory cannot go on"):
+    with pytest.raises(Invalid, match="keeps its state in memory cannot be restarted"):
         stage.restart_link()

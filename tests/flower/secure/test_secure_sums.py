@@ -37,7 +37,7 @@ from consilience.flower.engine import wire
 from consilience.flower.engine.engine import FlowerEngine
 from consilience.flower.engine.mail import Waiting
 from consilience.flower.engine.pulling import Bound
-from consilience.flower.secure.terms import FEWEST, MODULUS, Layout, SecureTerms
+from consilience.flower.secure.terms import FEWEST, MODULUS, SecureTerms, VectorLayout
 from consilience.selection import Uniform
 
 STAGES = ("setup", "share_keys", "collect_masked_vectors", "unmask")
@@ -233,7 +233,7 @@ def test_no_reply_is_ever_seen_in_clear() -> None:
     (secret,) = run(algorithm, engine_on(grid, algorithm), rounds=1, seed=5)
     (plain,) = in_clear(algorithm, 1)
     start = Vectorised(mlp(), data, dtype="float64", lane="serial", device="cpu").start()
-    layout = Layout(Template.of(tree.rows(plain.cohort.reply, 0)))
+    layout = VectorLayout(Template.of(tree.rows(plain.cohort.reply, 0)))
     nodes = sorted(grid.apps)
     told = [(stage, node, reply) for stage, node, _, reply in grid.seen if stage]
     assert [sum(one[0] == stage for one in told) for stage in STAGES] == [CLIENTS] * 4
@@ -266,11 +266,11 @@ def test_no_reply_is_ever_seen_in_clear() -> None:
 
 def test_a_client_that_keeps_its_reply_secret_never_answers_in_clear() -> None:
     algorithm = build("fedavg")
-    with pytest.raises(TooFewClients, match=r"it runs something else: secure_aggregation"):
+    with pytest.raises(TooFewClients, match=r"its settings differ: secure_aggregation"):
         engine_on(grid_of(algorithm), algorithm, None)
-    with pytest.raises(TooFewClients, match=r"it runs something else: secure_aggregation"):
+    with pytest.raises(TooFewClients, match=r"its settings differ: secure_aggregation"):
         engine_on(grid_of(algorithm, None), algorithm)
-    with pytest.raises(TooFewClients, match=r"it runs something else: secure_aggregation"):
+    with pytest.raises(TooFewClients, match=r"its settings differ: secure_aggregation"):
         engine_on(grid_of(algorithm), algorithm, SecureTerms(clip=4.0))
     grid = grid_of(algorithm)
     engine = engine_on(grid, algorithm)
@@ -423,7 +423,7 @@ def test_fewer_than_three_are_waited_for_and_two_are_never_summed() -> None:
     grid.online = set(grid.apps)
     few = build("fedavg", selection=Uniform(count=2))
     grid = grid_of(few)
-    with pytest.raises(Diverged, match=r"brought no usable reply \(1 secure_sum\)"):
+    with pytest.raises(Diverged, match=r"had no usable reply \(1 secure_sum\)"):
         list(run(few, engine_on(grid, few), rounds=3, seed=5))
     assert all(stage == "" for stage, *_ in grid.seen)
 
@@ -446,7 +446,7 @@ def test_a_client_with_nan_refuses_itself_and_the_others_are_summed() -> None:
     assert secret.cohort.ids.tolist() == plain.cohort.ids.tolist() == [0, 1, 2, 4]
     assert secret.cohort.counts == {"nonfinite": 1}
     (refusal,) = secret.cohort.refusals
-    assert refusal.client == 3 and "refused at home" in str(refusal) and "model/params" in str(refusal)
+    assert refusal.client == 3 and "refused at the client" in str(refusal) and "model/params" in str(refusal)
     assert furthest(secret.model, plain.model) <= 4 * G18 * 12 / 20
 
 

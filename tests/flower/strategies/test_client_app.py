@@ -54,12 +54,12 @@ def options_for(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return mine, {**theirs, **LOCAL}
 
 
-def play(name: str, app: Any, mine: Any, start: dict[str, torch.Tensor], seats: dict[int, Any]) -> Any:
+def play(name: str, app: Any, mine: Any, start: dict[str, torch.Tensor], states: dict[int, Any]) -> Any:
     """Some rounds of training."""
     arrays = fm.record(start)
     for number in range(1, ROUNDS + 1):
         messages = fm.ask(mine, number, arrays)
-        replies = [app(message, seats[node]) for node, message in messages.items()]
+        replies = [app(message, states[node]) for node, message in messages.items()]
         arrays, metrics = mine.aggregate_train(number, replies)
         assert arrays is not None, mine.refusals
         assert metrics["train-loss"] > 0
@@ -97,10 +97,10 @@ def test_evaluation_is_by_the_clients_own_model_where_it_has_one() -> None:
     model, found = model_of("fedbn", "convnet"), {}
     for name in ("FedAvg", "FedBN"):
         app = client_app(lambda: model().double(), rows_of, STRATEGIES[name].recipe, **LOCAL)
-        mine, seats = strategy(name)(), contexts()
-        arrays = play(name, app, mine, model().double().state_dict(), seats)
+        mine, states = strategy(name)(), contexts()
+        arrays = play(name, app, mine, model().double().state_dict(), states)
         messages = mine.configure_evaluate(ROUNDS, arrays, ConfigRecord(), fm.Grid())
-        replies = [app(message, seats[message.metadata.dst_node_id]) for message in messages]
+        replies = [app(message, states[message.metadata.dst_node_id]) for message in messages]
         found[name] = mine.aggregate_evaluate(ROUNDS, replies)
         assert 0 <= found[name]["accuracy"] <= 1 and "partition-id" not in found[name]
     recipe = build("fedbn", selection=Everyone())
@@ -156,18 +156,18 @@ def test_both_sides_must_run_one_algorithm_with_one_setting() -> None:
     model = tiny.mlp().double()
     messages = fm.ask(strategy("FedProx")(mu=0.3), 1, fm.record(model.state_dict()))
     node, message = next(iter(messages.items()))
-    seat = contexts()[node]
+    state = contexts()[node]
 
     def app(recipe: str, **options: Any) -> Any:
         return client_app(lambda: tiny.mlp().double(), rows_of, recipe, **LOCAL, **options)
 
-    assert app("fedprox", mu=0.3)(message, seat).has_content()
+    assert app("fedprox", mu=0.3)(message, state).has_content()
     for made, problem in (
         (app("fedprox", mu=0.2), "mu = 0.2 here, but the server has 0.3"),
         (app("moon"), "the server runs 'fedprox', this client 'moon'"),
     ):
         with pytest.raises(Exception, match=problem):
-            made(message, seat)
+            made(message, state)
     with pytest.raises(ValueError, match=r"fedprox\.mju is not a setting"):
         app("fedprox", mju=1.0)
 

@@ -295,7 +295,7 @@ def test_a_loop_of_ones_own_gives_the_librarys_replies(name: str) -> None:
         state = one.snapshot.server
 
 
-def test_normalisation_stays_at_home_and_memory_in_the_state() -> None:
+def test_normalisation_layers_stay_personal_and_memory_in_the_state() -> None:
     flwr = pytest.importorskip("flwr.app", reason="Flower is not installed: pip install 'consilience[flower]'")
     from consilience.flower.strategies.memory import load_shared, personal_values, recall, remember
 
@@ -303,9 +303,9 @@ def test_normalisation_stays_at_home_and_memory_in_the_state() -> None:
     mine, sent = tiny.convnet(), moved(tiny.convnet())
     with torch.no_grad():
         mine[1].running_mean += 3
-    assert recall(context, "home") is None
-    remember(context, "home", personal_values(mine))
-    kept = recall(context, "home")
+    assert recall(context, "personal") is None
+    remember(context, "personal", personal_values(mine))
+    kept = recall(context, "personal")
     assert kept is not None and set(kept) == {n for n in mine.state_dict() if n.startswith(("1.", "6."))}
     model = tiny.convnet()
     load_shared(model, flwr.ArrayRecord(sent.state_dict()), kept)

@@ -11,7 +11,7 @@ from consilience.engines.vectorised.program import Context, Program
 
 
 class Lane(Protocol):
-    """Carries a group of clients through all their steps."""
+    """Runs all steps of a group of clients."""
 
     def fold(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Tree:
         """Stacked carries after the last step, written over those given; clients come longest first."""

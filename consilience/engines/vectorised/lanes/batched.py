@@ -10,7 +10,7 @@ from consilience.engines.vectorised.program import Context, Program
 
 
 class Batched:
-    """Clients come longest first, so those that are done fall off the end and nobody waits for the longest."""
+    """Clients come longest first, so that the finished ones are cut off at the end."""
 
     def fold(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Tree:
         """Every client's steps, all clients together."""

@@ -1,4 +1,4 @@
-"""A step captured as CUDA graphs over storage that stays where it is."""
+"""A step captured as CUDA graphs over static storage."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class CarryLayout:
 
 
 def formatted(leaf: Tensor, channels_last: bool) -> Tensor:
-    """The leaf in one piece, pictures with their channels last if so wanted."""
+    """The leaf in one piece, pictures with their channels last if asked."""
     pictures = channels_last and leaf.dim() == 4 and leaf.is_floating_point()
     return leaf.contiguous(memory_format=torch.channels_last if pictures else torch.contiguous_format)
 
@@ -155,7 +155,7 @@ class Captured:
             step(*arguments)
 
     def _advance(self, masked: bool, keeps_old: bool) -> Callable[..., Flat]:
-        """The step at the counter; in a group, who has no rows left keeps the carry it has."""
+        """The step at the counter; in a group, a client without rows left keeps its carry."""
 
         def advance(carry: Flat, context: Flat, plan: Flat, data: Flat) -> Flat:
             at = plan[0].reshape(1)

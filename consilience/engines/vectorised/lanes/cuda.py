@@ -22,7 +22,7 @@ from consilience.engines.compiler.trace import Flat
 from consilience.engines.vectorised.lanes.captured import Captured, CarryLayout, SharedCapture, room_for
 from consilience.engines.vectorised.program import Context, Program
 
-SHORTEST_TAIL = 4  # steps: below this, finished clients ride along rather than the rest moving to a narrower graph
+SHORTEST_TAIL = 4  # steps: below this, finished clients stay in the graph and the rest does not move to a narrower one
 CHUNKS = (16, 4, 1)  # steps in one graph: between two graphs the device waits for some microseconds
 STREAM_CHUNKS = (4, 1)  # other streams work in those microseconds
 NARROWEST = 8  # clients: below this, a narrower graph saves nothing
@@ -47,7 +47,7 @@ class GraphBatched:
         full = (plan.live == plan.width).all(1)
         going = (plan.live > 0).sum(1)
         half = width // 2
-        narrow = np.flatnonzero(going <= half)  # from the first of these on, half of the width will do
+        narrow = np.flatnonzero(going <= half)  # from the first of these on, half of the width is enough
         done = int(narrow[0]) if width >= NARROWEST and len(narrow) and steps - narrow[0] >= SHORTEST_TAIL else steps
         for masked, times in chunks(~full[:done], CHUNKS):
             captured.replay(masked=masked, times=times)
@@ -97,7 +97,7 @@ class GraphStreams:
             stream.wait_stream(main)
         queues = [self._client_steps(captured[s], self._streams[s], queue, blocks, context, plan)
                   for s, queue in enumerate(_balanced(plan.steps, slots))]  # fmt: skip
-        while queues:  # one step of every stream in turn keeps them all fed
+        while queues:  # one step of every stream in turn keeps them all busy
             queues = [queue for queue in queues if next(queue, None) is not None]
         for stream in self._streams[:slots]:
             main.wait_stream(stream)
@@ -140,7 +140,7 @@ class GraphStreams:
 
 
 def chunks(masked: np.ndarray, sizes: tuple[int, ...]) -> Iterator[tuple[bool, int]]:
-    """(masked, how many) for runs of steps, in as few pieces of the given sizes as greed finds; masked ones alone."""
+    """(masked, how many) for runs of steps, greedily in few pieces of the given sizes; masked ones alone."""
     at = 0
     while at < len(masked):
         ahead = masked[at:]

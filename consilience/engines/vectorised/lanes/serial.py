@@ -15,7 +15,7 @@ from consilience.engines.vectorised.program import Context, Program
 
 
 class Serial:
-    """The loop a researcher writes by hand: batches are cut to their live rows, nothing is padded."""
+    """A plain training loop: batches are cut to their live rows, nothing is padded."""
 
     def fold(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Tree:
         """Every client's steps, client by client."""
