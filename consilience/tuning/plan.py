@@ -107,15 +107,15 @@ def plan(
     read = Search(**parts.read_options("tune", wanted, options_of(Search), "tune"))
     base = from_table(table, overrides, source=str(path) if path is not None else "the defaults")
     _refuse_unfit(base, spec)
-    entries = [{"algorithm": name} for name in algorithms] if algorithms else spec.get("methods", [])
-    methods = read_methods(entries, ())
-    labels = [method.label for method in methods]
+    listed = read_methods(spec["methods"], ()) if spec.get("methods") else ()
+    methods = _chosen(listed, algorithms)
+    labels = {method.label for method in (*listed, *methods)}
     for label in read.metrics:
         if label not in labels:
-            raise Invalid(f"tune.metrics.{label}: {label!r} is not tuned here{nearest(label, labels)}")
+            raise Invalid(f"tune.metrics.{label}: {label!r} is no method of this study{nearest(label, labels)}")
     evaluation = dataclasses.replace(base.evaluation, validation=read.validation)
     text = dataclasses.replace(base, evaluation=evaluation).toml()
-    ranges = _ranges(read.ranges, {method.algorithm for method in methods})
+    ranges = _ranges(read.ranges, {method.algorithm for method in (*listed, *methods)})
     stem = Path(path).stem if path is not None else base.data.name
     named = base.name or stem.removeprefix("tune_")
     where = folder or Path(base.runs) / safe_name(f"tune-{named}"[:LONGEST], "name")
@@ -126,6 +126,17 @@ def plan(
         search=read,
         studies=tuple(_study(where, method, text, ranges, read) for method in methods),
     )
+
+
+def _chosen(listed: Sequence[Method], names: Sequence[str]) -> tuple[Method, ...]:
+    """The methods of the file, or those named: by their labels or recipes in the file, else as recipes."""
+    if not names:
+        return tuple(listed) or read_methods([], ())
+    found: list[Method] = []
+    for name in names:
+        named = [method for method in listed if name in (method.label, method.algorithm)]
+        found += named or read_methods([name], ())
+    return tuple({method.label: method for method in found}.values())
 
 
 def _refuse_unfit(base: Config, spec: Mapping[str, Any]) -> None:
@@ -143,7 +154,7 @@ def _ranges(given: Mapping[str, Any], recipes: set[str]) -> dict[str, SearchRang
     for key, value in given.items():
         if isinstance(value, Mapping) and "low" not in value and "high" not in value:
             if key not in recipes:
-                raise Invalid(f"tune.ranges.{key}: {key!r} is not tuned here{nearest(key, recipes)}")
+                raise Invalid(f"tune.ranges.{key}: {key!r} is no method of this study{nearest(key, recipes)}")
             found |= {
                 f"{key}.{option}": _range(f"tune.ranges.{key}.{option}", inner) for option, inner in value.items()
             }
