@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from consilience.selection import Everyone, SlidingWindow, Uniform
     from consilience.server.averaging.weighting.schedule import ScheduleWeights
     from consilience.training import train
+    from consilience.tuning.tune import tune
 
 __all__ = [
     "Algorithm",
@@ -68,6 +69,7 @@ __all__ = [
     "run",
     "simprox",
     "train",
+    "tune",
 ]
 
 _MODULES = {
@@ -96,6 +98,7 @@ _MODULES = {
     "partition": "data.partition",
     "run": "core.rounds",
     "train": "training",
+    "tune": "tuning.tune",
 }
 
 

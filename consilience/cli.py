@@ -15,6 +15,7 @@ from consilience.flower.deploy.commands import deploy, verify
 from consilience.reporting.command import after_run
 from consilience.reporting.command import report as report_command
 from consilience.runs.failures import guarded
+from consilience.tuning.command import tune
 
 if TYPE_CHECKING:  # PyTorch takes seconds to import: `--help` must not wait for it
     from rich.console import Console
@@ -234,6 +235,7 @@ def evaluate(
 
 
 app.command()(compare)
+app.command()(tune)
 app.command()(diagnose)
 app.command("report")(report_command)
 app.command()(dashboard)

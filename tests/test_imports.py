@@ -36,15 +36,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "reporting": {"core", "runs"},
     "dashboard": {"core", "runs", "reporting"},
     "compare": RUNNING | {"reporting"},
+    "tuning": RUNNING | {"reporting", "compare"},
     "diagnose": RUNNING | {"reporting", "compare"},
     "training": RUNNING | {"reporting"},
-    "cli": {"core", "runs", "experiments", "reporting", "dashboard", "flower", "compare", "diagnose"},
+    "cli": {"core", "runs", "experiments", "reporting", "dashboard", "flower", "compare", "diagnose", "tuning"},
     "__main__": {"cli"},
-    "__init__": RUNNING | {"training"},
+    "__init__": RUNNING | {"training", "tuning"},
 }
 ALWAYS = {"numpy", "safetensors", "torch"}  # allowed at the top of a module
 TERMINAL = {"rich", "typer"}  # core dependencies, for the command line only
 TALKING = {"experiments", "cli", "reporting", "dashboard", "training", "flower", "compare", "diagnose", "runs"}
+TALKING |= {"tuning"}
 
 
 def where(file: Path) -> str:

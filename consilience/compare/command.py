@@ -17,8 +17,9 @@ def compare(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[CONFIG] [KEY=VALUE]...",
-            help="A run's TOML file, with a [compare] table or none; settings for all methods, such as rounds=50.",
+            metavar="[CONFIG|STUDY] [KEY=VALUE]...",
+            help="A run's TOML file, with a [compare] table or none, or the folder of `consilience tune`; settings for "
+            "all methods, such as rounds=50.",
             show_default=False,
         ),
     ] = None,

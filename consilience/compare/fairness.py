@@ -8,18 +8,25 @@ from typing import Any
 from consilience.compare.plan import LOCAL_WORK, Cell, Comparison
 from consilience.compare.results import CellResult
 from consilience.core.algorithm import Algorithm
+from consilience.runs import identity
 from consilience.runs.identity import changed_keys
 
 _THE_METHOD = ("algorithm", "name", "seed", "runs")
 
 
 def planned_differences(comparison: Comparison) -> list[str]:
-    """'simprox: selection: Everyone() -> SlidingWindow(...)' for each method that differs in more than the method."""
+    """'simprox: selection: Everyone() -> SlidingWindow(...)' for each method that differs in more than the method.
+
+    Options that were tuned with equal budgets differ by intention.
+    """
+    searched = set[str]()
+    if comparison.tuned is not None:
+        searched = {key for method in comparison.tuned.methods for key in method.ranges}
     first = {cell.method: cell for cell in comparison.cells if cell.seed == comparison.seeds[0]}
     base = first[comparison.baseline]
     notes = []
     for method in comparison.methods:
-        changes = [*_settings(base, first[method.label]), *_local_work(base, first[method.label])]
+        changes = [*_settings(base, first[method.label]), *_local_work(base, first[method.label], searched)]
         changes += _parts(_algorithm(base), _algorithm(first[method.label]))
         notes += [f"{method.label}: {change}" for change in dict.fromkeys(changes)]
     return notes
@@ -56,10 +63,20 @@ def _settings(base: Cell, other: Cell) -> list[str]:
     return changed_keys(mine, theirs)
 
 
-def _local_work(base: Cell, other: Cell) -> list[str]:
+def since_tuning(comparison: Comparison) -> list[str]:
+    """What of the base run was otherwise when its methods were tuned."""
+    if comparison.tuned is None:
+        return []
+    before, now = comparison.tuned.base, identity.settings(comparison.base.table())
+    return changed_keys({"rounds": before.get("rounds")}, {"rounds": now["rounds"]}) + identity.differences(
+        {**before, "seed": now["seed"]}, now
+    )
+
+
+def _local_work(base: Cell, other: Cell, searched: set[str]) -> list[str]:
     """Local settings that both methods have; an option that one of them lacks says nothing."""
     mine, theirs = base.config.algorithm.options, other.config.algorithm.options
-    both = [key for key in LOCAL_WORK if key in mine and key in theirs]
+    both = [key for key in LOCAL_WORK if key in mine and key in theirs and key not in searched]
     return changed_keys({key: mine[key] for key in both}, {key: theirs[key] for key in both})
 
 

@@ -32,7 +32,7 @@ def write(comparison: Comparison) -> Written:
     collected = results.collect(comparison)
     sheets, said = tables.sheets(comparison, collected), notes(comparison, collected.cells, collected.methods)
     texts = {
-        "table.md": tables.markdown(comparison, sheets, said),
+        "table.md": tables.markdown(comparison.folder.name, sheets, said),
         "methods.csv": tables.methods_csv(collected),
         "cells.csv": tables.cells_csv(collected),
     }
@@ -80,6 +80,9 @@ def notes(
     said = [f"{DIFFERS}: {note}" for note in differing]
     if not differing:
         said.append("all methods ran on the same data, partition, initial model and trace of clients")
+    if comparison.tuned is not None:
+        said.append(f"options were tuned: {comparison.tuned.budget}; the seeds compared here are others")
+        said += [f"tuned with other settings: {change}" for change in fairness.since_tuning(comparison)]
     missing = sum(found.missing for found in methods)
     if missing:
         said.append(f"{missing} of {len(cells)} runs are not finished: the tables hold the others")

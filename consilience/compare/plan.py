@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from consilience.compare import tuned
 from consilience.compare.methods import Method, read_methods
+from consilience.compare.tuned import Tuned
 from consilience.core.capabilities import PoolsData, capability
 from consilience.core.settings import Invalid, check_value, nearest, refuse_unknown
 from consilience.experiments.config.catalogue import KINDS, has_own_default, section_options
@@ -29,7 +31,7 @@ Table = dict[str, Any]
 LOCAL_WORK = ("lr", "momentum", "weight_decay", "lr_decay", "optimiser", "epochs", "batch_size")
 """What every method takes from the base run, next to selection and channel."""
 
-_KEYS = ("methods", "seeds", "baseline", "target", "metric")
+_KEYS = ("methods", "seeds", "baseline", "target", "metric", "tuned")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,7 @@ class Comparison:
     target: float | None
     metric: str
     cells: tuple[Cell, ...]  # seed by seed, so that an unfinished comparison has whole seeds
+    tuned: Tuned | None = None  # the study whose best options the methods have
 
     def of(self, label: str) -> list[Cell]:
         """A method's cells."""
@@ -76,17 +79,22 @@ def plan(
     metric: str = "",
     folder: Path | None = None,
 ) -> Comparison:
-    """The comparison of a file (a run's settings, with a [compare] table or none); arguments win over the file."""
-    table = toml_text.read(Path(path)) if path is not None else {}
-    spec = table.pop("compare", {})
-    if not isinstance(spec, Mapping):
-        raise Invalid(f"compare = {spec!r} must be a table: write [compare] and its settings below it")
-    refuse_unknown(spec, _KEYS, "compare")
+    """The comparison of a file (a run's settings, with a [compare] table or none); arguments win over the file.
+
+    In place of a file, the folder of a study gives the run's settings, and the methods with their best options.
+    """
+    table, spec = read_file(path)
+    study = tuned.read(Path(spec["tuned"])) if spec.get("tuned") else None
     base = from_table(table, overrides, source=str(path) if path is not None else "the defaults")
-    entries = [{"algorithm": name} for name in algorithms] if algorithms else spec.get("methods", [])
+    if study is not None:
+        entries = study.entries(algorithms)
+    else:
+        entries = [{"algorithm": name} for name in algorithms] if algorithms else spec.get("methods", [])
     methods = read_methods(entries, grids)
-    chosen = _seeds(list(seeds) or spec.get("seeds", [0, 1, 2]))
-    by_method = [_cells(base, method, chosen) for method in methods]
+    usual = [0, 1, 2] if study is None else [n for n in range(5 + len(study.seeds)) if n not in study.seeds][:5]
+    chosen = _seeds(list(seeds) or spec.get("seeds", usual))
+    _refuse_tuned_seeds(chosen, study)
+    by_method = [cells_of(base, method, chosen) for method in methods]
     labels = [method.label for method in methods]
     wanted = target if target is not None else spec.get("target")
     stem = Path(path).stem if path is not None else base.data.name
@@ -99,7 +107,33 @@ def plan(
         target=_target(wanted),
         metric=_metric(metric or spec.get("metric", "")),
         cells=tuple(cell for one_seed in zip(*by_method) for cell in one_seed),
+        tuned=study,
     )
+
+
+def read_file(path: Path | str | None) -> tuple[Table, Table]:
+    """The run's settings in a file or in a study's folder, and its [compare] table, checked as far as its keys."""
+    if path is not None and tuned.is_study(Path(path)):
+        study = tuned.read(Path(path))
+        return dict(study.base), {**study.compare, "tuned": str(path)}
+    table = toml_text.read(Path(path)) if path is not None else {}
+    table.pop("tune", None)  # what `consilience tune` does with this run
+    spec = table.pop("compare", {})
+    if not isinstance(spec, Mapping):
+        raise Invalid(f"compare = {spec!r} must be a table: write [compare] and its settings below it")
+    refuse_unknown(spec, _KEYS, "compare")
+    if not isinstance(spec.get("tuned", ""), str):
+        raise Invalid(f"compare.tuned = {spec['tuned']!r} must be the folder of a study")
+    if spec.get("tuned") and spec.get("methods"):
+        raise Invalid("compare.tuned and compare.methods are both given: a study brings its methods, leave out one")
+    return table, dict(spec)
+
+
+def _refuse_tuned_seeds(seeds: Sequence[int], study: Tuned | None) -> None:
+    """A comparison on the partitions that options were chosen on would favour whoever tuned most."""
+    used = [seed for seed in seeds if study is not None and seed in study.seeds]
+    if used:
+        raise Invalid(f"seed {used[0]} was used to tune these methods: compare them on others, such as --seeds 0-4")
 
 
 def _seeds(given: Any) -> tuple[int, ...]:
@@ -133,7 +167,7 @@ def _metric(wanted: Any) -> str:
     return wanted
 
 
-def _cells(base: Config, method: Method, seeds: Sequence[int]) -> list[Cell]:
+def cells_of(base: Config, method: Method, seeds: Sequence[int]) -> list[Cell]:
     """The base run's settings with this method's algorithm and options, once for every seed."""
     algorithm = {"name": method.algorithm, **carried(base, method.algorithm), **method.options}
     table = _merged(base.table(), method.settings) | {"algorithm": algorithm}

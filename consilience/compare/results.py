@@ -252,6 +252,8 @@ def plain_results(comparison: Comparison, found: Results) -> Any:
         "methods": [_plain_method(method) for method in found.methods],
         "cells": [{k: v for k, v in asdict(cell).items() if k != "metrics"} for cell in found.cells],
     }
+    if comparison.tuned is not None:
+        table["tuned"] = asdict(comparison.tuned)
     return canonical.to_json_types(table, "results", nonfinite_as_null=True)
 
 

@@ -15,6 +15,7 @@ from rich.text import Text
 from consilience.compare.paired import Paired
 from consilience.compare.plan import Comparison
 from consilience.compare.results import BUDGET, TO_TARGET, MethodResult, Quality, Results, Spread
+from consilience.compare.tuned import Tuned, TunedMethod
 from consilience.core.metrics import SHARE
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a spreadsheet takes for the start of one
@@ -36,6 +37,8 @@ def sheets(comparison: Comparison, results: Results) -> list[Sheet]:
     found = [_quality(ordered, results.qualities), _tests(comparison, ordered, main), _budget(ordered)]
     if comparison.target is not None:
         found.append(_target(comparison, ordered, results.qualities[0].title))
+    if comparison.tuned is not None:
+        found.append(study(comparison.tuned, [method.label for method in comparison.methods]))
     return [sheet for sheet in found if sheet.rows]
 
 
@@ -53,9 +56,9 @@ def on_screen(found: Sequence[Sheet], notes: Sequence[str]) -> RenderableType:
     return Group(*parts, *(Text(f"note: {note}") for note in notes))
 
 
-def markdown(comparison: Comparison, found: Sequence[Sheet], notes: Sequence[str]) -> str:
+def markdown(name: str, found: Sequence[Sheet], notes: Sequence[str]) -> str:
     """The sheets as a page."""
-    lines = [f"# {comparison.folder.name}", ""]
+    lines = [f"# {name}", ""]
     for sheet in found:
         lines += [f"## {sheet.title}", "", _line(sheet.head), f"|{'---|' * len(sheet.head)}"]
         lines += [*map(_line, sheet.rows), ""]
@@ -162,6 +165,33 @@ def _target(comparison: Comparison, methods: Sequence[MethodResult], main: str) 
         title=f"To {main} {comparison.target:g}: mean ± deviation over the seeds that reached it",
         head=("method", "seeds that did", "rounds", "MB both ways", "simulated s")[: 2 + len(keys)],
         rows=tuple(rows),
+    )
+
+
+def study(found: Tuned, labels: Sequence[str] = ()) -> Sheet:
+    """How methods were tuned, the best validation value first."""
+    head = ("method", "validation", "of", "first trial", "trials", "pruned", "failed", "best options")
+    methods = [method for method in found.methods if not labels or method.label in labels]
+    ordered = sorted(methods, key=lambda method: (method.metric, _tuned_rank(method)))
+    return Sheet(title=f"Tuning: {found.budget}", head=head, rows=tuple(_tuned_line(method) for method in ordered))
+
+
+def _tuned_rank(method: TunedMethod) -> float:
+    if method.best is None:
+        return float("inf")
+    return -method.best if method.better == "higher" else method.best
+
+
+def _tuned_line(method: TunedMethod) -> tuple[str, ...]:
+    first = method.trials[0].value if method.trials and method.trials[0].state == "complete" else None
+    searched = {key: value for key, value in (method.options or {}).items() if key in method.ranges}
+    return (
+        method.label,
+        "n/a" if method.best is None else f"{method.best:.4f}",
+        method.metric,
+        "n/a" if first is None else f"{first:.4f}",
+        *(str(count) for count in (len(method.trials), method.counted("pruned"), method.counted("failed"))),
+        ", ".join(f"{key} = {value:.3g}" for key, value in searched.items()) or "none",
     )
 
 

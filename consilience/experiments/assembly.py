@@ -24,6 +24,7 @@ from consilience.data import datasets
 from consilience.data.dataset import Dataset
 from consilience.data.federate import federate
 from consilience.data.partition import fingerprint
+from consilience.data.validation import validated
 from consilience.environments.environment import Environment
 from consilience.experiments.cohort_size import try_selection
 from consilience.experiments.config.catalogue import ENGINES, KINDS
@@ -114,6 +115,8 @@ def read_data(config: Config) -> Dataset:
 def spread(config: Config, data: Dataset) -> tuple[Federation, list[np.ndarray]]:
     """The data over clients, with enough test rows for what is to be measured."""
     federation, rows = made("partition", lambda: federate(data, config.partition.built, seed=config.seed), {})
+    if config.evaluation.validation is not None:
+        federation, rows = validated(federation, rows, share=config.evaluation.validation, seed=config.seed)
     if config.evaluation.every and federation.test is None:
         hint = "set data.test_fraction" if "test_fraction" in options_of(_loader(config)) else "give a test set"
         raise Invalid(

@@ -148,6 +148,11 @@ def takes_lists(annotation: Any) -> bool:
     return any(_takes_lists(member) for member in _members(annotation))
 
 
+def takes_numbers(annotation: Any) -> bool:
+    """Whether an option's value may be a number."""
+    return any(member in (int, float) for member in _members(annotation))
+
+
 def describe(annotation: Any) -> str:
     """An annotation in words: 'number > 0', 'list of whole number >= 1', 'everyone | uniform'."""
     origin = typing.get_origin(annotation)

@@ -133,7 +133,7 @@ def test_tables_say_what_was_found(two: Comparison) -> None:
     ]
     assert sheets["Accuracy"].rows[0][:2] == ("fedprox", "2") and sheets["Accuracy"].rows[0][2] == "+10.0"
     assert sheets["To"].rows == (("fedprox", "2 of 2", "4 ± 1.0", "n/a"), ("fedavg", "0 of 2", "n/a", "n/a"))
-    page = tables.markdown(two, list(sheets.values()), ["a | note"])
+    page = tables.markdown("two", list(sheets.values()), ["a | note"])
     assert "| fedprox | 2 | 65.0 ± 7.1 |" in page and "- a | note" in page
     text = io.StringIO()
     Console(file=text, width=120).print(tables.on_screen(list(sheets.values()), ["[bold]not markup"]))

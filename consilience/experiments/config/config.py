@@ -51,11 +51,13 @@ class Chosen:
 class Evaluation:
     """How often the global model is tested: every so many rounds, and after the last; 0 is never.
 
-    With `local`, so are the clients' models before they are merged, each on all test rows.
+    With `local`, so are the clients' models before they are merged, each on all test rows. With `validation`, that
+    share of each client's training rows takes the place of the test rows, and is not trained on.
     """
 
     every: Whole = 1
     local: bool = False
+    validation: Annotated[float, Range(above=0, below=1)] | None = None
 
     def __post_init__(self) -> None:
         check(self)
@@ -131,7 +133,8 @@ class Config:
 def load(path: Path | str | None = None, overrides: Iterable[str] = ()) -> Config:
     """The config of a file, or the default one, with `key=value` overrides."""
     given = toml_text.read(Path(path)) if path is not None else {}
-    given.pop("compare", None)  # what `consilience compare` does with this run
+    for other in ("compare", "tune"):  # what the commands of these names do with this run
+        given.pop(other, None)
     return from_table(given, overrides, source=str(path) if path is not None else "the defaults")
 
 

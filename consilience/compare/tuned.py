@@ -1,0 +1,128 @@
+"""What `consilience tune` leaves for a comparison: tuned.json, with each method's best options and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from consilience.core.metrics import Better
+from consilience.core.settings import Invalid, nearest
+from consilience.runs import canonical
+from consilience.runs.disk import explain, read_file
+from consilience.runs.row_log import RecordError
+
+Table = dict[str, Any]
+
+NAME = "tuned.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedTrial:
+    """One configuration that was tried."""
+
+    number: int
+    state: str  # complete, pruned or failed
+    value: float | None  # the validation metric; of a pruned trial the last one it reached
+    options: Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedMethod:
+    """One method's search; `options` are the fixed and the best ones, or None where no trial was completed."""
+
+    label: str
+    algorithm: str
+    metric: str
+    better: Better
+    fixed: Table
+    settings: Table
+    ranges: Table
+    options: Table | None
+    best: float | None
+    trials: tuple[TunedTrial, ...] = ()
+
+    def counted(self, state: str) -> int:
+        """Trials that ended so."""
+        return sum(trial.state == state for trial in self.trials)
+
+    def curve(self) -> list[float | None]:
+        """The best value after each trial; None before the first completed one."""
+        pick, best, found = (max if self.better == "higher" else min), None, list[float | None]()
+        for trial in self.trials:
+            if trial.state == "complete" and trial.value is not None:
+                best = trial.value if best is None else pick(best, trial.value)
+            found.append(best)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """A study: what was searched, at which budget, and every trial."""
+
+    base: Table  # the run's settings
+    compare: Table  # of the file's [compare], without its methods
+    trials: int  # the budget of each method
+    seeds: tuple[int, ...]
+    seed: int
+    validation: float
+    sampler: str
+    pruner: str
+    methods: tuple[TunedMethod, ...] = field(default_factory=tuple)
+
+    @property
+    def budget(self) -> str:
+        """What each method was given, in words."""
+        return (
+            f"{self.trials} trials of each method ({self.sampler}, pruning: {self.pruner}), validation on "
+            f"{self.validation:.0%} of the training rows, seeds {', '.join(map(str, self.seeds))}"
+        )
+
+    def of(self, label: str) -> TunedMethod:
+        """A method by its label."""
+        known = [method.label for method in self.methods]
+        if label not in known:
+            raise Invalid(f"{label!r} was not tuned in this study{nearest(label, known)}; tuned: {', '.join(known)}")
+        return self.methods[known.index(label)]
+
+    def entries(self, labels: Sequence[str] = ()) -> list[Table]:
+        """The methods with their best options, as entries of a comparison; of all, or of those named."""
+        found = []
+        for method in [self.of(label) for label in labels] if labels else self.methods:
+            if method.options is None:
+                raise Invalid(f"{method.label} has no completed trial: go on with the study, or name the other methods")
+            entry: Table = {"algorithm": method.algorithm, "label": method.label}
+            found.append(entry | {"options": _spelled(method.options), "settings": method.settings})
+        return found
+
+
+def read(folder: Path) -> Tuned:
+    """The study in a folder."""
+    path = folder / NAME
+    try:
+        table = canonical.decode(read_file(path))
+        if not isinstance(table, dict) or table.pop("format", None) != FORMAT:
+            raise ValueError("it is no study of this version")
+        methods = [
+            TunedMethod(**{**method, "trials": tuple(TunedTrial(**trial) for trial in method["trials"])})
+            for method in table.pop("methods")
+        ]
+        return Tuned(**{**table, "seeds": tuple(table["seeds"]), "methods": tuple(methods)})
+    except FileNotFoundError as problem:
+        raise Invalid(f"{folder} holds no {NAME}: make one with `consilience tune`") from problem
+    except OSError as problem:
+        raise RecordError(explain("read", path, problem)) from problem
+    except (ValueError, TypeError, KeyError) as problem:
+        raise RecordError(f"{path} is damaged: {problem}") from problem
+
+
+def is_study(path: Path) -> bool:
+    """Whether a folder holds what `tune` wrote."""
+    return (path / NAME).is_file()
+
+
+def _spelled(options: Table) -> Table:
+    """Options for a method's entry, where a list would be a grid: one that is an option's value is put in a list."""
+    return {key: [value] if isinstance(value, list) else value for key, value in options.items()}

@@ -1,0 +1,40 @@
+"""Validation rows: taken from each client's training rows, so that settings are chosen without the test rows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from consilience.core.federation import Federation, Rows
+from consilience.core.rng import subseed
+from consilience.core.settings import Invalid
+from consilience.data.datasets.prepare.splits import held_out
+
+
+def validated(
+    federation: Federation, parts: list[np.ndarray], *, share: float, seed: int
+) -> tuple[Federation, list[np.ndarray]]:
+    """The federation without its test rows: a share of each client's training rows takes their place.
+
+    Drawn from the seed alone, label by label; a client keeps at least one training row. The other rows of each part
+    are returned with it, for the record.
+    """
+    rows = federation.train
+    owner = np.repeat(np.arange(len(federation)), rows.sizes.numpy())  # [N], rows lie client by client
+    places = np.concatenate([np.arange(int(a), int(a + n)) for a, n in zip(rows.starts, rows.sizes)])
+    targets = rows.y[places].numpy(force=True)
+    labels = targets if federation.classes is not None and targets.ndim == 1 else np.zeros(len(owner), np.int64)
+    kept, taken = held_out(labels, fraction=share, seed=subseed(seed, "validation"), groups=owner)
+    if not len(taken):
+        raise Invalid(f"evaluation.validation = {share:g} leaves no client a validation row: take a larger share")
+
+    def of_clients(chosen: np.ndarray) -> list[np.ndarray]:
+        return [places[chosen[owner[chosen] == k]] for k in range(len(federation))]
+
+    training = of_clients(kept)
+    reduced = Federation(
+        train=Rows.gather(rows.x, rows.y, training),
+        test=Rows.gather(rows.x, rows.y, of_clients(taken)),
+        names=federation.names,
+        classes=federation.classes,
+    )
+    return reduced, [part[own - int(start)] for part, own, start in zip(parts, training, rows.starts)]

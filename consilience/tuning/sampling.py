@@ -1,0 +1,115 @@
+"""Which options are tried next: Optuna's samplers and pruners, over a journal that a killed study goes on from.
+
+The sampler is made anew for every trial, from the study's seed, the method and the number of the trial: what trial n
+tries depends on the trials before it alone, not on how often the study was stopped or on what runs beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from consilience.core.rng import subseed
+from consilience.options.ranges import SearchRange
+from consilience.runs.disk import cut_file, read_file
+from consilience.tuning.plan import MethodStudy
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.distributions import BaseDistribution
+
+JOURNAL = "journal.jsonl"
+
+
+def needed() -> Any:
+    """Optuna, or how to get it."""
+    try:
+        import optuna
+    except ImportError as problem:
+        raise ImportError('tune needs optuna: pip install "consilience[tune]"') from problem
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def opened(study: MethodStudy) -> optuna.Study:
+    """The method's study with all trials so far; only one process may have it open."""
+    optuna = needed()
+    from optuna.storages.journal import JournalFileBackend
+
+    path = study.folder / JOURNAL
+    _mend(study)
+    # a stale lock of a killed process would be waited for half a minute, and our own lock is held already
+    path.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)
+    found: optuna.Study = optuna.create_study(
+        storage=optuna.storages.JournalStorage(JournalFileBackend(str(path))),
+        study_name=study.method.label,
+        direction="maximize" if study.better == "higher" else "minimize",
+        pruner=_pruner(study),
+        load_if_exists=True,
+    )
+    return found
+
+
+def current(journal: optuna.Study, study: MethodStudy) -> optuna.Trial:
+    """The trial to work on: one that was begun and not ended, else the next."""
+    optuna = needed()
+    states = optuna.trial.TrialState
+    begun = journal.get_trials(deepcopy=False, states=(states.RUNNING,))
+    if begun:
+        trial = optuna.trial.Trial(journal, begun[0]._trial_id)
+    else:
+        if not journal.get_trials(deepcopy=False, states=(states.WAITING,)):
+            journal.enqueue_trial(_proposed(journal, study))  # one record: a kill leaves all of it or nothing
+        trial = journal.ask()
+    for key, range_ in study.space.items():
+        if range_.whole:
+            trial.suggest_int(key, int(range_.low), int(range_.high), log=range_.log)
+        else:
+            trial.suggest_float(key, range_.low, range_.high, log=range_.log)
+    found: optuna.Trial = trial
+    return found
+
+
+def _proposed(journal: optuna.Study, study: MethodStudy) -> Mapping[str, Any]:
+    """The options of the next trial, drawn in a copy of the study."""
+    optuna = needed()
+    before = journal.get_trials(deepcopy=False)
+    if not before:
+        return study.start
+    seed = subseed(study.search.seed, "tune", study.method.label, len(before)) % 2**32
+    if study.search.sampler == "random":
+        sampler = optuna.samplers.RandomSampler(seed=seed)
+    else:
+        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=max(4, study.search.trials // 4))
+    copy = optuna.create_study(direction=journal.direction, sampler=sampler)
+    copy.add_trials(before)
+    proposed: Mapping[str, Any] = copy.ask({key: _distribution(found) for key, found in study.space.items()}).params
+    return proposed
+
+
+def _distribution(range_: SearchRange) -> BaseDistribution:
+    optuna = needed()
+    if range_.whole:
+        return optuna.distributions.IntDistribution(int(range_.low), int(range_.high), log=range_.log)  # type: ignore[no-any-return]
+    return optuna.distributions.FloatDistribution(range_.low, range_.high, log=range_.log)  # type: ignore[no-any-return]
+
+
+def _pruner(study: MethodStudy) -> Any:
+    optuna = needed()
+    if study.search.pruner == "none":
+        return optuna.pruners.NopPruner()
+    if study.search.pruner == "halving":
+        return optuna.pruners.SuccessiveHalvingPruner()
+    rounds = study.configs(study.start)[0].rounds
+    # not in the first half of a run: a method that starts slowly would lose its best options
+    return optuna.pruners.MedianPruner(n_startup_trials=max(3, study.search.trials // 4), n_warmup_steps=rounds // 2)
+
+
+def _mend(study: MethodStudy) -> None:
+    """Cut off a last record that a killed process did not finish: Optuna would write the next one behind it."""
+    path = study.folder / JOURNAL
+    if path.exists():
+        text = read_file(path)
+        whole = text.rfind(b"\n") + 1
+        if whole < len(text):
+            cut_file(path, whole)
