@@ -51,6 +51,15 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
+def test_every_tensor_starts_at_a_multiple_of_its_element_size() -> None:
+    """Whatever the names: readers that map a file need it."""
+    tree = {f"{place}": torch.ones(3, dtype=dtype) for place, dtype in enumerate((*DTYPES, *reversed(DTYPES)))}
+    data = b"".join(bytes(chunk) for chunk in tree_file.chunks(tree_file.describe(tree, "odd")[0]))
+    length = int.from_bytes(data[:8], "little")
+    for name, entry in json.loads(data[8 : 8 + length]).items():
+        assert (8 + length + entry["data_offsets"][0]) % tree[name].element_size() == 0, name
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0, 2), (2, 3, 4)], ids=str)
 def test_every_type_and_shape_round_trips(tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
