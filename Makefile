@@ -37,7 +37,7 @@ lint: $(TESTED) ## ruff and mypy
 	$(BIN)/mypy
 
 test: lint ## everything that must pass, minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup --no-loadscope-reorder
 
 test-slow: $(TESTED) ## the longer checks, such as MNIST accuracy
 	$(BIN)/python -m pytest -m slow

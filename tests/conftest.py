@@ -20,11 +20,17 @@ os.environ.setdefault("CONSILIENCE_REPORT", "0")  # no run draws a report, which
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Workers of pytest-xdist take whole files, contract tests recipe by recipe: tests share what they cached."""
+    """Workers of pytest-xdist take whole files, whose tests share what they cached.
+
+    Contract tests go recipe by recipe and documents page by page. Contract tests come last: there are many short groups
+    of them, so that no worker waits long for another at the end.
+    """
+    items.sort(key=lambda item: item.path.parent.name == "contract")
     for item in items:
-        recipe = getattr(item, "callspec", None) and item.callspec.params.get("name")
-        contract = recipe if item.path.parent.name == "contract" else None
-        item.add_marker(pytest.mark.xdist_group(str(contract or item.path)))
+        given = getattr(item, "callspec", None) and item.callspec.params
+        contract, document = item.path.parent.name == "contract", item.path.name.startswith("test_docs")
+        part = given and ((contract and given.get("name")) or (document and given.get("file")))
+        item.add_marker(pytest.mark.xdist_group(f"{item.path} {part}" if part else str(item.path)))
 
 
 @pytest.fixture

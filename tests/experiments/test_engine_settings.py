@@ -70,6 +70,9 @@ def test_a_missing_ray_is_named_with_what_to_install(monkeypatch: pytest.MonkeyP
         (_table(device="cuda"), _table(device="cuda", name="ray", workers=2, threads=1), ["name", "threads"]),
         (_table(lane="batched", name="ray", workers=2), _table(lane="batched", name="ray", workers=4), ["workers"]),
         (_table(), _table(dtype="float64"), ["dtype"]),
+        # a run that leaves the serial lane, or enters it, is told of the workers, too
+        (_table(name="ray", workers=2), _table(lane="batched", name="ray", workers=4), ["lane", "workers"]),
+        (_table(lane="batched", name="ray", workers=4), _table(name="ray", workers=2), ["lane", "workers"]),
     ],
 )
 def test_an_engine_changes_only_where_no_number_does(

@@ -28,7 +28,7 @@ from consilience.compare.plan import plan
 from consilience.core.tree import Tree
 from consilience.data import datasets
 from consilience.data.dataset import Dataset
-from consilience.experiments import trackers
+from consilience.experiments import evaluation, trackers
 from consilience.reporting import terminal
 from consilience.reporting.figures import curves
 from consilience.reporting.groups import grouped
@@ -89,6 +89,24 @@ def visits() -> Dataset:
     """Visits to a practice."""
     (x, y), (test_x, test_y) = rows(160, 0), rows(80, 1)
     return Dataset(name="visits", x=x, y=y, test_x=test_x, test_y=test_y, classes=None, kind=COUNTS)
+
+
+@pytest.mark.parametrize("numbers_at_once", [1, 1 << 16])
+def test_clients_whose_rows_lie_in_several_pieces_have_the_value_of_all_their_rows(
+    numbers_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A metric that is no mean is summed piece by piece for every client: 60 rows in pieces of 16."""
+    monkeypatch.setitem(evaluation._BYTES_AT_ONCE, "cpu", 1)
+    monkeypatch.setitem(evaluation._NUMBERS_AT_ONCE, "cpu", numbers_at_once)
+    (x, y), sizes = rows(60, 4), (10, 23, 0, 20)  # the last seven rows belong to nobody
+    task = cs.Task(nn.Linear(3, 1), COUNTS)
+    starts = torch.tensor([0, *np.cumsum(sizes)[:-1]])
+    found = evaluation.evaluate(task, task.start(), cs.Rows(x=x, y=y, starts=starts, sizes=torch.tensor(sizes)))
+    output = task.apply(task.start(), x, train=False)[0]
+    for client, (start, size) in enumerate(zip(starts.tolist(), sizes)):
+        own = slice(start, start + size)
+        wanted = explained_value(explained_sums(output[own], y[own], torch.ones(size))) if size else torch.nan
+        assert found.clients.values[client] == pytest.approx(float(wanted), rel=1e-9, nan_ok=True)
 
 
 # --- where it must be seen -------------------------------------------------------------------------------------------

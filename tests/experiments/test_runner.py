@@ -21,7 +21,7 @@ from consilience.algorithms.fedavg import fedavg
 from consilience.client.local_training import LocalTraining
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm
-from consilience.core.exchange import Pool
+from consilience.core.exchange import Cohort, Pool
 from consilience.core.federation import Federation
 from consilience.core.plans import Batch, Work
 from consilience.core.rounds import Diverged
@@ -29,7 +29,7 @@ from consilience.core.settings import Invalid
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.data import partition
-from consilience.experiments import assembly, evaluation, runner
+from consilience.experiments import assembly, evaluation, record, runner
 from consilience.experiments.config import catalogue, config
 from consilience.experiments.live_run import Run
 from consilience.runs import checkpoint, identity
@@ -122,6 +122,24 @@ def test_drift_and_training_loss_by_hand() -> None:
     assert row["drift"] == pytest.approx(0.1 * np.linalg.norm(gradient), rel=1e-6)
     assert row["drift_relative"] == pytest.approx(0.1 * np.linalg.norm(gradient) / 1.0, rel=1e-6)
     assert row["weights"] == [1.0] and row["accuracy"] is None
+
+
+def test_clients_that_did_no_step_say_nothing_of_the_training_loss() -> None:
+    """Losses 4 and 1 of clients with 10 and 30 rows; the third, with 60, did no step and reports 0."""
+
+    def loss(steps: list[int]) -> float | None:
+        return record._train_loss(
+            Cohort(
+                reply={"loss": torch.tensor([4.0, 1.0, 0.0])},
+                ids=np.arange(3),
+                examples=torch.tensor([10.0, 30.0, 60.0], dtype=torch.float64),
+                steps=np.array(steps),
+                round=0,
+            )
+        )
+
+    assert loss([2, 1, 0]) == (10 * 4 + 30 * 1) / 40 and loss([2, 1, 5]) == 0.7
+    assert loss([0, 0, 0]) is None
 
 
 def test_the_stored_config_repeats_the_run_byte_for_byte(finished: Result, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from consilience.core.settings import Invalid
 from consilience.runs import checkpoint, manifest, tree_file
-from consilience.runs.checkpoint import generations, load, load_latest, save
+from consilience.runs.checkpoint import CorruptCheckpoint, generations, load, load_latest, save
 from consilience.runs.disk import disk
 
 DTYPES = (
@@ -49,6 +49,25 @@ def assert_same(a: Any, b: Any, place: str = "") -> None:
 
 def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_a_value_that_was_changed_is_found_by_its_digest(tmp_path: Path) -> None:
+    path = save(tmp_path, 1, {"server": {"w": torch.ones(4)}})
+    file = path / "server.safetensors"
+    changed = bytearray(file.read_bytes())
+    changed[-1] ^= 1  # the file can be parsed as before, and is as long
+    file.write_bytes(changed)
+    with pytest.raises(CorruptCheckpoint, match=r"server\.safetensors.*SHA-256"):
+        load(path)
+
+
+def test_every_tensor_starts_at_a_multiple_of_its_element_size() -> None:
+    """Whatever the names: readers that map a file need it."""
+    tree = {f"{place}": torch.ones(3, dtype=dtype) for place, dtype in enumerate((*DTYPES, *reversed(DTYPES)))}
+    data = b"".join(bytes(chunk) for chunk in tree_file.chunks(tree_file.describe(tree, "odd")[0]))
+    length = int.from_bytes(data[:8], "little")
+    for name, entry in json.loads(data[8 : 8 + length]).items():
+        assert (8 + length + entry["data_offsets"][0]) % tree[name].element_size() == 0, name
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
