@@ -29,12 +29,14 @@ from consilience.models.siamese import siamese_heads
 from consilience.options.parts import name_of, parts_of
 from consilience.selection import Everyone
 from consilience.server.averaging.weighting.schedule import ScheduleWeights
+from consilience.server.rules.public_rows import NoiseRows
 
 PAGE = Path(__file__).with_name("algorithms.md")
 BEGIN, END = "<!-- table: written by docs/make_algorithms.py -->", "<!-- end of table -->"
 BEGIN_OPTIONS, END_OPTIONS = "<!-- options: written by docs/make_algorithms.py -->", "<!-- end of options -->"
 NONE = "—"
 CLIENTS, ROWS, INPUTS, CLASSES = 12, 32, (1, 8, 8), 10
+PLAIN = ("dp_fedavg", "fedma")  # refuse the heads: their batch norm, or a head that the forward does not use
 LABELS = ("Use when", "Not when", "Cost")
 HEADER = (
     "method",
@@ -56,7 +58,8 @@ def needed(name: str, clients: int) -> dict[str, Any]:
         return {"weighting": ScheduleWeights(table=((1 / clients,) * clients,))}
     if name in ("fedaf", "feddm"):
         return {"shape": INPUTS}
-    return {"fedsplit": {"step": 1.0}, "fedprox_fedsplit": {"step": 1.0}}.get(name, {})
+    options: dict[str, dict[str, Any]] = {"fedsplit": {"step": 1.0}, "fedprox_fedsplit": {"step": 1.0}}
+    return {**options, "feddf": {"public": NoiseRows(shape=INPUTS)}}.get(name, {})
 
 
 class Counting(Vectorised):
@@ -88,7 +91,7 @@ def engine(name: str = "") -> Counting:
     ]
     federation = Federation.from_clients(clients, classes=CLASSES)
     network = models.build("mlp", INPUTS, CLASSES, seed=0)
-    if name != "dp_fedavg":  # which refuses their batch norm
+    if name not in PLAIN:
         network = siamese_heads(network, projection=32)
     federation = federation.pooled() if name == "centralised" else federation
     return Counting(Task(network), federation, device="cpu", lane="serial", clients_at_once=64)
@@ -110,7 +113,7 @@ def described(name: str) -> dict[str, str]:
 def measured(name: str, fedavg_work: float = 1.0) -> dict[str, str]:
     """What a round of all clients shows: traffic per client, and multiplications per row, FedAvg's being one."""
     one, work = worked(name, engine(name))
-    if name == "dp_fedavg":  # on a network of its own
+    if name in PLAIN:  # on a network of its own
         fedavg_work = worked("fedavg", engine(name))[1]
     model = tree.nbytes(one.model)
     down, up = one.bytes_down / len(one.chosen) / model, one.bytes_up / max(1, len(one.cohort)) / model

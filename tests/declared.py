@@ -15,6 +15,7 @@ from consilience.core.settings import options_of
 from consilience.selection import Everyone
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.averaging.weighting.schedule import ScheduleWeights
+from consilience.server.rules.public_rows import NoiseRows
 
 CLIENTS = len(tiny.SIZES)
 
@@ -51,6 +52,7 @@ DECLARED: dict[str, Declared] = {
         options={"shape": (1, 6, 6), "per_class": 2, "server_steps": 3},
         excused={"test_traced_steps_give_the_same_bits": LOOKS, "test_client_step_is_pure": LOOKS},
     ),
+    "feddf": Declared(options={"public": NoiseRows(count=8, shape=(1, 6, 6)), "server_steps": 3}),
     "feddm": Declared(options={"shape": (1, 6, 6), "per_class": 2, "server_steps": 3}),
     "fedfa": Declared(excused={"test_traced_steps_give_the_same_bits": LOOKS, "test_bytes_match_the_trees": LOOKS}),
     "clustered_fl": Declared(options={"warm_up": 1, "eps_1": 100.0, "eps_2": 0.0, "max_clusters": 3}),

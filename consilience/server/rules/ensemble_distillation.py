@@ -1,0 +1,119 @@
+"""FedDF's server: the averaged model learns, on rows without labels, what the clients' models say together."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from consilience.core import rng, tree
+from consilience.core.exchange import Broadcast, Cohort, Notes
+from consilience.core.gradients import gradient
+from consilience.core.settings import Count, Invalid, Positive, check
+from consilience.core.task import Task
+from consilience.core.tree import Tree, map_leaves
+from consilience.server.averaging.averaging import Averaging
+from consilience.server.rules.public_rows import NoiseRows, PublicRows
+
+BETAS, EPS = (0.9, 0.999), 1e-8  # Adam's usual ones
+ROUNDING = 64  # probabilities that differ by less than so many epsilons are equal
+BLOCK = 1024  # rows at a time through the clients' models
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnsembleDistillation:
+    """An averaging server, then `steps` of Adam (cosine annealed) on KL(softmax(mean_k f_k(x)) || softmax(f(x))).
+
+    x are public rows, f_k the models that clients sent, f the average, which goes on learning.
+    """
+
+    averaging: Averaging = field(default_factory=Averaging)
+    public: PublicRows = field(default_factory=NoiseRows)
+    steps: Count = 500
+    batch_size: Count = 128
+    lr: Positive = 1e-3
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def needs_each_reply(self) -> bool:
+        """Every model is asked."""
+        return True
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What averaging reads of the replies."""
+        return self.averaging.reads
+
+    def init(self, start: Tree, clients: int) -> Tree:
+        """Averaging's; rows that cannot be had are refused here."""
+        self.public.public_rows(start["params"], 0)
+        return self.averaging.init(start, clients)
+
+    def broadcast(self, state: Tree, ids: np.ndarray) -> Broadcast:
+        """The model, to all."""
+        return self.averaging.broadcast(state, ids)
+
+    def update(self, state: Tree, cohort: Cohort) -> tuple[Tree, Notes]:
+        """The average; learning needs the task."""
+        return self.averaging.update(state, cohort)
+
+    def model(self, state: Tree) -> Tree:
+        """The average after it has learned."""
+        return self.averaging.model(state)
+
+    def train(self, task: Task, state: Tree, cohort: Cohort) -> Tree:
+        """The state with the average taught by the clients' models."""
+        if not task.kind.multiclass:
+            raise Invalid(f"ensemble distillation needs class numbers: {task.kind.name} has none")
+        model = state["model"]
+        x = self.public.public_rows(model["params"], cohort.seed)
+        wanted = teacher(task, cohort, x)
+        with torch.no_grad():
+            known = torch.cat([torch.softmax(task.apply(model, part, train=False)[0], 1) for part in x.split(BLOCK)])
+        if bool((known - wanted).abs().max() <= ROUNDING * torch.finfo(wanted.dtype).eps):
+            return state  # nothing to learn, and Adam would magnify rounding
+        params, first, second = model["params"], *(map_leaves(torch.zeros_like, model["params"]) for _ in range(2))
+        for step in range(self.steps):
+            draw = rng.host(cohort.seed, "distillation", cohort.round, step)
+            chosen = torch.from_numpy(draw.permutation(len(x))[: self.batch_size]).to(x.device)
+            grads = _slope(task, {**model, "params": params}, x[chosen], wanted[chosen])
+            first = map_leaves(lambda m, g: BETAS[0] * m + (1 - BETAS[0]) * g, first, grads)
+            second = map_leaves(lambda v, g: BETAS[1] * v + (1 - BETAS[1]) * g.square(), second, grads)
+            params = self._moved(params, first, second, step)
+        return {**state, "model": {**model, "params": params}}
+
+    def _moved(self, params: Tree, first: Tree, second: Tree, step: int) -> Tree:
+        """One step of Adam, whose rate falls to 0 as a half cosine."""
+        rate = self.lr * 0.5 * (1 + math.cos(math.pi * step / self.steps)) / (1 - BETAS[0] ** (step + 1))
+        spread = 1 - BETAS[1] ** (step + 1)
+        return map_leaves(lambda w, m, v: w - rate * m / ((v / spread).sqrt() + EPS), params, first, second)
+
+
+@torch.no_grad()
+def teacher(task: Task, cohort: Cohort, x: Tensor) -> Tensor:
+    """[n, classes] softmax of the mean logits of the models that were heard, clients in order of their ids."""
+    order = np.argsort(cohort.ids)
+    heard = order if cohort.heard is None or not cohort.heard.any() else order[cohort.heard[order]]
+    total = torch.zeros((), device=x.device)
+    for client in heard:
+        sent = tree.rows(cohort.reply["model"], int(client))
+        total = total + torch.cat([task.apply(sent, part, train=False)[0] for part in x.split(BLOCK)])
+    return torch.softmax(total / len(heard), 1)
+
+
+def _slope(task: Task, model: Tree, x: Tensor, wanted: Tensor) -> Tree:
+    """The gradient of the cross-entropy with the teacher, which is that of KL."""
+
+    # Paper: does not say in which mode the student learns. Here: evaluation mode, because public rows may be of another
+    # domain, whose batch statistics are not those of the clients.
+    def objective(params: Tree) -> tuple[Tensor, None]:
+        output, _ = task.apply({**model, "params": params}, x, train=False)
+        return -(wanted * torch.log_softmax(output, 1)).sum(1).mean(), None
+
+    with torch.no_grad():
+        return gradient(objective, model["params"])[0]
