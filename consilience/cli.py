@@ -11,6 +11,7 @@ import typer
 from consilience.compare.command import compare
 from consilience.dashboard.command import dashboard
 from consilience.diagnose.command import diagnose
+from consilience.experiments.learn_command import learn
 from consilience.flower.deploy.commands import deploy, verify
 from consilience.reporting.command import after_run
 from consilience.reporting.command import report as report_command
@@ -91,52 +92,6 @@ def resume(
         return conclude(
             runner.proceed(run, [*(settings or []), *given(log=log)], force=force, watch=watcher(quiet)), quiet, report
         )
-
-    guarded(work, debug)
-
-
-@app.command()
-def learn(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[CONFIG] [KEY=VALUE]...", help="As for `run`: the run to learn weights for.", show_default=False
-        ),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Where the weights go; algorithm.schedule=FILE uses them.")] = Path(
-        "schedule.safetensors"
-    ),
-    iterations: Annotated[
-        int | None, typer.Option(min=1, help="Unfolded runs; the environment's paper's, or 400.")
-    ] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate of the weights; 0.001.")] = None,
-    gradient: Annotated[str, typer.Option(help="auto, server, reported, autograd or full.")] = "auto",
-    constraint: Annotated[str, typer.Option(help="square, softmax or raw weights.")] = "square",
-    keep: Annotated[str, typer.Option(help="Where received models wait: device, cpu or nothing.")] = "device",
-    plot: Annotated[Path | None, typer.Option(help="A picture of the weights (needs matplotlib).")] = None,
-    quiet: Quiet = False,
-    debug: Debug = False,
-) -> None:
-    """Learn aggregation weights for every round and client (deep unfolding), and save them."""
-
-    def work() -> int:
-        from rich.console import Console
-
-        from consilience.experiments import learn
-        from consilience.experiments.config import config
-
-        path, overrides = split(arguments or [])
-        settings = config.load(path, overrides)
-        options = {"iterations": iterations, "lr": lr, "gradient": gradient, "constraint": constraint, "keep": keep}
-        schedule = learn.learn(settings, out, console=None if quiet else Console(stderr=True), **options)
-        if plot is not None:
-            schedule.plot(plot)
-        if quiet:
-            print(out)
-        else:
-            console().print(schedule.text(), highlight=False, soft_wrap=True)
-            console().print(f"saved: {out}; use it with algorithm=duw_fedavg algorithm.schedule={out}", soft_wrap=True)
-        return 0
 
     guarded(work, debug)
 
@@ -234,6 +189,7 @@ def evaluate(
     guarded(work, debug)
 
 
+app.command()(learn)
 app.command()(compare)
 app.command()(tune)
 app.command()(diagnose)

@@ -2,43 +2,107 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from consilience import environments
-from consilience.core.settings import Invalid
-from consilience.experiments.assembly import assemble
+from consilience.core.settings import Invalid, options_of
+from consilience.experiments.assembly import Simulation, assemble
+from consilience.experiments.config import config as configs
+from consilience.experiments.config.catalogue import KINDS
 from consilience.experiments.config.config import Config
-from consilience.meta.learning import Iteration, learning
+from consilience.meta.initial import Initial
+from consilience.meta.learning import Iteration, learned, learning
 from consilience.meta.schedule import Schedule
+from consilience.meta.transfer import FittedRule, fit_rule
+from consilience.options import parts
 from consilience.runs.text import duration
+from consilience.server.averaging.weighting.schedule import ScheduleWeights
+from consilience.server.averaging.weighting.transferred import FEATURES, save_rule
+from consilience.server.protocols import Weighting
 
 USUAL = {"iterations": 400, "lr": 0.001}
 
 
-def learn(config: Config, out: Path, *, console: Console | None = None, **options: Any) -> Schedule:
+def learn(config: Config, out: Path, *, console: Console | None = None, initial: str = "", **options: Any) -> Schedule:
     """Learn the weights of the config's rounds and clients, and write them to `out`; the start model is the run's own.
 
     What is not given, iterations and learning rate, is what the environment's paper used, else 400 and 0.001.
+    initial: the file of a table, the name of a weighting, "own" for the algorithm's weighting; else N_k / N.
     """
-    if out.exists():
-        raise Invalid(f"{out} is there already: give another --out, or remove it")
+    refuse_existing(out)
     simulation = assemble(config)
     paper = environments.preset(config.environment.name, **config.environment.options).settings.get("unfolding", {})
     settings = {**USUAL, **paper, **{name: value for name, value in options.items() if value is not None}}
-    steps = learning(simulation.algorithm, simulation.engine, rounds=config.rounds, seed=config.seed, **settings)
-    losses = []
-    for step in shown(steps, settings["iterations"], console) if console else steps:
-        losses.append(step.loss)
-    schedule = Schedule(weights=step.weights, losses=torch.tensor(losses, dtype=torch.float64), gradient=step.gradient)
+    first = first_weights(initial, simulation)
+    run = {"rounds": config.rounds, "seed": config.seed, "initial": first}
+    steps = learning(simulation.algorithm, simulation.engine, **run, **settings)
+    schedule = learned(shown(steps, settings["iterations"], console) if console else steps)
     schedule.save(out)
     return schedule
+
+
+def fit(config: Config, schedule: Schedule, out: Path) -> FittedRule:
+    """A rule fitted to the schedule of this config's run, written to `out`; labels are used where there are classes."""
+    simulation = assemble(config)
+    engine, usable = simulation.engine, FEATURES
+    if not engine.task.kind.multiclass:
+        usable = tuple(name for name in FEATURES if name != "label_entropy")
+    found = fit_rule(schedule.weights, simulation.algorithm, engine, features=usable, seed=config.seed)
+    quality = {"divergence": found.divergence, "divergence_by_examples": found.by_examples}
+    save_rule(found.rule, out, clients=schedule.weights.shape[1], **quality)
+    return found
+
+
+def refuse_existing(*files: Path | None) -> None:
+    """Refuse to overwrite, before any work."""
+    for file in files:
+        if file is not None and file.exists():
+            raise Invalid(f"{file} is there already: give another name, or remove it")
+
+
+def first_weights(initial: str, simulation: Simulation) -> Initial:
+    """What `--initial` means."""
+    if not initial:
+        return None
+    if initial == "own":
+        own: Weighting = simulation.algorithm.server.weighting  # type: ignore[attr-defined]
+        return own
+    if Path(initial).suffix == ".safetensors":
+        return ScheduleWeights(path=initial)
+    weighting: Weighting = parts.build("initial", initial, Weighting)
+    return weighting
+
+
+def usage(arguments: Sequence[str], out: Path) -> str:
+    """The command that runs what the weights were learned for with these weights, checked as `run` would."""
+    path = next((text for text in arguments if "=" not in text), None)
+    overrides = [text for text in arguments if "=" in text]
+    algorithm = configs.load(path, overrides).algorithm
+    recipe = KINDS["algorithm"].find(algorithm.name)[1]
+    if "schedule" in options_of(recipe):
+        more = [f"algorithm.schedule={out}"]
+    elif "weighting" in algorithm.options:  # a whole table, so that nothing is left of the other one
+        more = [f'algorithm.weighting={{name = "schedule", path = "{out}"}}']
+    else:
+        more = ["algorithm.weighting.name=schedule", f"algorithm.weighting.path={out}"]
+    for _ in options_of(recipe):
+        try:
+            configs.load(path, [*overrides, *more])
+            break
+        except Invalid as problem:  # an option of the weighting that is replaced, such as DR-FedAvg's q
+            idle = re.match(r"algorithm\.(\w+) = .* has no effect", str(problem))
+            if idle is None:
+                raise
+            more.append(f"algorithm.{idle[1]}=")
+    return shlex.join(["consilience", "run", *arguments, *more])
 
 
 def shown(steps: Iterator[Iteration], iterations: int, console: Console) -> Iterator[Iteration]:

@@ -71,7 +71,7 @@ def fit_rule(
     features: tuple[Feature, ...] = FEATURES,
     trials: Count = 3,
     seed: Whole = 0,
-    ridge: Positive = 1e-6,
+    ridge: Positive = 1e-3,
     arrival: tuple[float, ...] = (),
     start: Tree | None = None,
 ) -> FittedRule:

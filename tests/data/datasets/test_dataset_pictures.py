@@ -7,6 +7,7 @@ import pytest
 import torch
 from data_files import write_picture
 
+from consilience import models
 from consilience.core.settings import Invalid
 from consilience.data.datasets import load
 
@@ -142,3 +143,36 @@ def test_layout_can_be_forced_and_a_corrupt_file_is_named(tmp_path):
 def test_missing_tree_points_at_the_homes(tmp_path):
     with pytest.raises(FileNotFoundError, match="DomainNet: https"):
         load("picture_folders", data_dir=tmp_path, folder="nowhere")
+
+
+def two_classes(folder, side=8):
+    for k in range(4):
+        write_picture(folder / "cats" / f"{k}.png", grey(10 * k + 5, side=side))
+        write_picture(folder / "dogs" / f"{k}.png", grey(255 - 10 * k, side=side))
+
+
+def test_pictures_as_the_features_of_a_frozen_encoder(tmp_path):
+    """As DUW's Environments A and B: the encoder runs once, and clients train one layer on what it gives."""
+    two_classes(tmp_path / "tree")
+    plain = load("picture_folders", data_dir=tmp_path, folder="tree", normalise="unit", test_fraction=0.5)
+    data = load("picture_folders", data_dir=tmp_path, folder="tree", encoder="cnn", test_fraction=0.5)
+    mean, deviation = (torch.tensor(row).reshape(3, 1, 1) for row in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    encoder = models.build("cnn", (3, 8, 8), 2, seed=0).eval()
+    for found, pictures in ((data.x, plain.x), (data.test_x, plain.test_x)):
+        with torch.no_grad():
+            torch.testing.assert_close(found, encoder.features((pictures - mean) / deviation))
+    assert torch.equal(data.y, plain.y)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"encoder": "vit-base"}, r"encoder = 'vit-base' is no model of the zoo.*no encoder 'vit-base'"),
+        ({"encoder": "cnn", "grey": True}, "encoders expect colour pictures"),
+        ({"encoder": "cnn", "normalise": "unit"}, "normalise = 'unit' has no effect with encoder = 'cnn'"),
+    ],
+)
+def test_what_an_encoder_cannot_take_is_refused_before_pictures_are_read(tmp_path, options, problem):
+    two_classes(tmp_path / "tree")
+    with pytest.raises(Invalid, match=problem):
+        load("picture_folders", data_dir=tmp_path, folder="tree", **options)

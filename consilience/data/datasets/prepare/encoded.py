@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from consilience.core.settings import Invalid, nearest
 from consilience.data.datasets.prepare.columns import standardised
+from consilience.models.encoders import Pooling
 
 
 def encoded_pictures(
@@ -21,7 +22,7 @@ def encoded_pictures(
     of a vision transformer.
     """
     from consilience import models
-    from consilience.models.encoders import IMAGENET_MEAN, IMAGENET_STD, encode_pictures, model_folder
+    from consilience.models.encoders import IMAGENET_MEAN, IMAGENET_STD, encode_pictures
     from consilience.models.weights import load_weights
 
     used: str | nn.Module = encoder
@@ -32,16 +33,43 @@ def encoded_pictures(
         # weights for pictures expect them so; a transformer's own configuration says how it wants them
         train, test = (_shifted(pictures, IMAGENET_MEAN, IMAGENET_STD) for pictures in (train, test))
     else:
-        try:
-            model_folder(encoder)
-        except FileNotFoundError as problem:
-            hint = nearest(encoder, models.__all__)
-            raise Invalid(f"picture_encoder = {encoder!r} is no model of the zoo{hint}, and {problem}") from problem
+        refuse_unknown_encoder("picture_encoder", encoder)
     values = torch.cat([encode_pictures(pictures, encoder=used) for pictures in (train, test)]).numpy()
     # a mean square row length of 1, like that of hashed n-grams, so that neither drowns the other at one learning rate
     columns = values.shape[1]
     scaled = (standardised(values.astype(np.float64), np.arange(len(train))) / columns**0.5).astype(np.float32)
     return torch.from_numpy(scaled[: len(train)]), torch.from_numpy(scaled[len(train) :])
+
+
+def features_of(pictures: np.ndarray, *, encoder: str, pooling: Pooling, block: int = 256) -> np.ndarray:
+    """[N, features] of byte pictures [N, 3, height, width], as the encoder gives them; a block at a time is decoded."""
+    from consilience import models
+    from consilience.models.encoders import IMAGENET_MEAN, IMAGENET_STD, encode_pictures
+
+    used: str | nn.Module = encoder
+    ours = encoder in models.__all__
+    if ours:
+        used = models.build(encoder, tuple(pictures.shape[1:]), 2, seed=0)
+    found = []
+    for start in range(0, len(pictures), block):
+        values = torch.from_numpy(pictures[start : start + block]).float() / 255
+        values = _shifted(values, IMAGENET_MEAN, IMAGENET_STD) if ours else values
+        found.append(encode_pictures(values, encoder=used, pooling=pooling).numpy())
+    return np.concatenate(found).astype(np.float32)
+
+
+def refuse_unknown_encoder(key: str, encoder: str) -> None:
+    """Refuse, before pictures are read, what is neither a model of the zoo nor a saved vision transformer."""
+    from consilience import models
+    from consilience.models.encoders import model_folder
+
+    if encoder in models.__all__:
+        return
+    try:
+        model_folder(encoder)
+    except FileNotFoundError as problem:
+        hint = nearest(encoder, models.__all__)
+        raise Invalid(f"{key} = {encoder!r} is no model of the zoo{hint}, and {problem}") from problem
 
 
 def _shifted(pictures: Tensor, mean: tuple[float, ...], deviation: tuple[float, ...]) -> Tensor:

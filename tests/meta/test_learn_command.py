@@ -1,0 +1,118 @@
+"""`consilience learn`: the command that it prints runs with the learned weights, for whatever they were learned for."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from consilience.cli import app
+from consilience.meta import Schedule
+from consilience.runs import toml_text
+
+SMALL = ["rounds=2", "model=logistic", "partition.clients=3", "engine.lane=serial", "algorithm.epochs=0.2"]
+
+
+def call(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "160"})
+
+
+def learned(*arguments: str) -> Any:
+    done = call("learn", *SMALL, *arguments, "--iterations", "1", "--lr", "0.01")
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def advised(done: Any) -> list[str]:
+    """The words of the command after `use it:`."""
+    (line,) = [text for text in done.output.splitlines() if text.startswith("use it: ")]
+    words = shlex.split(line.removeprefix("use it: "))
+    assert words[0] == "consilience"
+    return words[1:]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("duw_fedavg", []),
+        ("duw_fednova", []),
+        ("fedavg", []),
+        ("fednova", []),
+        ("fedprox", ["algorithm.mu=0.1"]),
+        ("simfedswap", []),
+        ("fedadam", []),
+        ("feddyn", []),
+        ("dr_fedavg", ["algorithm.q=2.0"]),
+        ("simprox", ["algorithm.lambda_0=0.3"]),
+        ("scaffold", ["algorithm.weighting.name=simprox", "algorithm.weighting.lambda_0=0.3"]),
+    ],
+)
+def test_the_advice_runs_and_uses_the_weights(name: str, options: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "weights.safetensors"
+    done = learned(f"algorithm={name}", *options, "--out", str(out))
+    words = advised(done)
+    assert words[0] == "run" and f"algorithm={name}" in words
+    ran = call(*words, "--folder", str(tmp_path / "run"), "--quiet")
+    assert ran.exit_code == 0, ran.output
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    expected = Schedule.load(out).weights.tolist()
+    assert len(rows) == 2
+    for row in rows:
+        there = [expected[row["round"] - 1][client] for client in row["cohort"]]
+        assert row["weights"] == pytest.approx([weight / sum(there) for weight in there], rel=1e-6)
+    saved = toml_text.read(tmp_path / "run" / "config.toml")["algorithm"]
+    assert saved["name"] == name
+
+
+def test_nothing_is_learned_where_a_file_is_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "rule.json").write_text("{}")
+    files = ["--out", str(tmp_path / "w.safetensors"), "--rule", str(tmp_path / "rule.json")]
+    done = call("learn", *SMALL, *files, "--iterations", "1")
+    assert done.exit_code == 2 and "rule.json is there already" in done.output
+    assert not (tmp_path / "w.safetensors").exists()
+
+
+def test_a_rule_for_other_clients_and_rounds(tmp_path: Path) -> None:
+    rule = tmp_path / "rule.json"
+    done = learned("algorithm=duw_fedavg", "--out", str(tmp_path / "w.safetensors"), "--rule", str(rule))
+    assert f"algorithm=duw_fedavg algorithm.rule={rule}" in done.output and "nats from the learned ones" in done.output
+    other = ["rounds=3", "model=logistic", "partition.clients=6", "engine.lane=serial", "algorithm.epochs=0.2"]
+    settings = ["algorithm=duw_fedavg", f"algorithm.rule={rule}", "algorithm.rule_rounds=3"]
+    ran = call("run", *other, *settings, "--folder", str(tmp_path / "run"), "--quiet")
+    assert ran.exit_code == 0, ran.output
+    held = json.loads(rule.read_text())
+    assert held["clients"] == 3 and held["rounds"] == 2 and held["divergence"] <= held["divergence_by_examples"]
+
+
+def test_first_weights_by_name_and_from_a_file(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
+    options = ["algorithm=simprox", "algorithm.selection=everyone", "--loss", "squared_error"]
+    learned(*options, "--initial", "own", "--out", str(first), "--results", str(tmp_path / "results.json"))
+    learned("--initial", str(first), "--out", str(second))
+    moved = (Schedule.load(first).weights - Schedule.load(second).weights).abs().max()
+    assert 0 < float(moved) < 0.05  # one step of Adam
+    (row,) = json.loads((tmp_path / "results.json").read_text())
+    assert row["algorithm"] == "simprox" and row["rounds"] == 2 and row["iterations"] == 1
+    wrong = call("learn", *SMALL, "--initial", "similar", "--out", str(tmp_path / "x.safetensors"))
+    assert wrong.exit_code == 2 and "initial = 'similar' is not one of" in wrong.output
+
+
+def test_the_study_of_variance(tmp_path: Path) -> None:
+    out = tmp_path / "w.safetensors"
+    done = learned("--variance", "3,1", "--out", str(out), "--results", str(tmp_path / "results.json"))
+    lines = done.output.splitlines()
+    at = lines.index("rounds  mean variance  1/sqrt(T)")
+    assert [line.split()[0] for line in lines[at + 1 : at + 3]] == ["1", "3"]
+    assert [row["rounds"] for row in json.loads((tmp_path / "results.json").read_text())] == [1, 3]
+    assert Schedule.load(tmp_path / "w_3.safetensors").weights.shape == (3, 3)
+    wrong = call("learn", *SMALL, "--variance", "2,x", "--out", str(out))
+    assert wrong.exit_code == 2 and "is not a list of numbers of rounds" in wrong.output
+
+
+def test_rounds_that_only_swap_are_noted(tmp_path: Path) -> None:
+    done = learned("algorithm=fedswap", "--out", str(tmp_path / "w.safetensors"))
+    assert "note: round 1: no loss depends on these weights" in done.output
