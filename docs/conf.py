@@ -58,6 +58,7 @@ NAVIGATION = {
     "Methods": [
         "algorithms",
         *(f"methods/{name}" for name in ("simprox", "fedprox_fedsplit", "fedsiam_da", "simfedswap", "duw")),
+        "methods/condensation",
     ],
     "Reference": ["api/names", "api/recipes", "api/protocols", "architecture", "numerics"],
 }

@@ -107,6 +107,41 @@ def test_people_with_phones(tmp_path: Path) -> None:
     assert everyone["FedBN"] > everyone["FedAvg"]
 
 
+def test_condensed_pictures_are_nearer_to_rows_where_they_start_from_them() -> None:
+    names = runpy.run_path(str(ROOT / "examples" / "condensed_pictures" / "nearest.py"))
+    cell = names["Cell"](
+        condensed=torch.tensor([[0.0, 0.1], [3.0, 4.0]]),
+        training=torch.tensor([[0.0, 0.0], [1.0, 0.0]]),
+        held_out=torch.tensor([[1.0, 1.0], [1.0, 2.0], [-3.0, 0.0]]),
+        size=1,
+    )
+    own, other = cell.distances()
+    assert own.tolist() == pytest.approx([0.1, 20**0.5]) and other.tolist() == pytest.approx([1, 2, 3])
+    assert names["copies"]([cell]) == 50  # 1.02 is the 1 % quantile of 1, 2, 3
+
+
+@pytest.mark.slow
+def test_condensed_pictures(tmp_path: Path) -> None:
+    printed = run_script("condensed_pictures/nearest.py", "--seeds", "1", "--rounds", "1", folder=tmp_path)
+    copied = {line[:14].strip(): float(line.split()[-1]) for line in printed.splitlines()[1:]}
+    assert copied["fedaf, rows"] > 90 and copied["fedaf, noise"] == 0
+    assert copied["fedaf, noise"] < copied["fedaf, means"] < copied["fedaf, rows"]
+
+
+def test_text_and_pictures(tmp_path: Path) -> None:
+    """Files are written and read; clinics 1 and 3 have no pictures and still train."""
+    pytest.importorskip("PIL")
+    printed = run_script("text_and_pictures/generate.py", "--folder", str(tmp_path), folder=tmp_path)
+    assert printed.startswith("400 rows in ")
+    overrides = [f"data_dir={tmp_path}", f"runs={tmp_path / 'runs'}", "rounds=10", "engine.lane=serial"]
+    settings = config.load(ROOT / "examples" / "text_and_pictures" / "early_fusion.toml", overrides)
+    with runner.start(settings) as run:
+        rows = run.experiment.engine.store("train")
+        seen = list(run.observations())
+    assert [int(rows.of(k)[0]["present"][:, 0].sum()) for k in range(4)] == [80, 0, 80, 0]
+    assert seen[-1].row["cohort"] == [0, 1, 2, 3] and seen[-1].row["accuracy"] > 0.5  # of three kinds
+
+
 def test_the_quickstart_recipe_learns_digits(tmp_path: Path) -> None:
     settings = config.load(ROOT / "recipes" / "quickstart.toml", [f"runs={tmp_path}", "engine.lane=serial"])
     found = runner.execute(settings)

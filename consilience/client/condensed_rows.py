@@ -31,6 +31,9 @@ def row_shape(params: Tree, shape: Sequence[int] | None) -> tuple[int, ...]:
 
 def first_rows(x: Tensor, batch: Batch, start: Start) -> Tensor:
     """[C, n, ...] rows to begin with, from the batch where `start` says so (any rows for a class that is not there)."""
+    if not isinstance(batch.x, Tensor) or not batch.x.is_floating_point():
+        found = "several parts" if isinstance(batch.x, dict) else "whole numbers"
+        raise Invalid(f"condensed rows are tensors of floats, but the rows of this data set are {found}")
     keys = rng.fold(rng.fold(batch.key, 2**33), torch.arange(x.shape[0] * x.shape[1], device=x.device))
     if start == "means":
         return _averages(x, batch, keys)

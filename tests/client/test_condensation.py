@@ -221,5 +221,10 @@ def test_fedaf_refuses_what_it_cannot_use() -> None:
         fedaf(terms=(Proximal(),))
     with pytest.raises(Invalid, match=r"shape is missing: .* shape = \[1, 28, 28\]"):
         list(run(fedaf(), tiny.engine(tiny.convnet), rounds=1))
+    batch = batch_of(torch.ones(2, 4, dtype=torch.int64), torch.tensor([0, 1]))
+    with pytest.raises(Invalid, match=r"the rows of this data set are whole numbers"):
+        first_rows(torch.zeros(2, 1, 4), batch, "noise")
+    with pytest.raises(Invalid, match=r"the rows of this data set are several parts"):
+        first_rows(torch.zeros(2, 1, 4), batch._replace(x={"text": batch.x}), "noise")
     with pytest.raises(Invalid, match=r"condensation needs class numbers"):
         Condensation().check_against(Task(nn.Linear(3, 1), "regression"))

@@ -16,13 +16,13 @@ from consilience.data.partition.shifts import Missing
 class MissingModality:
     """`inner` says who gets which rows; some clients then have no `modality`, in training and test rows alike.
 
-    They are a random `share` of the clients, rounded to the nearest number, or those whose numbers are in `clients`.
+    They are a random `share` of the clients, rounded to the nearest number, or those whose numbers are in `lacking`.
     """
 
     inner: Partition
     modality: str
     share: Probability = 0.5
-    clients: tuple[Whole, ...] | None = None
+    lacking: tuple[Whole, ...] | None = None
 
     def __post_init__(self) -> None:
         check(self)
@@ -35,16 +35,16 @@ class MissingModality:
     def assign(self, labels: np.ndarray, *, groups: np.ndarray | None, seed: int) -> Assignment:
         """Rows per client, and who lacks the modality."""
         inner = assign(self.inner, labels, groups=groups, seed=seed)
-        lacking = self._lacking(len(inner.parts), seed)
+        without = self._without(len(inner.parts), seed)
         missing = Missing(modality=self.modality)
-        shifts = [(*earlier, missing) if k in lacking else earlier for k, earlier in enumerate(inner.shifts)]
+        shifts = [(*earlier, missing) if k in without else earlier for k, earlier in enumerate(inner.shifts)]
         return Assignment(parts=inner.parts, owners=inner.owners, shifts=shifts)
 
-    def _lacking(self, count: int, seed: int) -> set[int]:
-        if self.clients is None:
+    def _without(self, count: int, seed: int) -> set[int]:
+        if self.lacking is None:
             drawn = host(seed, "missing modality").permutation(count)
             return set(drawn[: int(self.share * count + 0.5)].tolist())
-        unknown = [client for client in self.clients if client >= count]
+        unknown = [client for client in self.lacking if client >= count]
         if unknown:
-            raise Invalid(f"MissingModality.clients names client {unknown[0]}, but there are {count}: 0 .. {count - 1}")
-        return set(self.clients)
+            raise Invalid(f"MissingModality.lacking names client {unknown[0]}, but there are {count}: 0 .. {count - 1}")
+        return set(self.lacking)

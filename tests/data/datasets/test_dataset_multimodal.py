@@ -164,7 +164,7 @@ def test_missing_files_unknown_classes_and_empty_rows_are_refused(folder: Path) 
 def test_some_clients_have_no_pictures(folder: Path) -> None:
     write_rows(folder / "many.csv", ROWS[:2] * 12)
     data = loaded(folder, train="many.csv", test=None, columns=(), vector=None)
-    federation, _ = cs.federate(data, MissingModality(inner=Iid(clients=4), modality="picture", clients=(1, 3)), seed=0)
+    federation, _ = cs.federate(data, MissingModality(inner=Iid(clients=4), modality="picture", lacking=(1, 3)), seed=0)
     whole, _ = cs.federate(data, Iid(clients=4), seed=0)
     for rows, before in ((federation.train, whole.train), (federation.test, whole.test)):
         for k in range(4):
@@ -186,7 +186,7 @@ def test_a_modality_that_cannot_be_taken_away_is_refused(folder: Path) -> None:
     with pytest.raises(Invalid, match=r"modality = 'text' is not in the data: the rows have one part only"):
         cs.federate(load("digits"), MissingModality(inner=Iid(clients=2), modality="text", share=1.0), seed=0)
     with pytest.raises(Invalid, match=r"names client 5, but there are 2: 0 .. 1"):
-        cs.federate(data, MissingModality(inner=Iid(clients=2), modality="text", clients=(5,)), seed=0)
+        cs.federate(data, MissingModality(inner=Iid(clients=2), modality="text", lacking=(5,)), seed=0)
 
 
 # --- public releases -------------------------------------------------------------------------------------------------
