@@ -1,4 +1,4 @@
-"""Every comparison among the recipes can be planned; those on embedded data run, and the others refuse without files."""
+"""Every comparison among the recipes can be planned; those on embedded data run, the others refuse without files."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "recipes").glob("compare_*.toml"))
 EMBEDDED = ("digits", "synthetic")
 QUICK = [file for file in FILES if file.stem.endswith("_quick")]
-FROM_FILES = [
-    file for file in FILES if tomllib.loads(file.read_text(encoding="utf-8"))["data"]["name"] not in EMBEDDED
-]
+FROM_FILES = [file for file in FILES if tomllib.loads(file.read_text(encoding="utf-8"))["data"]["name"] not in EMBEDDED]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
