@@ -40,6 +40,7 @@ from reproduction_pool import Pool
 from consilience.runs import identity
 
 MOST_ON_GPU = 6
+BEGAN = time.monotonic()  # the time given counts from here
 
 Known = dict[str, tuple[list[Cell], list[dict[str, Any]]]]
 
@@ -158,7 +159,7 @@ def repeats(known: Known, count: int) -> list[Cell]:
 
 def run(todo: list[Cell], known: Known, options: argparse.Namespace) -> int:
     """Hand out cells until they are done or the time is up; 1 if a repeated cell gave other bits."""
-    deadline = time.monotonic() + 60 * options.minutes
+    deadline = BEGAN + 60 * options.minutes
     source, rows = identity.source_digest(), {name: found[1] for name, found in known.items()}
     kept = options.work is not None and not options.again
     differing = 0

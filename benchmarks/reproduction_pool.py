@@ -138,7 +138,10 @@ def work_on(pipe: connection.Connection, device: str) -> None:
         "source": versions["source"][:16],
     }
     while True:
-        folder, method, text = pipe.recv()
+        try:
+            folder, method, text = pipe.recv()
+        except EOFError:  # nobody is left to run for
+            return
         config, last = from_table(loads(text)), [time.monotonic()]
 
         def tell(number: int, text: str, last: list[float] = last) -> None:
@@ -147,6 +150,7 @@ def work_on(pipe: connection.Connection, device: str) -> None:
                 pipe.send(("round", took))
 
         found = run_cell(Path(folder), method, config, data=data.of(config), threads=1, tell=tell)
-        pipe.send(("end", found.text, facts if found.status != "failed" else {}))
+        with contextlib.suppress(BrokenPipeError):
+            pipe.send(("end", found.text, facts if found.status != "failed" else {}))
         if found.signal:
             return

@@ -91,7 +91,14 @@ def measured(claim: Table) -> Found | None:
 
 def _by_rows(claim: Table, rows: Sequence[Table]) -> Found | None:
     """Pairs, or single runs, at the round that most seeds have reached; the latest of those."""
-    mine, theirs = (_of(rows, claim.get(key)) for key in ("method", "baseline"))
+    names = [claim[key] for key in ("method", "baseline") if key in claim]
+    for printed in (False, True):  # measured rows replace printed ones, and the two are never paired
+        found = [_of(rows, name, printed) for name in names]
+        if all(found):
+            break
+    else:
+        return None
+    mine, theirs = found[0], found[-1]
     measure = claim.get("measure", "accuracy")
     values: dict[int, list[float]] = {}
     for key, row in mine.items():
@@ -113,11 +120,13 @@ def _by_rows(claim: Table, rows: Sequence[Table]) -> Found | None:
     return interval(values[chosen], chosen, "; ".join(notes))
 
 
-def _of(rows: Sequence[Table], method: str | None) -> dict[Any, Table]:
-    """A method's rows by seed; measured rows replace printed ones, and the two are never paired."""
-    found = [row for row in rows if row["method"] == method and row["tests"]]
-    fresh = [row for row in found if row["status"] != "printed"]
-    return {row["seed"]: row for row in fresh or found}
+def _of(rows: Sequence[Table], method: str, printed: bool) -> dict[Any, Table]:
+    """A method's rows by seed; of several settings that it was run with, those of most rows."""
+    found = [
+        row for row in rows if row["method"] == method and row["tests"] and printed == (row["status"] == "printed")
+    ]
+    digests = [row.get("digest", "") for row in found]
+    return {row["seed"]: row for row in found if row.get("digest", "") == max(digests, key=digests.count)}
 
 
 def _value(row: Table, number: int, measure: str) -> float | None:
