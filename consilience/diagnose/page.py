@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from consilience.diagnose.advice import Advice
 from consilience.diagnose.diagnosis import Diagnosis
@@ -22,7 +23,7 @@ def page(of: Diagnosis, advice: Sequence[Advice]) -> str:
         return render("diagnosis.html", **_values(of, advice), pictures=figures(of), no_figures="")
 
 
-def _values(of: Diagnosis, advice: Sequence[Advice]) -> dict[str, object]:
+def _values(of: Diagnosis, advice: Sequence[Advice]) -> dict[str, Any]:
     rows = tuple((line.what, line.found, line.chance or "—", line.means) for line in lines(of))
     head = ("measured", "found", "by chance", "meaning")
     return {

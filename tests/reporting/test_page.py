@@ -69,15 +69,16 @@ def wide(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def width(text: str) -> float:
-    """Pixels of a line in a table: DejaVu Sans is the widest of the fonts that the stylesheet names."""
+def width(text: str, *, bold: bool) -> float:
+    """In units of the font's size: DejaVu Sans is the widest of the fonts that the stylesheet names."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 
-    return float(TextPath((0, 0), text, size=0.87 * 16, prop=FontProperties(family="DejaVu Sans")).get_extents().width)
+    prop = FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal")
+    return float(TextPath((0, 0), text, size=100, prop=prop).get_extents().width) / 100
 
 
-def test_a_comparison_with_every_column_fits_1400_pixels(wide: Path) -> None:
+def test_a_comparison_with_every_column_fits_1400_pixels_and_a4_paper(wide: Path) -> None:
     """The least width of a table: in each column the longest piece that cannot be broken, plus padding."""
     pytest.importorskip("matplotlib")
     text = write([wide], pictures=False).read_text()
@@ -85,19 +86,26 @@ def test_a_comparison_with_every_column_fits_1400_pixels(wide: Path) -> None:
     rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in table.split("<tr>")[1:]]
     cells = [[html.unescape(re.sub(r"<[^>]*>", "", cell)) for cell in row] for row in rows]
     assert "personal: mean" in cells[0] and len(cells[0]) >= 14 and "±\N{NO-BREAK SPACE}" in cells[1][3]
-    columns = list(zip(*cells))
-    least = (
-        7 * 16
-        + sum(  # the first column breaks anywhere
-            max(width(piece) for cell in column for piece in cell.split(" ") if piece) + 2 * 0.6 * 16
-            for column in columns[1:]
-        )
-    )
-    assert least <= 1400 - 2 * 2.5 * 16 - 2  # the body's padding and the box's border
-    style_sheet = (TEMPLATES / "style.css").read_text(encoding="utf-8")
-    assert "nowrap" not in style_sheet and re.search(r"\.table \{[^}]*overflow-x: auto", style_sheet)
-    printed = style_sheet.partition("@media print")[2]
-    assert ".table { overflow: visible; }" in printed and "overflow-wrap: anywhere" in printed
+    longest = [
+        max(width(piece, bold=not row) for row, cell in enumerate(column) for piece in cell.split(" ") if piece)
+        for column in zip(*(line[1:] for line in cells))
+    ]
+    screen, paper = ((first + sum(size * em + 2 * pad for em in longest)) for first, size, pad in LAYOUTS)
+    assert screen <= 1400 - 2 * 2.5 * 16 - 2  # the body's padding and the box's border
+    assert paper <= (21 - 2) / 2.54 * 96 - 2  # A4 within margins of 1 cm
+
+
+LAYOUTS = ((7 * 16, 0.87 * 16, 0.6 * 16), (4 * 16, 9.5, 0.2 * 16))
+"""On a screen and on paper: least width of the first column, which breaks anywhere; font size; padding of a cell."""
+
+
+def test_the_stylesheet_is_what_the_widths_were_computed_with() -> None:
+    screen, _, paper = (TEMPLATES / "style.css").read_text(encoding="utf-8").partition("@media print")
+    assert "--cell: 0.38rem 0.6rem" in screen and "--cell: 0.15rem 0.2rem" in paper and "margin: 1cm" in screen
+    assert re.search(r"table \{[^}]*font-size: 0.87rem", screen) and "table { font-size: 9.5px; }" in paper
+    assert re.search(r"th:first-child \{[^}]*min-width: 7rem[^}]*overflow-wrap: anywhere", screen)
+    assert re.search(r"th:first-child \{[^}]*min-width: 4rem", paper) and "nowrap" not in screen + paper
+    assert re.search(r"\.table \{[^}]*overflow-x: auto", screen) and ".table { overflow: visible; }" in paper
 
 
 def test_every_figure_has_axes_with_titles_and_a_caption_of_several_sentences(tmp_path: Path) -> None:

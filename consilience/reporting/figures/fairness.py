@@ -29,7 +29,7 @@ def over_rounds(run: RunData) -> list[Figure]:
     return [picture for picture in pictures if picture is not None]
 
 
-def _fields(metrics: Sequence[MetricRow]) -> list[tuple[str, str, str, str]]:
+def _fields(metrics: Sequence[MetricRow]) -> Sequence[tuple[str, str, str, str]]:
     """(field of a client's row, axis, title, better): of the main metric, and of the loss, which old runs have."""
     shown = [row for row in by_importance(metrics) if row.main or row.key == "loss"]
     found = []
