@@ -2,7 +2,7 @@
 
     python examples/duw_environment.py --data DIR --environment 2 --starts 0 1 2 --out results
 
-Accuracies per round go to the screen and to `results/environment_2_starts_0_1_2.json`, learned weights to
+Accuracies per round are printed and written to `results/environment_2_starts_0_1_2.json`, learned weights to
 `results/environment_2_start_0.safetensors` and so on, which `duw_fedavg(schedule=...)` reads.
 """
 
@@ -23,7 +23,7 @@ from consilience.environments import preset
 from consilience.meta import Schedule, learning
 
 FILES = {1: "env1", 2: "env2", 3: "env34", 4: "env34"}
-TEST_SCALES = ("same", "authors")  # the authors' code scales test pictures otherwise than training pictures
+TEST_SCALES = ("same", "authors")  # the authors' code scales test pictures differently from training pictures
 
 
 def main() -> None:
