@@ -24,7 +24,7 @@ $(TESTED): $(READY)
 	$(PIP) --no-deps byzfl
 	@touch $(TESTED)
 
-run: $(READY) ## train SimProx over twenty unlike clients on embedded data
+run: $(READY) ## train SimProx over twenty heterogeneous clients on embedded data
 	$(BIN)/consilience run recipes/quickstart.toml
 
 compare: $(READY) ## five methods over three seeds on embedded data, and a report of them

@@ -36,7 +36,7 @@ smartquotes = False
 # What stands where in the side bar. A page that is not there yet is left out, one that is not named comes under "More".
 NAVIGATION = {
     "Tutorial": [
-        *("tutorial/1_first_run", "tutorial/2_own_model_and_data", "tutorial/3_unlike_clients"),
+        *("tutorial/1_first_run", "tutorial/2_own_model_and_data", "tutorial/3_heterogeneous_clients"),
         *("tutorial/4_own_recipe", "tutorial/5_to_deployment"),
     ],
     "How-to guides": [

@@ -29,7 +29,7 @@ FILES = {1: "env1", 2: "env2", 3: "env34", 4: "env34"}
 TEST_SCALES = {
     "accuracy": "same",
     "accuracy_authors_scale": "authors",
-}  # the authors' code scales test pictures otherwise
+}  # the authors' code scales test pictures differently
 SAME = ("environment", "start", "algorithm", "iterations", "lr")  # what makes two rows the same measurement
 
 

@@ -15,11 +15,11 @@ from consilience.experiments.evaluation import evaluate
 
 USUAL = {"lr": 0.1, "epochs": 2, "batch_size": 16}
 METHODS = {
-    "each alone": lambda: cs.local_only(**USUAL),  # the floor
+    "each alone": lambda: cs.local_only(**USUAL),  # the lower baseline
     "FedAvg": lambda: cs.fedavg(**USUAL),
     "SCAFFOLD": lambda: cs.scaffold(**USUAL),  # one model for all, drift corrected
-    "Ditto": lambda: cs.ditto(lam=1.0, **USUAL),  # a model each, on a leash to the common one
-    "data in one place": lambda: cs.centralised(**USUAL),  # the ceiling
+    "Ditto": lambda: cs.ditto(lam=1.0, **USUAL),  # a model each, with a proximal term to the common one
+    "data in one place": lambda: cs.centralised(**USUAL),  # the upper baseline
 }
 
 
@@ -42,7 +42,7 @@ def accuracies(federation: cs.Federation, algorithm: cs.Algorithm, *, rounds: in
 
 
 def most_common(federation: cs.Federation) -> np.ndarray:
-    """[4] what a hospital gets right that gives everyone its most common diagnosis, and knows no more."""
+    """[4] accuracy of predicting each hospital's most common diagnosis for every patient."""
     found = []
     for k in range(len(federation)):
         (_, train), (_, test) = federation.train.of(k), federation.test.of(k)

@@ -1,4 +1,4 @@
-"""FedAvg in which clients that find their data hard count more: a part of your own, and a recipe around it."""
+"""FedAvg with larger weights for clients with larger losses: a part of your own, and a recipe around it."""
 
 from dataclasses import dataclass
 from typing import Unpack
@@ -18,7 +18,7 @@ class LossWeights:
     """Weights ~ N_k (reported loss)^power."""
 
     power: Positive = 0.5
-    needs_each_reply = True  # it reads each client's loss, so a secure sum would not do
+    needs_each_reply = True  # it reads each client's loss, so a secure sum is not enough
 
     def __post_init__(self) -> None:
         check(self)  # power = -1 is refused, by the annotation

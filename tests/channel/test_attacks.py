@@ -27,7 +27,7 @@ from consilience.channel.attacks import (
     plant_backdoor,
 )
 from consilience.channel.attacks.a_little_is_enough import largest_z
-from consilience.channel.attacks.traitors import are_traitors
+from consilience.channel.attacks.malicious import are_malicious
 from consilience.core import tree
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.federation import Federation, Rows
@@ -118,8 +118,8 @@ def test_a_little_is_enough(updates: np.ndarray) -> None:
 def test_the_papers_z() -> None:
     """Baruch et al.: n = 50, f = 24 need s = 50 // 2 + 1 - 24 = 2 supporters, so z = quantile of (26 - 2) / 26."""
     assert largest_z(26, 24) == pytest.approx(NormalDist().inv_cdf(24 / 26)) == pytest.approx(1.426, abs=1e-3)
-    assert largest_z(9, 1) == 0.0  # too few traitors
-    assert largest_z(2, 5) < 6  # traitors are the majority: finite all the same
+    assert largest_z(9, 1) == 0.0  # too few malicious clients
+    assert largest_z(2, 5) < 6  # malicious clients are the majority: still finite
 
 
 def test_one_honest_reply_has_no_spread() -> None:
@@ -149,8 +149,8 @@ def test_mimic_copies_all_of_a_model(updates: np.ndarray) -> None:
     cohort, received = cohort_of(updates)
     for attack, source in ((Mimic(clients=(1, 4)), 0), (Mimic(clients=(1, 4), victim=3), 3)):
         model = attack.decode(cohort, received, 0).reply["model"]
-        for traitor in (1, 4):
-            assert tiny.same(tree.rows(model, traitor), tree.rows(cohort.reply["model"], source))
+        for malicious in (1, 4):
+            assert tiny.same(tree.rows(model, malicious), tree.rows(cohort.reply["model"], source))
         assert tiny.same(tree.rows(model, 5), tree.rows(cohort.reply["model"], 5))
     absent = Mimic(clients=(1, 4), victim=99).decode(cohort, received, 0).reply["model"]
     assert tiny.same(tree.rows(absent, 1), tree.rows(cohort.reply["model"], 0))
@@ -181,10 +181,10 @@ def test_the_search_finds_the_most_harmful_strength(kind: Any, target: Combine, 
 @pytest.mark.parametrize("fraction", [0.1, 0.2, 0.25, 0.3, 1 / 3, 0.5, 0.9, 1.0])
 def test_a_fraction_is_the_same_clients_always_and_exact(fraction: float) -> None:
     for clients in (1, 5, 10, 14, 97, 1000):
-        flags = are_traitors(np.arange(clients), (), fraction)
+        flags = are_malicious(np.arange(clients), (), fraction)
         assert flags.sum() == int(fraction * clients + 1e-9)
         some = np.array([0, clients // 2, clients - 1])
-        np.testing.assert_array_equal(are_traitors(some, (), fraction), flags[some])
+        np.testing.assert_array_equal(are_malicious(some, (), fraction), flags[some])
 
 
 @pytest.mark.parametrize("kind", [SignFlip, Scaling, GaussianUpdate, InnerProduct, ALittleIsEnough, Mimic])
@@ -199,7 +199,7 @@ def test_somebody_must_attack(kind: Any) -> None:
 
 
 @each_attack
-def test_only_the_traitors_parameters_change(attack: Channel, updates: np.ndarray) -> None:
+def test_only_malicious_parameters_change(attack: Channel, updates: np.ndarray) -> None:
     assert isinstance(attack, Channel) and attack.init({}) == {}
     cohort, received = cohort_of(updates)
     before = tree.clone(cohort.reply)
@@ -221,7 +221,7 @@ def test_only_the_traitors_parameters_change(attack: Channel, updates: np.ndarra
 
 
 @each_attack
-def test_attacks_without_traitors_or_victims_do_nothing(attack: Any, updates: np.ndarray) -> None:
+def test_attacks_without_malicious_clients_or_victims_do_nothing(attack: Any, updates: np.ndarray) -> None:
     for ids in ([0, 2, 3, 5, 6, 7],):
         cohort, received = cohort_of(updates, ids=ids)
         assert tiny.same(attack.decode(cohort, received, 0).reply, cohort.reply)
@@ -231,7 +231,9 @@ def test_attacks_without_traitors_or_victims_do_nothing(attack: Any, updates: np
 
 
 @each_attack
-def test_silent_traitors_send_nothing_and_broken_replies_are_not_copied(attack: Channel, updates: np.ndarray) -> None:
+def test_silent_malicious_clients_send_nothing_and_broken_replies_are_not_copied(
+    attack: Channel, updates: np.ndarray
+) -> None:
     """A stand-in for client 4 stays the broadcast model; client 0's NaN does not spread."""
     updates[4], updates[0] = 0.0, np.nan
     heard = np.array([True, True, True, True, False, True])
@@ -333,7 +335,7 @@ def test_data_that_cannot_be_poisoned_are_refused() -> None:
         plant_backdoor(data, Trigger(), clients=[0], share=0.0)
 
 
-def test_a_backdoor_marks_some_rows_of_the_traitors() -> None:
+def test_a_backdoor_marks_some_rows_of_malicious_clients() -> None:
     data = tiny.federation([40, 40, 40])
     trigger = Trigger(target=2, size=2, value=9.0)
     marked = plant_backdoor(data, trigger, clients=[1], share=0.5, seed=4)

@@ -8,8 +8,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from consilience.channel.attacks.malicious import alike, forged, require_some, split
 from consilience.channel.attacks.search import Target, strongest
-from consilience.channel.attacks.traitors import alike, forged, require_some, split
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.settings import Count, Fraction, OnlyWith, Positive, Whole, check
 from consilience.core.tree import Tree, map_leaves
@@ -17,7 +17,7 @@ from consilience.core.tree import Tree, map_leaves
 
 @dataclass(frozen=True, kw_only=True)
 class InnerProduct:
-    """Traitors all send -`strength` times the mean honest update.
+    """Malicious clients all send -`strength` times the mean honest update.
 
     With `against`, the server's combining rule, the most harmful of `tries` strengths is searched every round.
     """
@@ -41,15 +41,15 @@ class InnerProduct:
         return reply, memory
 
     def decode(self, cohort: Cohort, received: Broadcast, key: int) -> Cohort:
-        """Replace the traitors' updates."""
-        traitors, honest = split(cohort, self.clients, self.fraction)
+        """Replace malicious updates."""
+        malicious, honest = split(cohort, self.clients, self.fraction)
 
         def attack(strength: float) -> Cohort:
             def forge(own: Tree, seen: Tree) -> Tree:
-                return alike(map_leaves(lambda u: -strength * torch.mean(u, 0), seen), len(traitors))
+                return alike(map_leaves(lambda u: -strength * torch.mean(u, 0), seen), len(malicious))
 
-            return forged(cohort, received, traitors, honest, forge)
+            return forged(cohort, received, malicious, honest, forge)
 
-        if self.against is None or not len(traitors) or not len(honest):
+        if self.against is None or not len(malicious) or not len(honest):
             return attack(self.strength)
         return attack(strongest(attack, self.against, honest, received, self.tries))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from consilience.channel.attacks.traitors import forged, require_some, split
+from consilience.channel.attacks.malicious import forged, require_some, split
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.rng import host
 from consilience.core.settings import Fraction, Positive, Whole, check
@@ -16,7 +16,7 @@ from consilience.core.tree import Tree, flatten, map_leaves, unflatten
 
 @dataclass(frozen=True, kw_only=True)
 class SignFlip:
-    """Traitors send their update times -`scale`."""
+    """Malicious clients send their update times -`scale`."""
 
     clients: tuple[Whole, ...] = ()
     fraction: Fraction | None = None
@@ -35,14 +35,14 @@ class SignFlip:
         return reply, memory
 
     def decode(self, cohort: Cohort, received: Broadcast, key: int) -> Cohort:
-        """Reverse the traitors' updates."""
+        """Reverse malicious updates."""
         places = split(cohort, self.clients, self.fraction)
         return forged(cohort, received, *places, lambda own, _: map_leaves(lambda u: -self.scale * u, own))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """Traitors send their update times `factor` (model replacement, when the factor is about n)."""
+    """Malicious clients send their update times `factor` (model replacement, when the factor is about n)."""
 
     clients: tuple[Whole, ...] = ()
     fraction: Fraction | None = None
@@ -61,14 +61,14 @@ class Scaling:
         return reply, memory
 
     def decode(self, cohort: Cohort, received: Broadcast, key: int) -> Cohort:
-        """Scale the traitors' updates."""
+        """Scale malicious updates."""
         places = split(cohort, self.clients, self.fraction)
         return forged(cohort, received, *places, lambda own, _: map_leaves(lambda u: self.factor * u, own))
 
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianUpdate:
-    """Traitors send normal noise of standard deviation `sigma` per parameter in place of their update."""
+    """Malicious clients send normal noise of standard deviation `sigma` per parameter in place of their update."""
 
     clients: tuple[Whole, ...] = ()
     fraction: Fraction | None = None
@@ -87,9 +87,9 @@ class GaussianUpdate:
         return reply, memory
 
     def decode(self, cohort: Cohort, received: Broadcast, key: int) -> Cohort:
-        """Draw the traitors' updates, each from the round's key and its own id."""
-        traitors, honest = split(cohort, self.clients, self.fraction)
-        ids = cohort.ids[traitors.cpu().numpy()].tolist()
+        """Draw malicious updates, each from the round's key and its own id."""
+        malicious, honest = split(cohort, self.clients, self.fraction)
+        ids = cohort.ids[malicious.cpu().numpy()].tolist()
 
         def noise(own: Tree, _: Tree) -> Tree:
             streams = [host(key % 2**64, "gaussian attack", client) for client in ids]
@@ -99,4 +99,4 @@ class GaussianUpdate:
                 drawn[name] = (self.sigma * torch.stack(one)).to(leaf)
             return unflatten(drawn)
 
-        return forged(cohort, received, traitors, honest, noise)
+        return forged(cohort, received, malicious, honest, noise)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from consilience.channel.attacks.traitors import are_traitors, require_some
+from consilience.channel.attacks.malicious import are_malicious, require_some
 from consilience.core.federation import Federation, Rows
 from consilience.core.rng import host
 from consilience.core.settings import Count, Fraction, Invalid, Whole, check, check_value
@@ -18,10 +18,10 @@ from consilience.core.tree import Tree
 
 
 def flip_labels(federation: Federation, *, clients: Sequence[int] = (), fraction: float | None = None) -> Federation:
-    """The federation in which the traitors' class c is called (classes - 1 - c) in training; test rows stay."""
+    """The federation in which class c of malicious clients is called (classes - 1 - c) in training; test rows stay."""
     if federation.classes is None or federation.classes < 2 or federation.train.y.dim() != 1:
         raise Invalid("flip_labels needs one class number per row, at least two classes")
-    rows = _rows_of_traitors("flip_labels", federation, clients, fraction)
+    rows = _malicious_rows("flip_labels", federation, clients, fraction)
     y = federation.train.y.clone()
     y[rows] = federation.classes - 1 - y[rows]
     return _with_train(federation, federation.train.x, y)
@@ -56,11 +56,11 @@ def plant_backdoor(
     share: float = 0.5,
     seed: int = 0,
 ) -> Federation:
-    """The federation in which a share of each traitor's training rows bears the trigger and the target's label."""
+    """The federation in which some training rows of malicious clients have the trigger and the target's label."""
     share = check_value("share", share, Fraction)
     if trigger.target >= (federation.classes or 0):
         raise Invalid(f"Trigger.target = {trigger.target} is no class: there are {federation.classes or 'none'}")
-    rows = _rows_of_traitors("plant_backdoor", federation, clients, fraction)
+    rows = _malicious_rows("plant_backdoor", federation, clients, fraction)
     rows = rows[torch.from_numpy(host(seed, "backdoor").random(len(rows)) < share)]
     x, y = federation.train.x, federation.train.y.clone()
     stamped = trigger.stamp(x[rows] if isinstance(x, Tensor) else x)
@@ -80,14 +80,14 @@ def attack_success(task: Task, model: Tree, test: Rows, trigger: Trigger) -> flo
     return float(torch.cat(hits).double().mean())
 
 
-def _rows_of_traitors(name: str, federation: Federation, clients: Sequence[int], fraction: float | None) -> Tensor:
-    """Numbers of the training rows that traitors own."""
+def _malicious_rows(name: str, federation: Federation, clients: Sequence[int], fraction: float | None) -> Tensor:
+    """Numbers of the training rows that malicious clients own."""
     clients = tuple(check_value(f"{name}.clients", list(clients), tuple[Whole, ...]))
     fraction = check_value(f"{name}.fraction", fraction, Fraction | None)
     require_some(name, clients, fraction)
     if clients and max(clients) >= len(federation):
         raise Invalid(f"{name}: client {max(clients)} does not exist: there are {len(federation)}")
-    ids = np.flatnonzero(are_traitors(np.arange(len(federation)), clients, fraction))
+    ids = np.flatnonzero(are_malicious(np.arange(len(federation)), clients, fraction))
     rows = federation.train
     owned = [torch.arange(int(rows.sizes[k])) + rows.starts[k] for k in ids]
     return torch.cat(owned) if owned else torch.empty(0, dtype=torch.int64)

@@ -23,7 +23,7 @@ MANY = 12  # names: more are not spelled out where a near one is known
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class NamedSection:
     """One section of a config in which a name chooses what the options mean."""
 
     section: str
@@ -61,28 +61,28 @@ def _recipes() -> dict[str, Factory]:
     return {name: algorithms.recipe(name) for name in algorithms.names()}
 
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, NamedSection] = {
     kind.section: kind
     for kind in (
-        Kind(
+        NamedSection(
             section="data",
             factories=datasets.catalogue,
             elsewhere={"data_dir": "the setting data_dir at the top"},
             needs_data=True,
         ),
-        Kind(section="partition", factories=lambda: partition.PARTITIONS),
-        Kind(
+        NamedSection(section="partition", factories=lambda: partition.PARTITIONS),
+        NamedSection(
             section="environment",
             factories=lambda: environments.ENVIRONMENTS,
             elsewhere={"indices": "the data: data.name = 'duw_mnist' reads the authors' split"},
         ),
-        Kind(
+        NamedSection(
             section="model",
             factories=lambda: {name: models.find(name) for name in models.__all__},
             elsewhere={"inputs": "the data", "classes": "the data"},
             needs_data=True,
         ),
-        Kind(section="algorithm", factories=_recipes),
+        NamedSection(section="algorithm", factories=_recipes),
     )
 }
 
@@ -193,7 +193,7 @@ def narrowed(found: dict[str, list[Entry]], wanted: list[str]) -> dict[str, list
     return {title: entries for title, entries in chosen.items() if entries}
 
 
-def _entry(kind: Kind, name: str) -> Entry:
+def _entry(kind: NamedSection, name: str) -> Entry:
     factory = kind.factories()[name]
     options = section_options(kind.section, name)
     if kind.section == "algorithm":

@@ -1,4 +1,4 @@
-"""An ordinary Flower ClientApp: nothing in here knows of consilience."""
+"""An ordinary Flower ClientApp: independent of consilience."""
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp

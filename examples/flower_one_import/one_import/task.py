@@ -1,4 +1,4 @@
-"""The model, the data and the training loop: nothing in here knows of consilience."""
+"""The model, the data and the training loop: independent of consilience."""
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def build() -> nn.Module:
-    """Two dense layers for digits of 8 x 8 pixels, the same for everybody at the start."""
+    """Two dense layers for digits of 8 x 8 pixels, the same for every client at the start."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 

@@ -70,7 +70,7 @@ def odd(place: Path, **settings: object) -> Iterator[None]:
 
 
 class Federation(LocalDeployment):
-    """A rehearsal of two clients, some of whose nodes are on odd machines of their own."""
+    """A local deployment of two clients, some of whose nodes run under other conditions."""
 
     def __init__(self, app: Path, place: Path, machines: dict[int, dict[str, object]], **settings: Any) -> None:
         super().__init__(app, shares=[[0], [1]], place=place / "stage", **settings)

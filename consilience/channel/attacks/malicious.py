@@ -19,7 +19,7 @@ from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 
 Forge = Callable[[Tree, Tree], Tree]
-"""(the traitors' own updates [b, ...], the honest updates [h, ...]) in float64 -> the traitors' updates [b, ...]."""
+"""(own updates of malicious clients [b, ...], honest updates [h, ...]) in float64 -> forged updates [b, ...]."""
 
 
 def require_some(part: str, clients: tuple[int, ...], fraction: float | None) -> None:
@@ -28,7 +28,7 @@ def require_some(part: str, clients: tuple[int, ...], fraction: float | None) ->
         raise Invalid(f"{part} takes either clients or fraction: give exactly one of them")
 
 
-def are_traitors(ids: np.ndarray, clients: tuple[int, ...], fraction: float | None) -> np.ndarray:
+def are_malicious(ids: np.ndarray, clients: tuple[int, ...], fraction: float | None) -> np.ndarray:
     """[m] flags: the named clients, or every (1 / fraction)-th: floor(fraction K) of any K clients, always the same."""
     if fraction is None:
         return np.isin(ids, clients)
@@ -37,27 +37,27 @@ def are_traitors(ids: np.ndarray, clients: tuple[int, ...], fraction: float | No
 
 
 def split(cohort: Cohort, clients: tuple[int, ...], fraction: float | None) -> tuple[Tensor, Tensor]:
-    """Places of (the traitors, the honest) among those that really replied, with finite values."""
-    traitors = are_traitors(cohort.ids, clients, fraction)
+    """Places of (the malicious, the honest) among those that really replied, with finite values."""
+    malicious = are_malicious(cohort.ids, clients, fraction)
     there = np.ones(len(cohort), dtype=bool) if cohort.heard is None else cohort.heard
     finite = tree.all_finite(cohort.reply).cpu().numpy() if len(cohort) else there
-    honest = np.flatnonzero(~traitors & there & finite)
+    honest = np.flatnonzero(~malicious & there & finite)
     device = cohort.examples.device
-    return torch.from_numpy(np.flatnonzero(traitors & there)).to(device), torch.from_numpy(honest).to(device)
+    return torch.from_numpy(np.flatnonzero(malicious & there)).to(device), torch.from_numpy(honest).to(device)
 
 
-def forged(cohort: Cohort, received: Broadcast, traitors: Tensor, honest: Tensor, forge: Forge) -> Cohort:
-    """The cohort with the traitors' parameters replaced; their buffers, losses and all else stay their own."""
-    if not len(traitors) or not len(honest):
+def forged(cohort: Cohort, received: Broadcast, malicious: Tensor, honest: Tensor, forge: Forge) -> Cohort:
+    """The cohort with malicious parameters replaced; their buffers, losses and all else stay their own."""
+    if not len(malicious) or not len(honest):
         return cohort
     start = starts(cohort, received)
     params = cohort.reply["model"]["params"]
     updates = tree.map_leaves(lambda p, s: p.to(torch.float64) - s.to(torch.float64), params, start)
-    fake = forge(tree.rows(updates, traitors), tree.rows(updates, honest))
+    fake = forge(tree.rows(updates, malicious), tree.rows(updates, honest))
 
     def put(stacked: Tensor, begin: Tensor, update: Tensor) -> Tensor:
-        own = begin[traitors] if len(begin) == len(stacked) else begin
-        return stacked.index_copy(0, traitors, (own.to(torch.float64) + update).to(stacked.dtype))
+        own = begin[malicious] if len(begin) == len(stacked) else begin
+        return stacked.index_copy(0, malicious, (own.to(torch.float64) + update).to(stacked.dtype))
 
     model = {**cohort.reply["model"], "params": tree.map_leaves(put, params, start, fake)}
     return with_model(cohort, model)
@@ -80,5 +80,5 @@ def with_model(cohort: Cohort, model: Tree) -> Cohort:
 
 
 def alike(update: Tree, count: int) -> Tree:
-    """One update for all traitors, [count, ...]."""
+    """One update for all malicious clients, [count, ...]."""
     return tree.map_leaves(lambda leaf: leaf.expand(count, *leaf.shape), update)
