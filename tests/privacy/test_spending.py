@@ -105,6 +105,12 @@ def test_as_many_rounds_as_fit_and_no_more(budget: float) -> None:
     assert (rounds == 0 or spending.epsilon(rounds) <= budget) and spending.epsilon(rounds + 1) > budget
 
 
+def test_a_budget_of_exactly_so_many_rounds_holds_just_these() -> None:
+    spending = Spending(noise=5.0)
+    for rounds in (*range(1, 9), 11, 13):
+        assert spending.rounds_within(spending.epsilon(rounds)) == rounds
+
+
 def test_as_little_noise_as_will_do() -> None:
     noise = noise_for(1.5, rounds=5, rate=0.25)
     assert Spending(noise=noise, rate=0.25).epsilon(5) <= 1.5 < Spending(noise=0.998 * noise, rate=0.25).epsilon(5)
