@@ -98,7 +98,7 @@ def test_every_recipe_gives_the_same_in_a_second_lane(name: str) -> None:
 
 @each_kind
 @each_model
-@pytest.mark.parametrize("at_once", [1, 2, 5])
+@pytest.mark.parametrize("at_once", [1, 2])  # all five at once is `test_lanes_agree`
 def test_group_size_does_not_matter(name: str, model: str, at_once: int) -> None:
     got = train(name, model, lane="batched", clients_at_once=at_once, rounds=2)
     assert_close(got, train(name, model)[:2])
