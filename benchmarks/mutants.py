@@ -81,13 +81,13 @@ def main() -> int:
     """Plant every mutant; code 1 if any survived or could not be planted."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--jobs", type=int, default=1, help="mutants at a time")
-    options.add_argument("--only", default="", help="text in a mutant's name or file")
+    options.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="in a mutant's name, file or tests")
     options.add_argument("--draw", type=int, metavar="COUNT", help="random swaps of operators instead of the list")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--root", type=Path, default=ROOT, help="the checkout to mutate and test")
     given = options.parse_args()
     wanted = drawn(given.root, given.draw, given.seed) if given.draw else listed()
-    wanted = [mutant for mutant in wanted if given.only in mutant.name or given.only in mutant.file]
+    wanted = [mutant for mutant in wanted if any(text in str(mutant) for text in given.only)]
     for name in COMMON:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory() as place:

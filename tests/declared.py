@@ -54,6 +54,7 @@ DECLARED: dict[str, Declared] = {
     ),
     "feddf": Declared(options={"public": NoiseRows(count=8, shape=(1, 6, 6)), "server_steps": 3}),
     "feddm": Declared(options={"shape": (1, 6, 6), "per_class": 2, "server_steps": 3}),
+    "fedgen": Declared(options={"generator_steps": 3, "hidden": 8, "noise_size": 4}),
     "fedfa": Declared(excused={"test_traced_steps_give_the_same_bits": LOOKS, "test_bytes_match_the_trees": LOOKS}),
     "clustered_fl": Declared(options={"warm_up": 1, "eps_1": 100.0, "eps_2": 0.0, "max_clusters": 3}),
     "fedasync": Declared(options={"buffer": CLIENTS}),

@@ -83,6 +83,6 @@ def test_directions_and_scales_do_not_matter(differences: list[float]) -> None:
 
 def test_many_seeds_are_drawn_not_enumerated() -> None:
     """With 20 differences of the same sign the exact p is 2^-19; the drawn one is as small as its draws allow."""
-    assert permutation_p(np.ones(20) + np.arange(20) * 1e-3) < 1e-4
+    assert 0 < permutation_p(np.ones(20) + np.arange(20) * 1e-3) < 1e-4  # the observed pattern is one of them
     mixed = np.array([1.0, -1.0] * 10)
     assert permutation_p(mixed) == 1.0

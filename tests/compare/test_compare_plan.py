@@ -93,6 +93,12 @@ def test_what_differs_beyond_the_method_is_said(tmp_path: Path) -> None:
     assert "fedprox: rounds: 20 -> 3" in notes and any(note.startswith("fedprox: epochs: 3") for note in notes)
     assert any(note.startswith("scaffold: model.name: 'mlp' -> 'logistic'") for note in notes)
     assert not any(note.startswith("fedavg") for note in notes)
+    fewer = {"algorithm": "fedprox", "options": {"selection": {"name": "uniform", "count": 2}}}
+    three = "algorithm.selection={name='uniform', count=3}"
+    notes = planned_differences(
+        made(tmp_path, {"methods": [{"algorithm": "fedavg"}, fewer]}, "algorithm=fedavg", three)
+    )
+    assert f"fedprox: selection: {Uniform(count=3)} -> {Uniform(count=2)}" in notes
 
 
 def test_a_section_with_another_name_loses_the_old_ones_options(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -140,6 +141,18 @@ def test_sampling_noise_is_not_called_shift() -> None:
 def test_label_skew_moves_inputs_but_not_within_classes() -> None:
     found = shifted("labels")
     assert found.p == 0.01 and not found.is_shown and found.excess < 0.02
+
+
+def test_given_the_label_the_share_is_of_the_variance_within_classes() -> None:
+    """x = 10 class + 3 client +- 1: within a class, (3/2)^2 of (3/2)^2 + 1 lies between the clients."""
+    client, label, sign = (torch.tensor(column) for column in zip(*itertools.product((0, 1), (0, 1), (-1, 1))))
+    x = (10.0 * label + 3 * client + sign).double().unsqueeze(1)
+    order = torch.argsort(client.repeat(5), stable=True)
+    sizes = torch.tensor([20, 20])
+    rows = Rows(x=x.repeat(5, 1)[order], y=label.repeat(5)[order], starts=torch.tensor([0, 20]), sizes=sizes)
+    found = shift.feature_shift(rows, lambda given: given, "inputs", labels=True, seed=0)
+    assert found.given_label == pytest.approx(2.25 / 3.25)
+    assert found.share == pytest.approx(2.25 / (25 + 3.25)) and found.is_shown
 
 
 @pytest.mark.parametrize("kind", ["mean", "scale"])

@@ -198,6 +198,19 @@ def test_an_arrival_that_was_not_asked_for_or_lies(more: dict[str, Any], reason:
     assert str(refusals[0]).isprintable() and found.cohort(round=2).counts == {reason: 1}
 
 
+def test_as_many_rows_and_steps_as_the_limits_say_are_let_in_and_no_more() -> None:
+    limits = Limits(max_examples=10, max_steps=5)
+    at_most = replace(arrival(0), examples=10, steps=5)
+    found, refusals = let_in(at_most, limits=limits)
+    assert refusals == [] and found.notes == () and found.examples.tolist() == [10] and found.steps.tolist() == [5]
+    for more, reason in (({"examples": 11}, "examples"), ({"steps": 6}, "steps")):
+        found, refusals = let_in(replace(at_most, **more), limits=limits)
+        assert [r.reason for r in refusals] == [reason] and len(found.ids) == 0
+    found, refusals = let_in(replace(at_most, examples=11), limits=replace(limits, on_excess="cap"))
+    assert refusals == [] and found.examples.tolist() == [10]
+    assert found.notes == ("client 0: 11 rows counted as 10",)
+
+
 def test_at_most_one_reply_of_a_client_counts() -> None:
     found, refusals = let_in(arrival(0, 1.0), arrival(0, 9.0), arrival(0, 8.0))
     assert [r.reason for r in refusals] == ["duplicate"] * 2 and found.reply["model"]["params"]["b"].tolist() == [1]

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import declared
@@ -18,7 +19,7 @@ from consilience import algorithms
 from consilience.core.settings import Invalid
 from consilience.experiments.config.config import from_table
 from consilience.flower.deploy import template
-from consilience.flower.deploy.hosting import hosts_of, settings_of
+from consilience.flower.deploy.hosting import hosts_of, settings_of, site_of
 from consilience.flower.deploy.local_deployment import LocalDeployment
 from consilience.flower.deploy.processes import alive, end
 from consilience.flower.deploy.programs import is_loopback
@@ -187,6 +188,16 @@ def test_ledgers_need_the_mean_that_the_model_takes() -> None:
 
 
 # --- who and where ---------------------------------------------------------------------------------------------------
+
+
+def test_a_node_computes_as_the_config_says_and_on_its_own_device(tmp_path: Path) -> None:
+    """What decides the bits holds on every node: with another lane, its replies would not be those of a simulation."""
+    template.init(tmp_path / "app", clients=3)
+    shared = {"lane": "serial", "dtype": "float64", "precision": "full", "deterministic": True}
+    told = " ".join(f"engine.{key}={str(value).lower()}" for key, value in shared.items())
+    for node, device in (({"clients": "0", "device": "cpu"}, "cpu"), ({"clients": "1"}, "auto")):
+        context = SimpleNamespace(node_config=node, run_config={"settings": told}, run_id=5)
+        assert site_of(tmp_path / "app", context, "").engine == {**shared, "device": device}
 
 
 def test_a_node_says_which_clients_it_holds() -> None:
