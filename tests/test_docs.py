@@ -80,7 +80,7 @@ def test_commands_parse(command: Command) -> None:
     context = found.make_context(name, rest)
     if name == "run":
         path, overrides = cli.split(context.params["arguments"] or [])
-        if any(text.startswith("algorithm.schedule=") for text in overrides):
+        if any(text.startswith(("algorithm.schedule=", "algorithm.rule=")) for text in overrides):
             return  # a file that the command above it writes
         with pytest.raises(ValueError) if command.refused else contextlib.nullcontext():
             settings = config.load(ROOT / path if path else None, overrides)

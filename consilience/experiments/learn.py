@@ -41,9 +41,8 @@ def learn(config: Config, out: Path, *, console: Console | None = None, initial:
     simulation = assemble(config)
     paper = environments.preset(config.environment.name, **config.environment.options).settings.get("unfolding", {})
     settings = {**USUAL, **paper, **{name: value for name, value in options.items() if value is not None}}
-    first = first_weights(initial, simulation)
-    run = {"rounds": config.rounds, "seed": config.seed, "initial": first}
-    steps = learning(simulation.algorithm, simulation.engine, **run, **settings)
+    settings |= {"rounds": config.rounds, "seed": config.seed, "initial": first_weights(initial, simulation)}
+    steps = learning(simulation.algorithm, simulation.engine, **settings)
     schedule = learned(shown(steps, settings["iterations"], console) if console else steps)
     schedule.save(out)
     return schedule

@@ -47,8 +47,8 @@ def learn(
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
     """Learn aggregation weights for every round and client (deep unfolding), and save them."""
-    options = {"iterations": iterations, "lr": lr, "gradient": gradient, "constraint": constraint, "keep": keep}
-    options |= {"initial": initial, "loss": loss}
+    options: dict[str, Any] = {"iterations": iterations, "lr": lr, "gradient": gradient, "constraint": constraint}
+    options |= {"keep": keep, "initial": initial, "loss": loss}
 
     def work() -> int:
         from rich.console import Console

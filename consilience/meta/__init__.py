@@ -2,5 +2,6 @@
 
 from consilience.meta.learning import learn_schedule, learning
 from consilience.meta.schedule import Schedule
+from consilience.meta.transfer import FittedRule, fit_rule
 
-__all__ = ["Schedule", "learn_schedule", "learning"]
+__all__ = ["FittedRule", "Schedule", "fit_rule", "learn_schedule", "learning"]

@@ -28,7 +28,8 @@ HARMLESS_CODE = {
         *(f"compare/{name}.py" for name in ("display", "fairness", "pages", "paired", "results", "tables")),
     ),
     "starts runs, or says with which settings; those are compared themselves": (
-        *("__main__.py", "cli.py", "training.py", "experiments/learn.py", "tuning", "options/ranges.py"),
+        *("__main__.py", "cli.py", "training.py", "experiments/learn.py", "experiments/learn_command.py"),
+        *("tuning", "options/ranges.py"),
         *(f"compare/{name}.py" for name in ("command", "running")),
     ),
     "starts Flower's processes, and makes their keys and files": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import shlex
 from pathlib import Path
 from typing import Any
@@ -116,3 +117,21 @@ def test_the_study_of_variance(tmp_path: Path) -> None:
 def test_rounds_that_only_swap_are_noted(tmp_path: Path) -> None:
     done = learned("algorithm=fedswap", "--out", str(tmp_path / "w.safetensors"))
     assert "note: round 1: no loss depends on these weights" in done.output
+
+
+def test_rows_of_the_environments_replace_the_same_measurement_only(tmp_path: Path) -> None:
+    """What examples/duw_environment.py writes to `--results`."""
+    path = Path(__file__).parents[2] / "examples" / "duw_environment.py"
+    store = runpy.run_path(str(path))["store"]
+    file = tmp_path / "results" / "duw_4.json"
+    duw = {"environment": 4, "start": 0, "algorithm": "duw_fedavg", "iterations": 1000, "lr": 0.001, "accuracy": [0.5]}
+    store([{"environment": 4, "start": 0, "algorithm": "fedavg", "accuracy": [0.3]}, duw], file)
+    store([{**duw, "iterations": 40, "lr": 0.01, "accuracy": [0.4]}, {**duw, "start": 1}], file)
+    store([{**duw, "accuracy": [0.6]}], file)
+    found = [(row["start"], row["algorithm"], row["accuracy"]) for row in json.loads(file.read_text())]
+    assert sorted(found) == [
+        (0, "duw_fedavg", [0.4]),
+        (0, "duw_fedavg", [0.6]),
+        (0, "fedavg", [0.3]),
+        (1, "duw_fedavg", [0.5]),
+    ]

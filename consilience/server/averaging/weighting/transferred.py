@@ -90,7 +90,7 @@ def unknown(start: Tree, clients: int) -> Tree:
     """The state of `observe` before the first round; NaN: nothing is known of the client."""
     device = next(iter(start["params"].values())).device
     nothing = torch.full((clients,), math.nan, dtype=torch.float64, device=device)
-    remembered = {name: nothing.clone() for name in FEATURES if name not in ("size", "arrival")}
+    remembered: Tree = {name: nothing.clone() for name in FEATURES if name not in ("size", "arrival")}
     return {**remembered, "heard": torch.zeros_like(nothing), "rounds": torch.zeros_like(nothing)}
 
 
