@@ -57,7 +57,11 @@ def splitting(
     terms = (*client.terms, ReflectedProximal(step=step, sent=keeps_z))
     server = Splitting(weights=weights, keeps_z=keeps_z, relaxation=relaxation, weighting=weighting)
     memory: tuple[Memory, ...] = () if keeps_z else (Centring(relaxation=relaxation),)
-    if "moved" in server.reads:
+    if server.reads == ("moved",):
         memory = (*memory, PreviousModel(report=True))
+    elif server.reads:
+        raise Invalid(
+            f"weighting = {weighting!r} reads {server.reads[0]!r} in the replies, which these clients do not say"
+        )
     client = replace(client, terms=terms, memory=memory)
     return replace(algorithm, client=client, server=server)

@@ -26,8 +26,8 @@ ALIKE = (
     *(nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d),
 )
 FUNCTIONS = (F.relu, F.gelu, F.silu, F.elu, F.leaky_relu, F.max_pool2d, F.avg_pool2d, F.dropout)
-TORCH = (torch.relu, torch.tanh, torch.sigmoid, torch.flatten)
-METHODS = ("relu", "tanh", "sigmoid", "flatten")
+TORCH = (torch.relu, torch.tanh, torch.sigmoid, torch.square, torch.flatten)
+METHODS = ("relu", "tanh", "sigmoid", "square", "flatten")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,7 +84,9 @@ class Splitting:
         """x + sum_j 2 relaxation p_j (w_j - x); buffers, which have no z, are averaged over those that replied."""
         places = self._places(state, cohort.ids)
         x, replies, share = state["model"]["params"], cohort.reply["model"], state["share"][places]
-        weights, pace, told, notes = share / share.sum(), 2 * self.relaxation, {}, {}
+        weights, told = share / share.sum(), {}
+        pace: float | Tensor = 2 * self.relaxation
+        notes: Notes = {}
         if self.weighting is not None:
             weights, told["weighting"], notes = self.weighting.weigh(cohort, state["model"], state["weighting"])
             pace = pace * _relative(weights).to(share.device)

@@ -102,6 +102,7 @@ def secret(name: str, **changes: Any) -> dict[str, Any]:
         "duw_fedavg": {"weighting": {"name": "schedule", "table": [[1 / 9] * 9]}},
         "duw_fednova": {"weighting": {"name": "schedule", "table": [[1 / 9] * 9]}},
         "fedaf": {"shape": [1, 6, 6]},
+        "feddf": {"public": {"name": "noise_rows", "shape": [1, 6, 6]}},
         "feddm": {"shape": [1, 6, 6]},
         "fedsplit": {"step": 1.0, "keeps_z": True},
         "fedprox_fedsplit": {"step": 1.0},

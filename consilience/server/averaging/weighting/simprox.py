@@ -91,8 +91,9 @@ class SimProxWeights:
 
     def _own(self, take: Similarity) -> GaussianCosine:
         """SimProx's own similarity; what is compared was settled when it was measured."""
-        mixed = {"lambda_0": self.lambda_0, "tau": self.tau} if take == "both" else {}
-        return GaussianCosine(take=take, **mixed)
+        if take == "both":
+            return GaussianCosine(lambda_0=self.lambda_0, tau=self.tau)
+        return GaussianCosine(take=take)
 
     def _movement(self, geometry: Geometry, cohort: Cohort, model: Tree) -> Tensor:
         """[m] g of eq 11."""
