@@ -105,8 +105,8 @@ def table_modality(
     where: Path,
 ) -> Modality:
     """Table cells as features, standardised by the training rows; a row without any cell has no table."""
-    known = np.array([[cell.strip().lower() not in MISSING for cell in cells] for cells in columns.values()])
-    filled: np.ndarray = known.any(axis=0, keepdims=True)[0]
+    rows_of_cells = zip(*columns.values())
+    filled = np.array([any(cell.strip().lower() not in MISSING for cell in row) for row in rows_of_cells], bool)
     features = encode_columns(columns, rows[0][filled[rows[0]]], categorical=categorical, where=where)
     values = torch.from_numpy(features.values)
     train, test = (_zeroed(values[part], filled[part]) for part in rows)
