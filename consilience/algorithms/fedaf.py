@@ -12,7 +12,6 @@ from consilience.client.local_training import LocalTraining
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.settings import Count, Fraction, Invalid, NonNegative, Positive
 from consilience.server.rules.knowledge_matching import KnowledgeMatching
-from consilience.server.rules.synthetic_training import SyntheticTraining
 
 
 @recipe
@@ -63,6 +62,11 @@ def fedaf(
         solver=algorithm.client.solver,
         work=algorithm.client.work,
     )
-    training = SyntheticTraining(steps=server_steps, lr=server_lr, batch_size=server_batch_size)
-    server = KnowledgeMatching(training=training, weight=knowledge, temperature=temperature)
+    server = KnowledgeMatching(
+        steps=server_steps,
+        lr=server_lr,
+        batch_size=server_batch_size,
+        weight=knowledge,
+        temperature=temperature,
+    )
     return replace(algorithm, client=client, server=server)

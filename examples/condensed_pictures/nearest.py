@@ -104,7 +104,7 @@ def draw(found: list[Cell], path: Path) -> None:
             axis.imshow(pixels.reshape(8, 8), cmap="gray_r", vmin=0, vmax=1)
             axis.set_axis_off()
         column[0].set_title(f"{cell.size} rows\ndistance {float(distance):.2f}", fontsize=8)
-    figure.suptitle("Condensed pictures (above) and the client's nearest training pictures (below)", fontsize=9)
+    figure.suptitle("Condensed pictures (above) and the client's nearest training pictures (below)", fontsize=9, y=1.08)
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
 

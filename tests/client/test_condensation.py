@@ -21,7 +21,6 @@ from consilience.core.settings import Invalid
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.server.rules.knowledge_matching import KnowledgeMatching, divergence
-from consilience.server.rules.synthetic_training import SyntheticTraining
 
 pytestmark = pytest.mark.usefixtures("untraced")
 DOUBLE = torch.float64
@@ -179,8 +178,7 @@ def test_the_divergence_is_the_mean_of_both_kullback_leibler_divergences() -> No
 def test_the_server_trains_on_rows_and_soft_labels() -> None:
     """Against torch.optim.SGD on the same objective, in one batch."""
     engine, cohort = tiny.engine(), replies([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]], [6, 6])
-    training = SyntheticTraining(steps=4, lr=0.1, momentum=0.9)
-    rule = KnowledgeMatching(training=training, weight=0.7, temperature=2.0)
+    rule = KnowledgeMatching(steps=4, lr=0.1, momentum=0.9, weight=0.7, temperature=2.0)
     found = rule.train(engine.task, rule.init(engine.start(), 2), cohort)["model"]["params"]
     rows = cohort.reply["x"]
     x, y = torch.cat([rows[0, 0], rows[0, 1], rows[1, 1], rows[1, 2]]), torch.tensor([0, 0, 1, 1, 1, 1, 2, 2])

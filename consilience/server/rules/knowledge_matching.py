@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.latent import classifier
-from consilience.core.settings import NonNegative, Positive, check
+from consilience.core.settings import Count, Decay, NonNegative, Positive, check
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.server.rules.synthetic_training import SyntheticTraining, union
@@ -24,7 +24,10 @@ class KnowledgeMatching:
     rows of a batch. Clients are sent V_c, the mean outputs that were reported last for every class.
     """
 
-    training: SyntheticTraining = field(default_factory=SyntheticTraining)
+    steps: Count = 100
+    batch_size: Count = 256
+    lr: Positive = 0.01
+    momentum: Decay = 0.9
     weight: NonNegative = 0.1
     temperature: Positive = 2.0
 
@@ -65,8 +68,8 @@ class KnowledgeMatching:
         def apart(output: Tensor, labels: Tensor) -> Tensor:
             return self.weight * divergence(output, labels, known, heard, self.temperature)
 
-        term = apart if self.weight else None
-        return {**state, "model": self.training.fit(task, state["model"], x, y, cohort, term)}
+        sgd = SyntheticTraining(steps=self.steps, batch_size=self.batch_size, lr=self.lr, momentum=self.momentum)
+        return {**state, "model": sgd.fit(task, state["model"], x, y, cohort, apart if self.weight else None)}
 
     def model(self, state: Tree) -> Tree:
         """The trained model."""

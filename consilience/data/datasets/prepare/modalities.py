@@ -90,7 +90,7 @@ def picture_modality(
         if not paths:
             raise Invalid(f"{where[0][0]}: no {name} row has a picture: name no picture column")
         pixels.append(read_pictures(paths, size=form.size, fit=form.fit, grey=form.grey))
-    seen: tuple[Any, Any] = scale_pictures(*pixels, "unit" if form.encoder else form.normalise)
+    seen = scale_pictures(pixels[0], pixels[1], "unit" if form.encoder else form.normalise)
     if form.encoder is not None:
         seen = encoded_pictures(*seen, encoder=form.encoder, weights=form.weights)
     spread = [_spread(values, kept) for values, kept in zip(seen, has)]
@@ -105,7 +105,8 @@ def table_modality(
     where: Path,
 ) -> Modality:
     """Table cells as features, standardised by the training rows; a row without any cell has no table."""
-    filled = np.array([[cell.strip().lower() not in MISSING for cell in cells] for cells in columns.values()]).any(0)
+    rows_of_cells = zip(*columns.values())
+    filled = np.array([any(cell.strip().lower() not in MISSING for cell in row) for row in rows_of_cells], bool)
     features = encode_columns(columns, rows[0][filled[rows[0]]], categorical=categorical, where=where)
     values = torch.from_numpy(features.values)
     train, test = (_zeroed(values[part], filled[part]) for part in rows)
