@@ -179,7 +179,7 @@ def test_a_comparison_takes_the_best_options_on_fresh_seeds(whole: Tuning, tmp_p
     with pytest.raises(Invalid, match=r"'fedavgm' was not tuned in this study \(did you mean 'fedavg'"):
         plan_comparison(whole.folder, algorithms=["fedavgm"])
     file.write_text(f'[compare]\ntuned = "{whole.folder}"\nmethods = ["fedavg"]\n')
-    with pytest.raises(Invalid, match="compare.tuned and compare.methods are both given"):
+    with pytest.raises(Invalid, match=r"compare.tuned and compare.methods are both given"):
         plan_comparison(file)
 
 
@@ -215,7 +215,7 @@ def test_what_the_data_show_is_refused_before_the_first_trial(whole: Tuning, tmp
         executed(small(tmp_path / "metric", metric="acuracy"))
     with pytest.raises(Invalid, match="moon: algorithm"):
         executed(small(tmp_path / "moon", algorithms=["fedavg", "moon"]))
-    with pytest.raises(Invalid, match="evaluation.every = 0"):
+    with pytest.raises(Invalid, match=r"evaluation.every = 0"):
         small(tmp_path / "never", "evaluation.every=0")
     with pytest.raises(Invalid, match=r"holds another study.*\n.*rounds: 4 -> 5"):
         executed(small(whole.folder, "rounds=5"))

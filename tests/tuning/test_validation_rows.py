@@ -85,5 +85,5 @@ def test_a_run_with_validation_is_an_ordinary_run_that_is_resumed_exactly(tmp_pa
     resumed = runner.proceed(tmp_path / "cut", ["rounds=2"])
     assert [row["accuracy"] for row in resumed.history] == [row["accuracy"] for row in whole.history]
     assert np.isfinite(whole.history[-1]["accuracy"])
-    with pytest.raises(Invalid, match="evaluation.validation"):
+    with pytest.raises(Invalid, match=r"evaluation.validation"):
         runner.proceed(tmp_path / "cut", ["evaluation.validation=0.3", "rounds=3"])
