@@ -191,13 +191,11 @@ def written() -> dict[Path, str]:
     return {PAGE: f"{before}{BEGIN}\n\n{tables()}\n{END}{rest.split(END)[1]}", EVIDENCE: evidence()}
 
 
-def recipes() -> list[str]:
-    """Methods of each recipe: for the test that no one is missing."""
-    files = [DOCS.parent / "recipes" / f"tune_{name}.toml" for name in TITLES]
-    tables = [tomllib.loads(file.read_text(encoding="utf-8")) for file in files]
-    return [
-        entry if isinstance(entry, str) else entry["algorithm"] for t in tables for entry in t["compare"]["methods"]
-    ]
+def methods_of(name: str) -> list[str]:
+    """The methods that a task's recipe lists."""
+    text = (DOCS.parent / "recipes" / f"tune_{name}.toml").read_text(encoding="utf-8")
+    entries = tomllib.loads(text)["compare"]["methods"]
+    return [entry if isinstance(entry, str) else entry["algorithm"] for entry in entries]
 
 
 def main(arguments: list[str]) -> int:
