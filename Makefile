@@ -44,6 +44,7 @@ test-slow: $(TESTED) ## the longer checks, such as MNIST accuracy
 
 docs: $(READY) ## rewrite the tables that are read off the code
 	$(BIN)/python docs/make_algorithms.py
+	$(BIN)/python docs/make_comparison.py
 	$(BIN)/python docs/make_architecture.py
 	$(BIN)/python docs/make_reproductions.py
 

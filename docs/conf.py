@@ -54,7 +54,7 @@ NAVIGATION = {
         ),
         *("performance", "gpu", "ray", "deploy", "security", "flower"),
     ],
-    "See it": ["compare", "diagnose", "report", "dashboard", "reproductions", "comparison"],
+    "See it": ["compare", "tune", "diagnose", "report", "dashboard", "reproductions", "comparison"],
     "Methods": [
         "algorithms",
         *(f"methods/{name}" for name in ("simprox", "fedprox_fedsplit", "fedsiam_da", "simfedswap", "duw")),

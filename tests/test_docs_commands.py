@@ -23,7 +23,7 @@ from consilience import cli
 from consilience.engines.vectorised import tuning
 
 EMBEDDED = ("digits", "breast_cancer", "synthetic")
-TRAINING = ("run", "learn", "compare")
+TRAINING = ("run", "learn", "compare", "tune")
 MADE_BY_MAKE = ("consilience", "run", "recipes/quickstart.toml")
 DATA = os.environ.get("CONSILIENCE_DATA", "")
 AS_PRINTED = [ROOT / "README.md", *sorted((DOCS / "tutorial").glob("*.md")), DOCS / "resume.md"]
@@ -69,6 +69,8 @@ def cut(words: tuple[str, ...]) -> list[str]:
     if name == "compare":
         words = _without(words, "--seeds", "--target", "--jobs")
         more += ["--seeds", "0,1"]
+    if name == "tune":
+        words = (*_without(words, "--trials", "--jobs"), "--trials", "1")
     return [*words, *more]
 
 

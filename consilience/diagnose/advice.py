@@ -1,25 +1,25 @@
 """From numbers to advice: what to try, what cannot help, and why.
 
-Each rule stands on a row of the table in docs/diagnose.md, or on a method's definition; nothing else is advised.
+Methods are ordered by what they came to on the measured task whose clients differ most like these (`evidence`); the
+rest follows from methods' definitions. Nothing else is advised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from consilience.diagnose.diagnosis import Diagnosis
+from consilience.diagnose.evidence import FAR, Finding, nearest, tasks
 
 LABELS = 0.2  # total variation beyond chance
-SIZES = 0.3  # Gini
 SHIFT = 0.05  # share of the features' variance beyond chance
-WORK = 2.0  # most over fewest local epochs
 WAITING = 0.4  # share of clients' time
-CONFLICT = 1.5  # B over B by chance
 LOST = 0.1  # share of replies
-MEASURED = "measured: docs/diagnose.md"
+NEAR = 0.1  # distance to a measured task
+MOST = 4  # methods that are named at once
 
 
 class Advice(NamedTuple):
@@ -32,7 +32,7 @@ class Advice(NamedTuple):
 
 def advise(of: Diagnosis) -> list[Advice]:
     """What follows from a diagnosis, the most useful first."""
-    found = [*_one_model(of), *_own_models(of), *_sizes(of), *_work(of), *_machines(of), *_identities(of)]
+    found = [*_one_model(of), *_own_models(of), *_machines(of), *_identities(of)]
     order = ("try first", "try", "beware", "cannot help", "know")
     return sorted(found, key=lambda item: order.index(item.kind))
 
@@ -53,82 +53,49 @@ def is_unlike(of: Diagnosis) -> bool:
 
 
 def _one_model(of: Diagnosis) -> Iterator[Advice]:
-    """For those who want one global model."""
-    ways = [word for word, there in (("labels", is_label_skewed(of)), ("inputs", is_shifted(of))) if there]
-    if not ways:
-        yield Advice(
-            "try first",
-            "fedavg; then fedavgm or feddyn for speed",
-            f"neither labels ({of.labels.mean:.2f} against {of.labels.chance_mean:.2f} by chance) nor inputs differ by "
-            f"more than luck. With clients alike, only the server's momentum and FedDyn were faster ({MEASURED})",
-        )
-        yield Advice(
-            "cannot help",
-            "fedprox, scaffold, simprox and other corrections for unlike clients",
-            f"there is nothing to correct: with clients alike they stayed within a point of FedAvg ({MEASURED})",
-        )
-        return
-    because = f"{' and '.join(ways)} differ by more than luck"
-    if of.later.b >= CONFLICT * of.later.chance:
-        because += f", and clients' gradients with them (B = {of.later.b:.1f}, {of.later.chance:.1f} by chance)"
-    yield Advice(
-        "try first",
-        "for one global model: fedavg as the yardstick, then feddyn and fedavgm",
-        f"{because}; these two gained most over FedAvg under label skew, feature shift and unequal work. But unlike "
-        f"clients need not be hard ones: on synthetic(1, 1) FedAvg was as good as any ({MEASURED})",
-    )
-    yield Advice(
-        "beware",
-        "fedprox as a cure for unlike data",
-        f"its leash slows everyone: in none of the settings measured was it ahead of FedAvg ({MEASURED}); "
-        "it is meant for clients that do very many steps, and its mu must be tuned",
-    )
+    """For those who want one global model: what was ahead, and what behind, where clients differ most like here."""
+    yield from _measured(of, "accuracy", "for one global model")
 
 
 def _own_models(of: Diagnosis) -> Iterator[Advice]:
     """For those whose clients may each have a model of their own."""
-    if not is_unlike(of):
-        yield Advice(
-            "beware",
-            "personal models (ditto, fedper, local_only ...)",
-            f"clients are alike, so that a model of one's own only has fewer rows to learn from ({MEASURED})",
-        )
-        return
-    yield Advice(
-        "try",
-        "local_only and ditto, if each client needs to be good on its own rows only",
-        "clients differ, and what a client meets is narrower than the whole: on clients' own test rows both were far "
-        "ahead of FedAvg, and ahead of every global model where inputs differ. Run local_only first: what does not "
-        f"beat it gains nothing from the others ({MEASURED})",
-    )
-
-
-def _sizes(of: Diagnosis) -> Iterator[Advice]:
-    if of.quantity.gini < SIZES:
+    if is_unlike(of):
+        yield from _measured(of, "clients_mean", "if each client needs to be good on its own rows only")
         return
     yield Advice(
         "beware",
-        "methods that count every client alike (simprox, scaffold), and fednova",
-        f"sizes are unequal (Gini {of.quantity.gini:.2f}), so that a few rows would count as much as many: where sizes "
-        f"alone differed these fell behind FedAvg, which weighs by rows ({MEASURED})",
+        "personal models (ditto, fedper, local_only ...)",
+        "clients are alike, so that a model of one's own only has fewer rows to learn from",
     )
 
 
-def _work(of: Diagnosis) -> Iterator[Advice]:
-    if of.effort.epochs_ratio < WORK:
-        return
-    yield Advice(
-        "try",
-        "scaffold",
-        f"some clients do {of.effort.epochs_ratio:.3g} times as many passes as others, which pulls the average towards "
-        f"them; besides FedDyn and the server's momentum, its control variates helped there ({MEASURED})",
-    )
-    yield Advice(
-        "beware",
-        "fednova in short runs",
-        "it removes that pull by definition, but also shortens the server's steps: after 15 rounds it was behind "
-        f"FedAvg ({MEASURED})",
-    )
+def _measured(of: Diagnosis, metric: str, aim: str) -> Iterator[Advice]:
+    task, far = nearest(of)
+    findings = task.findings(metric)
+    ahead = [found for found in findings if found.is_better][:MOST]
+    behind = [found for found in findings[::-1] if found.is_worse][:MOST]
+    where = f"measured: {task.strength} ({_reach(far)})"
+    first = "try first" if metric == "accuracy" else "try"
+    if ahead:
+        what = f"{aim}: {task.baseline} as the yardstick, then {', '.join(found.method for found in ahead)}"
+        yield Advice(first, what, f"ahead of it there: {_listed(ahead)} points; {where}")
+    else:
+        what = f"{aim}: {task.baseline}"
+        yield Advice(first, what, f"none of {len(findings)} methods was shown to be ahead of it there; {where}")
+    if behind:
+        names = ", ".join(found.method for found in behind)
+        yield Advice("beware", f"{aim}: {names}", f"behind {task.baseline} there: {_listed(behind)} points; {where}")
+
+
+def _reach(far: float) -> str:
+    """How far the evidence goes."""
+    if far < NEAR:
+        return "clients differ there as they do here"
+    return "the nearest task, but not a near one: compare before you choose" if far >= FAR else "the nearest task"
+
+
+def _listed(findings: Sequence[Finding]) -> str:
+    return ", ".join(f"{found.method} {100 * found.difference:+.1f}" for found in findings)
 
 
 def _machines(of: Diagnosis) -> Iterator[Advice]:
@@ -136,8 +103,7 @@ def _machines(of: Diagnosis) -> Iterator[Advice]:
         yield Advice(
             "try",
             "fedbuff, or environment.enough_replies / environment.deadline",
-            f"clients wait {of.effort.waiting:.0%} of their time for the slowest. A buffered server took 37 simulated "
-            "seconds where FedAvg took 137 for as many replies, and lost 2 points (docs/comparison.md)",
+            f"clients wait {of.effort.waiting:.0%} of their time for the slowest{_buffered()}",
         )
     lost = 1 - float(np.mean(of.effort.heard * of.effort.available))
     if lost >= LOST:
@@ -147,6 +113,17 @@ def _machines(of: Diagnosis) -> Iterator[Advice]:
             f"{lost:.0%} of the replies are missing, {1 - worst:.0%} of the worst client's",
             "the model leans towards those that answer; if these have other data, so has the model. Not measured here",
         )
+
+
+def _buffered() -> str:
+    """What not waiting cost and saved, on the tasks where it was measured."""
+    said = []
+    for task in tasks():
+        found = {item.method: item.difference for item in task.findings("accuracy")}
+        mine, base = task.seconds("fedbuff"), task.seconds(task.baseline)
+        if mine and base and "fedbuff" in found:
+            said.append(f"{mine:.0f} s instead of {base:.0f} s at {100 * found['fedbuff']:+.1f} points ({task.task})")
+    return f". For as many replies a buffered server took {', '.join(said)}" if said else ""
 
 
 def _identities(of: Diagnosis) -> Iterator[Advice]:

@@ -117,6 +117,7 @@ def _side_by_side(studies: Sequence[MethodStudy], jobs: int, tell: Told, until: 
     """Workers take methods from a queue; a signal to this process is passed on to them, who save and stop."""
     context = multiprocessing.get_context("spawn")  # a forked CUDA context or thread pool would hang
     tasks, events = context.Queue(), context.Queue()
+    tasks.cancel_join_thread()  # stopped workers leave methods in it, which this process must not wait to hand over
     for study in studies:
         tasks.put(study)
     for _ in range(jobs):
