@@ -75,7 +75,7 @@ class ServerRule(Protocol):
 
     @property
     def needs_each_reply(self) -> bool:
-        """False when a sum of replies, with weights known beforehand, is all it reads (so a secure sum would do)."""
+        """False when a sum of replies, with weights known beforehand, is all it reads (so a secure sum is enough)."""
         ...
 
     def init(self, start: Tree, clients: int) -> Tree:

@@ -82,7 +82,7 @@ def run(
     """Train, yielding each finished round; whatever observes (reports, checkpoints, early stopping) consumes this.
 
     A round ends when enough replies are in: all that were asked for, or, where the server rule has a buffer, as many
-    as that holds, while the other clients go on working from the model they were sent. Replies that break the `limits`
+    as that holds, while the other clients keep working from the model they were sent. Replies that break the `limits`
     are refused, and named in the cohort; with fewer than `limits.min_valid` left the round changes nothing.
 
     rounds: the last round's number; with `resume`, those done before count.
@@ -151,7 +151,7 @@ class Conclusion(NamedTuple):
     sound: np.ndarray  # ids of those that passed every check, also where they were too few to be used
     notes: Notes
     up: int  # bytes of the post-training pass
-    problem: Diverged | Invalid | None = None  # why the server cannot go on from this round
+    problem: Diverged | Invalid | None = None  # why the server cannot continue from this round
 
 
 def conclude(

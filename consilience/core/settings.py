@@ -78,9 +78,9 @@ def check(part: Any) -> None:
     hints = hints_of(kind)
     for field in dataclasses.fields(part):
         value = getattr(part, field.name)
-        settled = check_value(f"{type(part).__name__}.{field.name}", value, hints[field.name])
-        if settled is not value:
-            object.__setattr__(part, field.name, settled)
+        checked = check_value(f"{type(part).__name__}.{field.name}", value, hints[field.name])
+        if checked is not value:
+            object.__setattr__(part, field.name, checked)
     for field in dataclasses.fields(part):
         for note in getattr(hints[field.name], "__metadata__", ()):
             if isinstance(note, OnlyWith):
@@ -196,9 +196,9 @@ def _check_tuple(key: str, value: Any, members: tuple[Any, ...]) -> tuple[Any, .
         members = (members[0],) * len(value)
     if len(members) != len(value):
         raise Invalid(f"{key} = {value!r} must hold {len(members)} values, not {len(value)}")
-    settled = tuple(check_value(f"{key}[{i}]", v, m) for i, (v, m) in enumerate(zip(value, members)))
-    same = isinstance(value, tuple) and all(new is old for new, old in zip(settled, value))
-    return tuple(value) if same else settled
+    checked = tuple(check_value(f"{key}[{i}]", v, m) for i, (v, m) in enumerate(zip(value, members)))
+    same = isinstance(value, tuple) and all(new is old for new, old in zip(checked, value))
+    return tuple(value) if same else checked
 
 
 def _kind(annotation: type) -> str:

@@ -151,7 +151,7 @@ def opened(folder: RunFolder, server: ServerRule, saved: Checkpoint | None) -> P
         return PrivacyLedger(folder, server, private, saved)
     if "privacy" in folder.facts() or os.path.lexists(folder.path / FILE):
         raise Invalid(
-            f"{folder.path} is a private run, whose models all have noise: it cannot go on with "
+            f"{folder.path} is a private run, whose models all have noise: it cannot continue with "
             f"{type(server).__name__}, which adds none. Start a new run"
         )
     return None

@@ -40,7 +40,7 @@ class Template:
 
     @staticmethod
     def of(reply: Tree) -> Template:
-        """The template of replies like this one; meta and fake tensors will do."""
+        """The template of replies like this one; meta and fake tensors are enough."""
         found = dict(_walk(reply))
         leaves = {path: Leaf(tuple(leaf.shape), leaf.dtype) for path, leaf in found.items() if leaf is not None}
         return Template(leaves, tuple(path for path, leaf in found.items() if leaf is None))

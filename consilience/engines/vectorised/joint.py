@@ -92,12 +92,12 @@ class Joint:
             kept = [run for run, same in enumerate(self._same) if first[same] == run]
             lengths = np.cumsum([0, *(len(stores[run].y) for run in kept)])
             begins = {self._same[run]: int(begin) for run, begin in zip(kept, lengths)}
-            nobody = torch.zeros(0, dtype=torch.int64)
+            none = torch.zeros(0, dtype=torch.int64)
             rows = Rows(
                 x=tree.concatenate([stores[run].x for run in kept]),
                 y=torch.cat([stores[run].y for run in kept]),
-                starts=nobody,
-                sizes=nobody,
+                starts=none,
+                sizes=none,
             )
             self._stores[which] = rows, [begins[same] for same in self._same]
         return self._stores[which]

@@ -144,14 +144,14 @@ def from_table(given: Mapping[str, Any], overrides: Iterable[str] = (), *, sourc
     fields = [f.name for f in dataclasses.fields(Config)]
     refuse_unknown(table, fields, "")
     hints = hints_of(Config)
-    settled: Table = {key: parts.read(key, table[key], hints[key]) for key in _scalars() if key in table}
+    checked: Table = {key: parts.read(key, table[key], hints[key]) for key in _scalars() if key in table}
     for section in KINDS:
-        settled[section] = _chosen(section, table.get(section, {}))
-    settled["engine"] = _engine(table.get("engine", {}))
+        checked[section] = _chosen(section, table.get(section, {}))
+    checked["engine"] = _engine(table.get("engine", {}))
     for section, kind in FIXED.items():
         known = {f.name: Option(hints_of(kind)[f.name], f.default) for f in dataclasses.fields(kind)}
-        settled[section] = kind(**_section(section, table, known))
-    return Config(**settled)
+        checked[section] = kind(**_section(section, table, known))
+    return Config(**checked)
 
 
 def _scalars() -> list[str]:

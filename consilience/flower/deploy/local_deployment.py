@@ -125,7 +125,7 @@ class LocalDeployment:
                 raise ProcessFailed(f"a node key was not registered:\n{process.tail()}")
 
     def restart_link(self) -> None:
-        """The SuperLink again, on its port, with its state; nodes, ServerApp and runs go on. Only if `lasting`."""
+        """The SuperLink again, on its port, with its state; nodes, ServerApp and runs continue. Only if `lasting`."""
         if not self._lasting or self.link is None:
             raise Invalid(
                 "a SuperLink that keeps its state in memory cannot be restarted: use LocalDeployment(lasting=True)"

@@ -72,8 +72,8 @@ class OwnFederation:
         rows = give() if give is not None else None
         if rows is None:
             return None
-        nobody = torch.zeros(self._config.deploy.clients, dtype=torch.int64)
-        return Rows(x=rows[0], y=rows[1], starts=nobody, sizes=nobody)
+        none = torch.zeros(self._config.deploy.clients, dtype=torch.int64)
+        return Rows(x=rows[0], y=rows[1], starts=none, sizes=none)
 
     @property
     def label_names(self) -> tuple[str, ...]:

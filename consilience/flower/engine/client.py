@@ -25,7 +25,7 @@ from consilience.engines.workload import Workload, planned_steps
 from consilience.environments.environment import Environment
 from consilience.flower.engine import wire
 from consilience.flower.engine.agreement import TESTS, TRAIN, agreement, differences, rules_of
-from consilience.flower.engine.memory import Found, Keeper
+from consilience.flower.engine.memory import FoundMemory, MemoryStore
 from consilience.flower.secure.client import contribution, masked, refuse_repetition
 from consilience.flower.secure.terms import SecureTerms
 from consilience.wire import arrays
@@ -112,8 +112,8 @@ class ExecutedOrder(NamedTuple):
     engine: Vectorised
     site: Site
     order: wire.Order
-    keeper: Keeper
-    found: list[Found]  # the memories before
+    store: MemoryStore
+    found: list[FoundMemory]  # the memories before
     shared: Tree  # what was received
     replies: Tree  # stacked
 
@@ -146,13 +146,13 @@ def _executed(content: Any, context: Any, open_site: Open, *, in_clear: bool = T
     if len(unknown):
         raise Invalid(f"clients {unknown.tolist()} are not at this node: it holds {site.hosts.tolist()}")
     engine = _engine(site, ids)
-    keeper = Keeper(state=context.state, run=order.run, folder=site.memory, kept=site.kept)
+    store = MemoryStore(state=context.state, run=order.run, folder=site.memory, kept=site.kept)
     start = wire.get_tree(content, "start") if "start" in content else engine.start()
-    found = _memories(keeper, site.algorithm, order, start)
+    found = _memories(store, site.algorithm, order, start)
     engine.restore(tree.stack([one.memory for one in found]))
     shared, personal = (tree.to(wire.get_tree(content, name), engine.device) for name in ("shared", "personal"))
     replies = _work(engine, site.algorithm, order, Broadcast(shared=shared, personal=personal))
-    return ExecutedOrder(engine, site, order, keeper, found, shared, replies)
+    return ExecutedOrder(engine, site, order, store, found, shared, replies)
 
 
 def _engine(site: Site, ids: np.ndarray) -> Vectorised:
@@ -216,14 +216,14 @@ def _facts(done: ExecutedOrder, place: int) -> dict[str, Any]:
     }
 
 
-def _said(done: ExecutedOrder, place: int, *, digest: str) -> wire.Said:
+def _said(done: ExecutedOrder, place: int, *, digest: str) -> wire.ReplyReport:
     """What is said about one reply; its memory is stored."""
     order, before = done.order, done.found[place]
     memory = order.memory[place]
     if rules_of(done.site.algorithm)[order.rule].rule.work.trains:
         now = tree.to(tree.rows(done.engine.recall(), place), "cpu")
-        memory = done.keeper.keep(order.clients[place], before.memory, now)
-    return wire.Said(**_facts(done, place), digest=digest, memory=memory, lost=before.lost)
+        memory = done.store.keep(order.clients[place], before.memory, now)
+    return wire.ReplyReport(**_facts(done, place), digest=digest, memory=memory, lost=before.lost)
 
 
 def _case(content: Any) -> str:
@@ -231,10 +231,10 @@ def _case(content: Any) -> str:
     return wire.get_json(content, wire.ABOUT)["case"] if wire.ABOUT in content else wire.get_order(content).case
 
 
-def _memories(keeper: Keeper, algorithm: Algorithm, order: wire.Order, start: Tree) -> list[Found]:
+def _memories(store: MemoryStore, algorithm: Algorithm, order: wire.Order, start: Tree) -> list[FoundMemory]:
     initial = memories(algorithm.client.init(start), algorithm.channel.init(start))
     initial = tree.to(tree.clone(initial), "cpu")
-    return [keeper.find(client, digest, initial) for client, digest in zip(order.clients, order.memory)]
+    return [store.find(client, digest, initial) for client, digest in zip(order.clients, order.memory)]
 
 
 def _settings(engine: Mapping[str, Any]) -> dict[str, Any]:

@@ -190,7 +190,7 @@ class FlowerEngine:
                 break
             self._pause(attempt, round)
         else:
-            raise self._nobody(workload, round, found.reasons(post))
+            raise self._no_replies(workload, round, found.reasons(post))
         for each, digest in found.memory.items():
             self._digests[each] = digest
         return self._cohort(workload, found, round)
@@ -215,7 +215,7 @@ class FlowerEngine:
             found, layout = asked.ask(
                 self._mail,
                 terms,
-                lambda places: self._letter(TRAIN, broadcast, workload.only(places), round, seed),
+                lambda places: self._content(TRAIN, broadcast, workload.only(places), round, seed),
                 self._waiting.deadline,
             )
             self._count_stale(found.stale)
@@ -223,7 +223,7 @@ class FlowerEngine:
                 break
             self._pause(attempt, round)
         else:
-            raise self._nobody(workload, round, found.why)
+            raise self._no_replies(workload, round, found.why)
         stale, self._stale = self._stale, []
         cohort = asked.cohort(found, layout, stale)
         if found.mean is not None:
@@ -240,7 +240,7 @@ class FlowerEngine:
             time.sleep(pause)
             self._roster.wait_for(self._least)
 
-    def _nobody(self, workload: Workload, round: int, why: str) -> TooFewClients:
+    def _no_replies(self, workload: Workload, round: int, why: str) -> TooFewClients:
         return TooFewClients(
             f"round {round + 1}: none of {len(workload.ids)} clients sent a usable reply, "
             f"{self._waiting.retries + 1} times in a row ({why}). "
@@ -253,15 +253,15 @@ class FlowerEngine:
         for place, client in enumerate(workload.ids.tolist()):
             if client in self._roster.node_of:
                 by_node.setdefault(self._roster.node_of[client], []).append(place)
-        letters = {}
+        contents = {}
         for node, places in by_node.items():
             mine = workload.only(np.array(places))
-            letters[node] = self._letter(name, broadcast, mine, round, seed)
+            contents[node] = self._content(name, broadcast, mine, round, seed)
         kind = "train" if name == TRAIN else "evaluate"
         template = self._templates[name]
         nbytes, leaves = template.most(self._limits.castable, slack=self._limits.slack), len(template.leaves)
         bounds = {node: Bound.of(nbytes, leaves, len(places)) for node, places in by_node.items()}
-        post = self._mail.ask(letters, kind, f"round {round + 1}", self._waiting.deadline, bounds)
+        post = self._mail.ask(contents, kind, f"round {round + 1}", self._waiting.deadline, bounds)
         self._count_stale(post.stale)
         return post
 
@@ -270,7 +270,7 @@ class FlowerEngine:
             detail = f"its answer to {group} came after the deadline"
             self._stale.append(Refusal(client=f"of node {node}", reason="stale_round", detail=detail))
 
-    def _letter(self, name: str, broadcast: Broadcast, mine: Workload, round: int, seed: int) -> Any:
+    def _content(self, name: str, broadcast: Broadcast, mine: Workload, round: int, seed: int) -> Any:
         clients = mine.ids.tolist()
         known = [self._digests[client] for client in clients]
         content = wire.records().RecordDict()

@@ -19,7 +19,7 @@ from consilience.wire.admission import Admitted, Arrival, admit
 from consilience.wire.template import Template
 
 
-def _nobody() -> Admitted:
+def _no_replies() -> Admitted:
     empty = np.empty(0, np.int64)
     return Admitted(ids=empty, reply={}, examples=torch.empty(0, dtype=torch.float64), steps=empty)
 
@@ -28,7 +28,7 @@ def _nobody() -> Admitted:
 class Inbox:
     """The accepted replies, and what their clients say about their memories."""
 
-    admitted: Admitted = field(default_factory=_nobody)
+    admitted: Admitted = field(default_factory=_no_replies)
     memory: dict[int, str] = field(default_factory=dict)  # client -> digest of its memory now
     lost: int = 0  # clients that had to start with a new one
 
@@ -84,7 +84,7 @@ def read(
     )
 
 
-def _arrival(said: wire.Said, content: Any, steps: Mapping[int, int], is_its_node: bool) -> Arrival:
+def _arrival(said: wire.ReplyReport, content: Any, steps: Mapping[int, int], is_its_node: bool) -> Arrival:
     client = said.client
     if type(client) is not int or not is_its_node:
         raise Refused("identity", detail="it is not a client of the node that answered")
@@ -106,7 +106,7 @@ def _arrival(said: wire.Said, content: Any, steps: Mapping[int, int], is_its_nod
     )
 
 
-def memory_of(said: wire.Said) -> tuple[str, bool]:
+def memory_of(said: wire.ReplyReport) -> tuple[str, bool]:
     """A memory's digest and whether the one before was lost, if they are that."""
     text = said.memory
     if not isinstance(text, str) or len(text) not in (0, 64) or not all(c in "0123456789abcdef" for c in text):

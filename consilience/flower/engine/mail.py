@@ -12,7 +12,7 @@ from consilience.core.refusal import Refused, plain
 from consilience.core.settings import NonNegative, Positive, Whole, check
 from consilience.flower.engine.fetching import Fetching
 from consilience.flower.engine.limited_log import LimitedLog
-from consilience.flower.engine.pulling import Bound, Unread
+from consilience.flower.engine.pulling import Bound, UnreadReply
 
 GRACE = 30.0  # seconds that a message lives beyond its deadline: then the SuperLink drops it
 POLLS = (0.2, 1.0)  # seconds between two polls: at first, and at last
@@ -57,14 +57,14 @@ class Mail:
         return sorted(self._grid.get_node_ids())
 
     def ask(
-        self, letters: Mapping[int, Any], kind: str, group: str, deadline: float, bounds: Mapping[int, Bound]
+        self, contents: Mapping[int, Any], kind: str, group: str, deadline: float, bounds: Mapping[int, Bound]
     ) -> Post:
         """Send each node its content and wait for whole replies, at most `deadline` seconds."""
         from flwr.app import Message
 
         post = Post()
-        nodes = sorted(letters)
-        messages = [Message(letters[n], n, kind, ttl=deadline + GRACE, group_id=group) for n in nodes]
+        nodes = sorted(contents)
+        messages = [Message(contents[n], n, kind, ttl=deadline + GRACE, group_id=group) for n in nodes]
         end = time.monotonic() + deadline
         sent = {message: node for node, message in zip(nodes, self._grid.push_messages(messages)) if message}
         self._fetching.expect({message: bounds[node] for message, node in sent.items()})
@@ -86,12 +86,12 @@ class Mail:
     def _sort(self, reply: Any, sent: dict[str, int], post: Post, kind: str, warnings: LimitedLog) -> None:
         message = reply.metadata.reply_to_message_id
         node = sent.pop(message, None)
-        if isinstance(reply, Unread) and node is not None:
+        if isinstance(reply, UnreadReply) and node is not None:
             post.refused[node] = reply.problem
             return
         if node is None:
             late = self._overdue.pop(message, None)
-            if late is not None and (isinstance(reply, Unread) or not reply.has_error()):
+            if late is not None and (isinstance(reply, UnreadReply) or not reply.has_error()):
                 post.stale.append(late[:2])
                 warnings.add(f"node {late[0]}", f"node {late[0]} answered {late[1]} after its deadline: refused")
         elif reply.has_error():

@@ -28,7 +28,7 @@ GENERATIONS = ("now", "before")
 LARGEST = 1 << 34  # bytes of a memory on disk
 
 
-class Found(NamedTuple):
+class FoundMemory(NamedTuple):
     """A client's memory, and whether the requested one is missing, so that it starts anew."""
 
     memory: Tree
@@ -36,7 +36,7 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Keeper:
+class MemoryStore:
     """The memories of one node's clients in one run."""
 
     state: Any  # Flower's RecordDict
@@ -50,19 +50,19 @@ class Keeper:
         ):  # the server says it; it names a folder
             raise Invalid(f"{plain(self.run)!r} is no name of a run: letters, digits, '.', '_' and '-' only")
 
-    def find(self, client: int, digest: str, initial: Tree) -> Found:
+    def find(self, client: int, digest: str, initial: Tree) -> FoundMemory:
         """The memory of that digest; `initial` is what a client remembers before its first round."""
         if not tree.flatten(initial):
-            return Found({}, False)
+            return FoundMemory({}, False)
         if not digest:
-            return Found(initial, False)
+            return FoundMemory(initial, False)
         template = Template.of(initial)
         for candidate in self._candidates(client, digest):
             with contextlib.suppress(Refused):
                 memory = template.check(candidate)
                 if arrays.digest(memory) == digest:
-                    return Found(memory, False)
-        return Found(initial, True)
+                    return FoundMemory(memory, False)
+        return FoundMemory(initial, True)
 
     def keep(self, client: int, before: Tree, now: Tree) -> str:
         """Store a memory and the one before it; its digest."""

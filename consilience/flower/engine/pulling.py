@@ -49,7 +49,7 @@ class Bound(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unread:
+class UnreadReply:
     """A reply that was refused before it was assembled."""
 
     metadata: Any  # Flower's, as the SuperLink has it
@@ -57,7 +57,7 @@ class Unread:
 
 
 Pull = Callable[[str, Bound], list[Any]]
-"""From a message and what the reply may hold to the reply (or `Unread`), if it is there."""
+"""From a message and what the reply may hold to the reply (or `UnreadReply`), if it is there."""
 
 
 def puller(grid: Any) -> Pull:
@@ -103,7 +103,7 @@ class _Bounded:
                 read: Any = assembled(name, self._fetch, bound)
                 read.__dict__["_metadata"] = metadata  # as the SuperLink knows it, not as its sender claims
             except Refused as problem:
-                read = Unread(metadata=metadata, problem=problem)
+                read = UnreadReply(metadata=metadata, problem=problem)
             # the SuperLink need not keep it
             runtime.ConfirmMessageReceived(
                 ConfirmMessageReceivedRequest(node=self._grid.node, run_id=run, message_object_id=name)
@@ -258,7 +258,7 @@ class BoundedGrid:
     def pull_messages(self, message_ids: Iterable[str]) -> list[Any]:
         """The replies that are there."""
         found = [reply for message in message_ids for reply in self._pull(message, self._bound())]
-        return [self._failed(reply) if isinstance(reply, Unread) else reply for reply in found]
+        return [self._failed(reply) if isinstance(reply, UnreadReply) else reply for reply in found]
 
     def send_and_receive(self, messages: Iterable[Any], *, timeout: float | None = None) -> list[Any]:
         """Send, and wait for the replies of all, or for so many seconds."""
@@ -273,7 +273,7 @@ class BoundedGrid:
                 time.sleep(min(3.0, max(0.0, end - time.monotonic())))
         return found
 
-    def _failed(self, reply: Unread) -> Any:
+    def _failed(self, reply: UnreadReply) -> Any:
         from flwr.app import Error
         from flwr.app.message import make_message
         from flwr.common.constant import ErrorCode

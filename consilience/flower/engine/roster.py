@@ -88,14 +88,14 @@ class Roster:
         """Ask new nodes which clients they hold."""
         if not nodes:
             return
-        letters = {}
+        contents = {}
         for node in nodes:
-            letters[node] = wire.records().RecordDict()
-            wire.put_json(letters[node], "query", {"case": self._case})
+            contents[node] = wire.records().RecordDict()
+            wire.put_json(contents[node], "query", {"case": self._case})
         most = min(self._waiting.deadline, self._waiting.wait)
         # a new node gets the full time; if all were silent before, half of their last time
         patience = max(min(AGAIN, most), most * 0.5 ** min(self._unanswered[node] for node in nodes))
-        post = self._mail.ask(letters, "query", "introduction", patience, dict.fromkeys(nodes, INTRODUCTION))
+        post = self._mail.ask(contents, "query", "introduction", patience, dict.fromkeys(nodes, INTRODUCTION))
         post.failures.update((node, str(problem)) for node, problem in post.refused.items())
         answered = {*post.replies, *post.failures}
         self._unanswered = Counter({node: self._unanswered[node] + 1 for node in nodes if node not in answered})

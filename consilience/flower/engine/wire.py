@@ -35,7 +35,7 @@ class Order:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
+class ReplyReport:
     """What a node says about one client's reply."""
 
     client: Any
@@ -49,7 +49,7 @@ class Said:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Aside:
+class ClearReport:
     """What a client says in clear beside a reply that only the sum of all will show."""
 
     clipped: Any  # values that were beyond the clip
@@ -140,27 +140,27 @@ def get_order(content: Any) -> Order:
         ) from None
 
 
-def put_answer(content: Any, said: list[Said]) -> None:
+def put_answer(content: Any, said: list[ReplyReport]) -> None:
     """Add what is said about the replies of one message."""
     put_json(content, "answer", [asdict(one) for one in said])
 
 
-def get_answer(content: Any) -> list[Said]:
+def get_answer(content: Any) -> list[ReplyReport]:
     """What a node says about its clients' replies; not checked yet."""
     given = get_json(content, "answer")
     if not isinstance(given, list):
         raise Refused("format", key="answer", detail=f"{type(given).__name__} instead of a list")
     try:
-        return [Said(**one) for one in given]
+        return [ReplyReport(**one) for one in given]
     except TypeError as problem:
         raise Refused("format", key="answer", detail=str(problem)) from None
 
 
-def get_aside(content: Any) -> Aside:
+def get_aside(content: Any) -> ClearReport:
     """What a client says beside a masked reply; not checked yet."""
     given = get_json(content, ASIDE)
     try:
-        return Aside(**given)
+        return ClearReport(**given)
     except TypeError as problem:
         raise Refused("format", key=ASIDE, detail=str(problem)) from None
 

@@ -21,21 +21,21 @@ Answer = Callable[[Any, Any], Any]
 
 
 def masked(message: Any, context: Any, terms: SecureTerms, answer: Answer) -> Any:
-    """One of the four stages: SecAgg+'s reply, after the server's parameters were compared with the terms."""
+    """One of the four stages: SecAgg+'s reply, after the server's configs were compared with the terms."""
     from flwr.app import Message
     from flwr.client.mod import secaggplus_mod
     from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
 
     if RECORD_KEY_CONFIGS not in message.content.config_records:
         raise Invalid("this node takes part in secure sums only, and was asked for a reply in clear")
-    wishes = message.content.config_records[RECORD_KEY_CONFIGS]
-    _refuse_other_terms(wishes, message.metadata.dst_node_id, terms)
-    _refuse_earlier_turns(message.content, context, wishes)
+    configs = message.content.config_records[RECORD_KEY_CONFIGS]
+    _refuse_other_terms(configs, message.metadata.dst_node_id, terms)
+    _refuse_earlier_turns(message.content, context, configs)
     with _numpy_as_it_was():
         return secaggplus_mod(message, context, lambda asked, ctx: Message(answer(asked.content, ctx), reply_to=asked))
 
 
-def contribution(context: Any, seed: int, said: wire.Said, reply: Tree, shared: Tree, terms: SecureTerms) -> Any:
+def contribution(context: Any, seed: int, said: wire.ReplyReport, reply: Tree, shared: Tree, terms: SecureTerms) -> Any:
     """A reply as SecAgg+ takes it: one clipped vector and its weight; beside it, in clear, what is said of it.
 
     The reply was checked to be finite: behind a mask that cannot be seen.
@@ -53,7 +53,7 @@ def contribution(context: Any, seed: int, said: wire.Said, reply: Tree, shared: 
     wire.put_answer(content, [said])
     flat = tree.flatten(reply)
     counters = {path: int(flat[path]) for path in layout.counters}
-    wire.put_json(content, wire.ASIDE, asdict(wire.Aside(clipped=beyond, counters=counters)))
+    wire.put_json(content, wire.ASIDE, asdict(wire.ClearReport(clipped=beyond, counters=counters)))
     wire.put_json(context.state, _last(said.run), said.round)
     # SecAgg+ rounds at random, by NumPy's global generator: seeded here, so that a run repeats bit for bit
     np.random.seed(rng.key(seed, "secure sum", said.round, said.client) % MODULUS)
@@ -71,13 +71,13 @@ def _last(run: str) -> str:
     return f"consilience.summed.{run}"
 
 
-def _refuse_other_terms(wishes: Any, node: int, terms: SecureTerms) -> None:
+def _refuse_other_terms(configs: Any, node: int, terms: SecureTerms) -> None:
     """Refuse a server that would make the sum less secret than was agreed on; types are Flower's to check."""
     from flwr.common.secure_aggregation.secaggplus_constants import Key, Stage
 
-    stage = wishes.get(Key.STAGE)
+    stage = configs.get(Key.STAGE)
     if stage == Stage.SETUP:
-        nodes = wishes.get(Key.SAMPLE_NUMBER, 0)
+        nodes = configs.get(Key.SAMPLE_NUMBER, 0)
         agreed = {
             Key.SHARE_NUMBER: nodes,
             Key.THRESHOLD: terms.needed(nodes),
@@ -86,24 +86,24 @@ def _refuse_other_terms(wishes: Any, node: int, terms: SecureTerms) -> None:
             Key.MOD_RANGE: MODULUS,
         }
         for key, value in agreed.items():
-            if wishes.get(key) != value:
-                raise Invalid(f"the server wants a secure sum with {key} = {wishes.get(key)}: {value} was agreed on")
+            if configs.get(key) != value:
+                raise Invalid(f"the server wants a secure sum with {key} = {configs.get(key)}: {value} was agreed on")
         if nodes < FEWEST:
             raise Invalid(f"the server wants a secure sum of {nodes} nodes: at least {FEWEST} are needed")
     elif stage == Stage.UNMASK:
-        there, gone = wishes.get(Key.ACTIVE_NODE_ID_LIST, []), wishes.get(Key.DEAD_NODE_ID_LIST, [])
+        there, gone = configs.get(Key.ACTIVE_NODE_ID_LIST, []), configs.get(Key.DEAD_NODE_ID_LIST, [])
         if node not in there or len({*there, *gone}) != len(there) + len(gone):
             raise Invalid("the server asks for both masks of one client: refused")
 
 
-def _refuse_earlier_turns(content: Any, context: Any, wishes: Any) -> None:
+def _refuse_earlier_turns(content: Any, context: Any, configs: Any) -> None:
     """A question of an earlier sum that comes late must not touch the keys of the one that has begun since."""
     from flwr.common.secure_aggregation.secaggplus_constants import Key, Stage
 
     about = wire.get_json(content, wire.ABOUT)
     name, turn = f"consilience.secure.{about['case']}", int(about["turn"])
     begun = wire.get_json(context.state, name) if name in context.state else -1
-    if turn < begun or (turn != begun and wishes.get(Key.STAGE) != Stage.SETUP):
+    if turn < begun or (turn != begun and configs.get(Key.STAGE) != Stage.SETUP):
         raise Invalid(f"this belongs to secure sum {turn}, and {begun} has begun here")
     wire.put_json(context.state, name, turn)
 

@@ -19,7 +19,7 @@ from consilience.flower.engine import wire
 from consilience.flower.engine.inbox import memory_of
 from consilience.flower.engine.limited_log import LimitedLog
 from consilience.flower.engine.mail import Mail
-from consilience.flower.secure.post import InClear, Summed, SumRequest
+from consilience.flower.secure.post import InClear, SumRequest, SumResult
 from consilience.flower.secure.sum import refusals_of, secure_sum
 from consilience.flower.secure.terms import SecureTerms, VectorLayout
 from consilience.wire.template import Template
@@ -41,14 +41,14 @@ class SecureRound:
     turn: int
 
     def ask(
-        self, mail: Mail, terms: SecureTerms, letter: Callable[[np.ndarray], Any], deadline: float
-    ) -> tuple[Summed, VectorLayout]:
-        """Go through the four stages; `letter` writes the order of the clients at some places."""
+        self, mail: Mail, terms: SecureTerms, make_content: Callable[[np.ndarray], Any], deadline: float
+    ) -> tuple[SumResult, VectorLayout]:
+        """Go through the four stages; `make_content` writes the order of the clients at some places."""
         if self.received.personal:
             raise Invalid("a secure sum is of replies to one broadcast, and here every client is sent its own")
         layout, places = VectorLayout(self.template), {int(client): k for k, client in enumerate(self.workload.ids)}
         asked = SumRequest(
-            letters={node: letter(np.array([places[client]])) for client, node in self.nodes.items()},
+            contents={node: make_content(np.array([places[client]])) for client, node in self.nodes.items()},
             case=self.case,
             turn=self.turn,
             group=f"round {self.round + 1}",
@@ -58,7 +58,7 @@ class SecureRound:
         )
         return secure_sum(mail, terms, asked, deadline), layout
 
-    def cohort(self, found: Summed, layout: VectorLayout, stale: list[Refusal]) -> Cohort:
+    def cohort(self, found: SumResult, layout: VectorLayout, stale: list[Refusal]) -> Cohort:
         """The clients whose replies are in the sum, or none; missing ones are counted."""
         client_of = {node: client for client, node in self.nodes.items()}
         refusals = (*refusals_of(found, client_of), *stale)

@@ -17,12 +17,12 @@ from consilience.flower.engine.pulling import TEXT, TEXT_EACH, Bound
 from consilience.flower.secure.terms import MODULUS
 from consilience.wire import arrays
 
-InClear = tuple[wire.Said, wire.Aside]
+InClear = tuple[wire.ReplyReport, wire.ClearReport]
 """What a client says in clear beside its masked reply."""
 
 
 @dataclass(eq=False, kw_only=True)
-class Summed:
+class SumResult:
     """The result of one secure sum; without a mean, `why` says why."""
 
     mean: np.ndarray | None = None  # [P] float64
@@ -40,7 +40,7 @@ class Summed:
 class SumRequest:
     """One round's sum: the orders, the largest weight, and the check of what is said in clear."""
 
-    letters: Mapping[int, Any]  # by node: the order and what is broadcast
+    contents: Mapping[int, Any]  # by node: the order and what is broadcast
     case: str
     turn: int  # the number of this sum: a node may still answer an earlier one
     group: str  # such as "round 3"
@@ -52,45 +52,45 @@ class SumRequest:
 class SecurePost:
     """Sends the workflow's messages; a node with an unexpected answer counts as silent."""
 
-    def __init__(self, mail: Mail, asked: SumRequest, found: Summed, deadline: float) -> None:
+    def __init__(self, mail: Mail, asked: SumRequest, found: SumResult, deadline: float) -> None:
         self._mail, self._asked, self._found, self._deadline = mail, asked, found, deadline
 
     def send_and_receive(self, messages: Sequence[Any], *, timeout: float | None = None) -> list[Any]:
         """The answers that may be used; a node without one is silent."""
         from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 
-        letters, stage = {}, ""
+        contents, stage = {}, ""
         for message in messages:
             node, content = message.metadata.dst_node_id, message.content
-            wishes = content.config_records[RECORD_KEY_CONFIGS]
-            stage = str(wishes[Key.STAGE])
+            configs = content.config_records[RECORD_KEY_CONFIGS]
+            stage = str(configs[Key.STAGE])
             if stage == Stage.COLLECT_MASKED_VECTORS:
-                content = self._asked.letters[node]
-                content.config_records[RECORD_KEY_CONFIGS] = wishes
+                content = self._asked.contents[node]
+                content.config_records[RECORD_KEY_CONFIGS] = configs
             wire.put_json(content, wire.ABOUT, {"case": self._asked.case, "turn": self._asked.turn})
-            letters[node] = content
+            contents[node] = content
         vector = self._asked.length * torch.int64.itemsize + arrays.USUAL_HEADER  # it comes in a record, not as arrays
-        bound = Bound(arrays=TEXT, text=TEXT + vector + len(letters) * TEXT_EACH)
+        bound = Bound(arrays=TEXT, text=TEXT + vector + len(contents) * TEXT_EACH)
         group = f"{self._asked.group}, {stage}"
-        post = self._mail.ask(letters, "train", group, self._deadline, dict.fromkeys(letters, bound))
+        post = self._mail.ask(contents, "train", group, self._deadline, dict.fromkeys(contents, bound))
         self._found.refusals += post.refused.items()
         self._found.failures |= post.failures
         self._found.stale += post.stale
         replies = []
         for node, content in sorted(post.replies.items()):
             try:
-                replies.append(self._read(node, content, letters[node].config_records[RECORD_KEY_CONFIGS]))
+                replies.append(self._read(node, content, contents[node].config_records[RECORD_KEY_CONFIGS]))
             except Refused as problem:
                 self._found.refusals.append((node, problem))
         if stage != Stage.UNMASK:
-            self._found.silent |= set(letters) - {reply.metadata.src_node_id for reply in replies}
+            self._found.silent |= set(contents) - {reply.metadata.src_node_id for reply in replies}
         return replies
 
-    def _read(self, node: int, content: Any, wishes: Any) -> Any:
+    def _read(self, node: int, content: Any, configs: Any) -> Any:
         """An answer of which only what the workflow needs is left."""
         from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 
-        app, stage = wire.records(), str(wishes[Key.STAGE])
+        app, stage = wire.records(), str(configs[Key.STAGE])
         try:
             given = content.config_records[RECORD_KEY_CONFIGS]
             self._found.nbytes += sum(map(_nbytes, given.values()))
@@ -100,7 +100,7 @@ class SecurePost:
         if stage in (Stage.SHARE_KEYS, Stage.UNMASK) and len({len(some) for some in kept.values()}) != 1:
             raise Refused("format", key=stage, detail="lists of different lengths")
         if stage == Stage.UNMASK:
-            wanted = [*wishes[Key.ACTIVE_NODE_ID_LIST], *wishes[Key.DEAD_NODE_ID_LIST]]
+            wanted = [*configs[Key.ACTIVE_NODE_ID_LIST], *configs[Key.DEAD_NODE_ID_LIST]]
             if sorted(kept[Key.NODE_ID_LIST]) != sorted(wanted):
                 raise Refused("format", key=stage, detail="shares of other nodes than was asked for")
         clean = app.RecordDict({RECORD_KEY_CONFIGS: app.ConfigRecord(kept)})

@@ -17,7 +17,7 @@ from consilience.core.refusal import Refusal, plain
 from consilience.core.settings import Invalid
 from consilience.flower.engine import wire
 from consilience.flower.engine.mail import Mail
-from consilience.flower.secure.post import SecurePost, Summed, SumRequest
+from consilience.flower.secure.post import SecurePost, SumRequest, SumResult
 from consilience.flower.secure.terms import FEWEST, MODULUS, SecureTerms
 
 
@@ -34,9 +34,9 @@ def refuse_other_flower() -> None:
         ) from problem
 
 
-def secure_sum(mail: Mail, terms: SecureTerms, asked: SumRequest, deadline: float) -> Summed:
+def secure_sum(mail: Mail, terms: SecureTerms, asked: SumRequest, deadline: float) -> SumResult:
     """The weighted mean of the nodes' vectors, of which the server sees nothing else; `deadline` is for each stage."""
-    found, nodes = Summed(), len(asked.letters)
+    found, nodes = SumResult(), len(asked.contents)
     if nodes < FEWEST:
         found.why = f"{nodes} nodes are there for a secure sum, which needs at least {FEWEST}"
         return found
@@ -52,7 +52,7 @@ def secure_sum(mail: Mail, terms: SecureTerms, asked: SumRequest, deadline: floa
         quantization_range=terms.levels,
         modulus_range=MODULUS,
     )
-    post, strategy, state = SecurePost(mail, asked, found, deadline), _Strategy(asked.letters), WorkflowState()
+    post, strategy, state = SecurePost(mail, asked, found, deadline), _Strategy(asked.contents), WorkflowState()
     books = _books(strategy)
     stages = (flow.setup_stage, flow.share_keys_stage, flow.collect_masked_vectors_stage, flow.unmask_stage)
     for number, stage in enumerate(stages):
@@ -85,7 +85,7 @@ def _forget_the_silent(state: Any) -> None:
     }
 
 
-def _usable(mean: np.ndarray | None, terms: SecureTerms, asked: SumRequest, found: Summed) -> np.ndarray | None:
+def _usable(mean: np.ndarray | None, terms: SecureTerms, asked: SumRequest, found: SumResult) -> np.ndarray | None:
     """The mean, if it can be one of values within the clip: with masks left on, or an overflow, it is meaningless."""
     shares = sum(terms.weight(said.examples) for said, _ in found.in_clear.values()) / asked.heaviest
     slack = 2 * (len(found.in_clear) + 1) * terms.step / max(shares, 1e-300)
@@ -134,7 +134,7 @@ def _books(strategy: _Strategy) -> Any:
     return SimpleNamespace(state=state, strategy=strategy, client_manager=strategy)
 
 
-def refusals_of(found: Summed, client_of: Mapping[int, int]) -> list[Refusal]:
+def refusals_of(found: SumResult, client_of: Mapping[int, int]) -> list[Refusal]:
     """Who was refused why, by client; values that are not finite were refused at the client."""
     refused = [problem.by(client_of[node]) for node, problem in found.refusals]
     for node, why in found.failures.items():

@@ -51,8 +51,8 @@ class Entry:
 
     def sent(self, given: dict[str, Any]) -> dict[str, Any]:
         """The options that are numbers or words, with their defaults: they are sent to clients."""
-        settled = {name: given.get(name, option.default) for name, option in self.options.items()}
-        return {name: value for name, value in settled.items() if isinstance(value, (bool, int, float, str))}
+        values = {name: given.get(name, option.default) for name, option in self.options.items()}
+        return {name: value for name, value in values.items() if isinstance(value, (bool, int, float, str))}
 
 
 OWN = "any"

@@ -123,9 +123,9 @@ def cleaned(content: Any, drop: Collection[str]) -> Any:
 def in_common(contents: list[Any]) -> list[Any]:
     """The replies with those metrics that all of them have, in one form: only these can be averaged."""
     forms = [{key: _form(value) for key, value in numbers_of(content).items()} for content in contents]
-    alike = {key for key, form in forms[0].items() if all(other.get(key) == form for other in forms[1:])}
-    unlike = {key for form in forms for key in form} - alike
-    return [cleaned(content, unlike) for content in contents] if unlike else contents
+    common = {key for key, form in forms[0].items() if all(other.get(key) == form for other in forms[1:])}
+    others = {key for form in forms for key in form} - common
+    return [cleaned(content, others) for content in contents] if others else contents
 
 
 def _usable(value: Any) -> bool:

@@ -61,7 +61,7 @@ class RoundRequest:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Heard:
+class RoundResult:
     """The result of a round's replies: those accepted, by client, and whether the model was updated."""
 
     contents: dict[int, Any]
@@ -105,12 +105,12 @@ class Serving:
         broadcast = self.algorithm.server.broadcast(self._state, ids)
         return RoundRequest(round=round, slots=slots, ids=ids, broadcast=broadcast)
 
-    def hear(self, asked: RoundRequest, replies: Iterable[Any], expected: Expected) -> Heard:
+    def hear(self, asked: RoundRequest, replies: Iterable[Any], expected: Expected) -> RoundResult:
         """Accept valid replies and update; refused ones are named and logged, and the round goes on."""
         with few_threads(len(asked.ids) * tree.nbytes(self.model())):
             return self._hear(asked, replies, expected)
 
-    def _hear(self, asked: RoundRequest, replies: Iterable[Any], expected: Expected) -> Heard:
+    def _hear(self, asked: RoundRequest, replies: Iterable[Any], expected: Expected) -> RoundResult:
         contents, refusals = self._one_each(asked, replies)
         slots, unknown = self.slots.assign(
             ((node, numbers_of(content).get(expected.client_id_key)) for node, content in contents.items()),
@@ -154,7 +154,7 @@ class Serving:
         if ended.problem is not None:
             LOG.error("%s round %d changes nothing: %s", self.name, asked.round + 1, ended.problem)
         self._state = ended.state
-        return Heard(
+        return RoundResult(
             contents={i: contents[nodes[i]] for i in ended.cohort.ids.tolist()},
             refusals=tuple(refusals),
             notes=ended.notes,

@@ -27,7 +27,7 @@ from consilience.environments.environment import Environment
 from consilience.flower.engine import wire
 from consilience.flower.engine.engine import FlowerEngine
 from consilience.flower.engine.mail import Waiting
-from consilience.flower.engine.memory import Keeper
+from consilience.flower.engine.memory import MemoryStore
 
 ALONE = tuple([client] for client in range(CLIENTS))  # one client per node
 QUICK = Waiting(deadline=0.4, wait=0.3, retries=1, pause=0.01)
@@ -475,7 +475,7 @@ def test_simulated_time_is_refused() -> None:
 @pytest.mark.parametrize("run_name", ["../away", "/etc", "a/b", "", ".hidden", "a\nb"])
 def test_a_server_cannot_name_a_folder_elsewhere(run_name: str, tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="is no name of a run"):
-        Keeper(state={}, run=run_name, folder=tmp_path)
+        MemoryStore(state={}, run=run_name, folder=tmp_path)
 
 
 def test_trees_travel_with_their_order_and_empty_parts() -> None:

@@ -22,7 +22,7 @@ from consilience.core.settings import Invalid
 from consilience.core.task import Task
 from consilience.flower.engine.engine import FlowerEngine
 from consilience.flower.engine.mail import Waiting
-from consilience.flower.engine.pulling import Bound, BoundedGrid, Unread, puller
+from consilience.flower.engine.pulling import Bound, BoundedGrid, UnreadReply, puller
 
 pytestmark = pytest.mark.usefixtures("untraced")
 
@@ -120,7 +120,7 @@ def test_one_chunk_named_many_times_is_refused_before_it_is_joined(times: int) -
     link = sent(with_arrays(one, more=chunks))
     with peak(2 * ALLOWED.arrays + 2 * CHUNK):  # the test's own SuperLink packs the chunk as well
         found = pulled(link)
-    assert isinstance(found, Unread) and found.problem.reason == "size"
+    assert isinstance(found, UnreadReply) and found.problem.reason == "size"
     assert f"arrays of {times * CHUNK} bytes or more" in str(found.problem)
     assert found.metadata.src_node_id == 7 and len(link.confirmed) == 1
 
@@ -129,21 +129,21 @@ def test_many_arrays_of_one_chunk_are_counted_together() -> None:
     name, content = made("ArrayChunk", [], bytes(CHUNK))
     arrays = [array([name], [0], shape=(k,)) for k in range(3)]
     found = pulled(sent(with_arrays(*arrays, more={name: content})))
-    assert isinstance(found, Unread) and "size" in str(found.problem)
+    assert isinstance(found, UnreadReply) and "size" in str(found.problem)
 
 
 def test_an_array_that_says_it_is_too_large_is_refused_before_its_chunks_are_fetched() -> None:
     name, content = made("ArrayChunk", [], bytes(100))
     link = sent(with_arrays(array([name], [0], shape=[10**9, 10**9]), more={name: content}))
     found = pulled(link)
-    assert isinstance(found, Unread) and found.problem.reason == "size" and name not in link.fetched
+    assert isinstance(found, UnreadReply) and found.problem.reason == "size" and name not in link.fetched
 
 
 def test_a_part_that_is_too_large_alone_is_never_read() -> None:
     name, content = made("ArrayChunk", [], bytes(50_000_000))
     link = sent(with_arrays(array([name], [0]), more={name: content}))
     found = pulled(link)
-    assert isinstance(found, Unread) and found.problem.reason == "size" and name in link.fetched
+    assert isinstance(found, UnreadReply) and found.problem.reason == "size" and name in link.fetched
     assert link.read < 100_000
 
 
@@ -154,7 +154,7 @@ def test_names_and_texts_are_bounded_too() -> None:
     message.content["text"] = ConfigRecord({"json": "x" * 2_000_000})
     link = sent(message=message)
     found = pulled(link)
-    assert isinstance(found, Unread) and found.problem.reason == "size" and link.read < 100_000
+    assert isinstance(found, UnreadReply) and found.problem.reason == "size" and link.read < 100_000
     many = [array([], [], shape=(k, 0)) for k in range(3000)]
     assert pulled(sent(with_arrays(*many))).problem.reason == "size"
 
@@ -184,21 +184,21 @@ BROKEN: dict[str, tuple[tuple[str, bytes], ...]] = {
 def test_whatever_is_broken_is_a_refusal(what: str) -> None:
     odd = made("ArrayChunk", [CHUNKS[0]], b"")
     found = pulled(sent(with_arrays(*BROKEN[what], more=dict([CHUNKS, odd]))))
-    assert isinstance(found, Unread) and found.problem.reason in ("format", "dtype")
+    assert isinstance(found, UnreadReply) and found.problem.reason in ("format", "dtype")
 
 
 def test_a_part_that_was_never_sent_is_a_refusal() -> None:
     found = pulled(sent(with_arrays(array(["ab" * 32], [0]))))
-    assert isinstance(found, Unread) and found.problem.reason == "missing_part"
+    assert isinstance(found, UnreadReply) and found.problem.reason == "missing_part"
 
 
 def test_records_that_are_no_messages_are_refusals() -> None:
     for body in (b"\xff\xff\xff", b""):
         link = sent(lambda root, objects, body=body: (lambda one: (one[0], dict([one])))(made("Message", [], body)))
         found = pulled(link)
-        assert isinstance(found, Unread) or not found.has_content()
+        assert isinstance(found, UnreadReply) or not found.has_content()
     link = sent(lambda root, objects: (lambda one: (one[0], {**objects, **dict([one])}))(made("Message", [root], b"")))
-    assert isinstance(pulled(link), Unread)
+    assert isinstance(pulled(link), UnreadReply)
 
 
 def test_other_grids_of_flowers_are_refused_and_those_in_memory_need_no_bound() -> None:

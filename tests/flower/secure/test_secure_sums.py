@@ -258,7 +258,7 @@ def test_no_reply_is_ever_seen_in_clear() -> None:
         assert all(not record for record in reply.content.array_records.values())
         if "answer" in reply.content:  # a digest would let the server test guesses
             (said,) = json.loads(reply.content["answer"]["json"])
-            assert said["digest"] == "" and set(said) == {field.name for field in fields(wire.Said)}
+            assert said["digest"] == "" and set(said) == {field.name for field in fields(wire.ReplyReport)}
             assert set(json.loads(reply.content["aside"]["json"])) == {"clipped", "counters"}
     rows = tree.flatten(secret.cohort.reply)
     assert all(torch.equal(leaf[0], leaf[-1]) for leaf in rows.values())  # one mean in everybody's place
@@ -287,9 +287,9 @@ def test_not_even_under_another_name(rule: str) -> None:
     engine = engine_on(grid, algorithm)
     (first,) = run(algorithm, engine, rounds=1, seed=5)
     workload = Workload.of(Environment(), algorithm.client.work, np.arange(CLIENTS), engine.sizes, round=1, seed=5)
-    letter = engine._letter(rule, Broadcast(shared={"model": first.model}), workload.only(np.array([0])), 1, 5)
+    content = engine._content(rule, Broadcast(shared={"model": first.model}), workload.only(np.array([0])), 1, 5)
     node = sorted(grid.apps)[0]
-    post = engine._mail.ask({node: letter}, "evaluate", "round 2", 1.0, {node: Bound(0, 0)})
+    post = engine._mail.ask({node: content}, "evaluate", "round 2", 1.0, {node: Bound(0, 0)})
     assert not post.replies and f"of '{rule}', this node gives a sum only" in next(iter(post.failures.values()))
 
 
