@@ -22,9 +22,15 @@ def write(found: Tuned, folder: Path) -> list[Path]:
     if not report.is_possible():
         return [folder / "tuned.md"]
     with style.drawing():
-        body = [f"<h1>{page.escaped(folder.name)}</h1>", f'<p class="soft">{page.escaped(table.title)}</p>']
-        body += [page.table(Table(head=table.head, lines=table.rows)), page.gallery(curves(found))]
-        replace_file(folder / "tuned.html", page.document(folder.name, "\n".join(body)).encode())
+        text = page.render(
+            "tuning.html",
+            title=f"Tuning: {folder.name}",
+            cards=[page.Fact("methods", str(len(found.methods))), page.Fact("budget", found.budget)],
+            sheet={"title": table.title, "table": Table(head=table.head, lines=table.rows)},
+            pictures=curves(found),
+            made_by="consilience tune",
+        )
+        replace_file(folder / "tuned.html", text.encode())
     return [folder / "tuned.md", folder / "tuned.html"]
 
 
