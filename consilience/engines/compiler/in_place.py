@@ -57,9 +57,6 @@ def add_product(target: Tensor, left: Tensor, right: Tensor, alpha: float) -> No
         target.view(shape).addmm_(left, right, alpha=alpha)
 
 
-aten = torch.ops.aten
-
-
 class Moves(NamedTuple):
     """How leaves of the carry, by their positions, come by their new values."""
 
