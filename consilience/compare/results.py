@@ -244,7 +244,7 @@ def _spreads(found: Sequence[dict[str, float]], keys: Sequence[str]) -> dict[str
 
 def plain_results(comparison: Comparison, found: Results) -> Any:
     """Everything in JSON's own types."""
-    table = {
+    table: dict[str, Any] = {
         "baseline": comparison.baseline,
         "target": comparison.target,
         "seeds": list(comparison.seeds),

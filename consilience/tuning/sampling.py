@@ -6,7 +6,6 @@ tries depends on the trials before it alone, not on how often the study was stop
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from consilience.core.rng import subseed
@@ -15,7 +14,7 @@ from consilience.runs.disk import cut_file, read_file
 from consilience.tuning.plan import MethodStudy
 
 if TYPE_CHECKING:
-    import optuna
+    from optuna import Study, Trial
     from optuna.distributions import BaseDistribution
 
 JOURNAL = "journal.jsonl"
@@ -31,7 +30,7 @@ def needed() -> Any:
     return optuna
 
 
-def opened(study: MethodStudy) -> optuna.Study:
+def opened(study: MethodStudy) -> Study:
     """The method's study with all trials so far; only one process may have it open."""
     optuna = needed()
     from optuna.storages.journal import JournalFileBackend
@@ -40,7 +39,7 @@ def opened(study: MethodStudy) -> optuna.Study:
     _mend(study)
     # a stale lock of a killed process would be waited for half a minute, and our own lock is held already
     path.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)
-    found: optuna.Study = optuna.create_study(
+    found: Study = optuna.create_study(
         storage=optuna.storages.JournalStorage(JournalFileBackend(str(path))),
         study_name=study.method.label,
         direction="maximize" if study.better == "higher" else "minimize",
@@ -50,7 +49,7 @@ def opened(study: MethodStudy) -> optuna.Study:
     return found
 
 
-def current(journal: optuna.Study, study: MethodStudy) -> optuna.Trial:
+def current(journal: Study, study: MethodStudy) -> Trial:
     """The trial to work on: one that was begun and not ended, else the next."""
     optuna = needed()
     states = optuna.trial.TrialState
@@ -66,11 +65,11 @@ def current(journal: optuna.Study, study: MethodStudy) -> optuna.Trial:
             trial.suggest_int(key, int(range_.low), int(range_.high), log=range_.log)
         else:
             trial.suggest_float(key, range_.low, range_.high, log=range_.log)
-    found: optuna.Trial = trial
+    found: Trial = trial
     return found
 
 
-def _proposed(journal: optuna.Study, study: MethodStudy) -> Mapping[str, Any]:
+def _proposed(journal: Study, study: MethodStudy) -> dict[str, Any]:
     """The options of the next trial, drawn in a copy of the study."""
     optuna = needed()
     before = journal.get_trials(deepcopy=False)
@@ -83,15 +82,15 @@ def _proposed(journal: optuna.Study, study: MethodStudy) -> Mapping[str, Any]:
         sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=max(4, study.search.trials // 4))
     copy = optuna.create_study(direction=journal.direction, sampler=sampler)
     copy.add_trials(before)
-    proposed: Mapping[str, Any] = copy.ask({key: _distribution(found) for key, found in study.space.items()}).params
+    proposed: dict[str, Any] = copy.ask({key: _distribution(found) for key, found in study.space.items()}).params
     return proposed
 
 
 def _distribution(range_: SearchRange) -> BaseDistribution:
-    optuna = needed()
-    if range_.whole:
-        return optuna.distributions.IntDistribution(int(range_.low), int(range_.high), log=range_.log)  # type: ignore[no-any-return]
-    return optuna.distributions.FloatDistribution(range_.low, range_.high, log=range_.log)  # type: ignore[no-any-return]
+    kinds = needed().distributions
+    kind = kinds.IntDistribution if range_.whole else kinds.FloatDistribution
+    found: BaseDistribution = kind(*range_.ends, log=range_.log)
+    return found
 
 
 def _pruner(study: MethodStudy) -> Any:

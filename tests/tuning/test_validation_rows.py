@@ -16,6 +16,7 @@ from consilience.data.validation import validated
 from consilience.experiments import runner
 from consilience.experiments.assembly import read_data, spread
 from consilience.experiments.config import config
+from consilience.flower.deploy.settings import from_given
 
 SMALL = ["partition.clients=5", "model=logistic", "engine.lane=serial", "engine.device=cpu", "threads=1", "rounds=2"]
 SMALL += ["algorithm=fedavg", "algorithm.epochs=1"]
@@ -87,3 +88,8 @@ def test_a_run_with_validation_is_an_ordinary_run_that_is_resumed_exactly(tmp_pa
     assert np.isfinite(whole.history[-1]["accuracy"])
     with pytest.raises(Invalid, match=r"evaluation.validation"):
         runner.proceed(tmp_path / "cut", ["evaluation.validation=0.3", "rounds=3"])
+
+
+def test_a_deployment_whose_clients_bring_their_rows_refuses_it() -> None:
+    with pytest.raises(Invalid, match=r"evaluation.validation is not supported with federation.py"):
+        from_given({"evaluation": {"validation": 0.2}}, own=True)

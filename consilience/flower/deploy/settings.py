@@ -134,6 +134,8 @@ def from_given(
         if key in table:
             raise Invalid(f"{source}: {key} comes from {FEDERATION} in a deployment: leave it out here")
     base = from_table(table, source=source)
+    if own and base.evaluation.validation is not None:
+        raise Invalid(f"{source}: evaluation.validation is not supported with {FEDERATION}: give test rows there")
     if base.engine.get("lane") == "auto":  # each message is a process of its own, in which measuring would not pay
         base = base.changed(lane="serial")
     settings = {f.name: getattr(base, f.name) for f in dataclasses.fields(Config)}
