@@ -127,3 +127,16 @@ print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+def test_operations_that_give_no_tensor_are_recorded() -> None:
+    """A flag or a number depends on shapes alone: cuDNN's recurrent layers and some sums ask for such values."""
+
+    def function(flat: Flat) -> Flat:
+        same = torch.ops.aten.is_same_size.default(flat[0], flat[1])
+        return [flat[0] * (2.0 if same else 3.0) + flat[1]]
+
+    inputs = [torch.arange(3.0), torch.ones(3)]
+    traced = trace(function, inputs)
+    assert torch.equal(traced(inputs)[0], function(inputs)[0])
+    assert torch.equal(traced([torch.ones(3), torch.ones(3)])[0], torch.full((3,), 3.0))

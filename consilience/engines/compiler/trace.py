@@ -103,7 +103,7 @@ class _Record(TorchDispatchMode):
         node = self.graph.call_function(op, arguments, options)
         if isinstance(value, Tensor):
             self._know(value, node)
-        else:
+        elif isinstance(value, (list, tuple)):  # others give a number or a flag, which is the same for these shapes
             for position, part in enumerate(value):
                 if isinstance(part, Tensor):
                     self._know(part, self.graph.call_function(operator.getitem, (node, position)))
