@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from consilience.engines.compiler.trace import trace
+from consilience.engines.compiler.trace import Flat, trace
 
 TABLE = torch.arange(12.0).reshape(3, 4)
 
