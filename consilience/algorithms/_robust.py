@@ -17,5 +17,5 @@ def robust(combine: Combine, mix: Faulty | None, common: Common) -> Algorithm:
     """
     if mix is not None:
         combine = NearestNeighbourMixing(f=mix, then=combine)
-    settled: Common = {"weighting": UniformWeights(), **common, "combine": combine}
-    return averaged(**settled)
+    options: Common = {"weighting": UniformWeights(), **common, "combine": combine}
+    return averaged(**options)

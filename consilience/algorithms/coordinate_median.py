@@ -18,6 +18,6 @@ def coordinate_median(*, mix: Faulty | None = None, **common: Unpack[Common]) ->
     Needs no f. With `mix`, nearest-neighbour mixing (Allouah et al. 2023) with that f comes first.
 
     Use when: up to half of the clients may be hostile and nothing is known of them.
-    Not when: labels are skewed: the median of unlike clients is nobody's model.
+    Not when: labels are skewed: the median of heterogeneous models fits no client.
     """
     return robust(Median(), mix, common)

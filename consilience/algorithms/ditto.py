@@ -1,4 +1,4 @@
-"""Ditto: a personal model on a leash to the global one."""
+"""Ditto: a personal model with a proximal term towards the global one."""
 
 from __future__ import annotations
 

@@ -15,6 +15,6 @@ def fedavg(**common: Unpack[Common]) -> Algorithm:
     `weighting=UniformWeights()` gives the plain mean that some papers call FedAvg.
 
     Use when: clients are alike, or as the line that everything else is compared with.
-    Not when: clients are unlike and do many local steps: it then settles away from the optimum.
+    Not when: clients are heterogeneous and do many local steps: it then converges away from the optimum.
     """
     return averaged(**common)

@@ -1,4 +1,4 @@
-"""FedBN: normalisation stays at home."""
+"""FedBN: personal normalisation layers."""
 
 from __future__ import annotations
 

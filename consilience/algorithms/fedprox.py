@@ -1,4 +1,4 @@
-"""FedProx: a leash on local training."""
+"""FedProx: a proximal term in local training."""
 
 from __future__ import annotations
 

@@ -21,6 +21,6 @@ def krum(
     paper does. With `mix`, nearest-neighbour mixing (Allouah et al. 2023) comes first.
 
     Use when: a few clients may be hostile and one honest model is better than a spoilt mean.
-    Not when: clients are unlike: it keeps one client's model and drops the rest.
+    Not when: clients are heterogeneous: it keeps one client's model and drops the rest.
     """
     return robust(Krum(f=f, neighbours=neighbours), f if mix else None, common)

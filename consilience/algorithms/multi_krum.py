@@ -27,6 +27,6 @@ def multi_krum(
     (Allouah et al. 2023) comes first.
 
     Use when: as Krum, with the mean of several trusted models.
-    Not when: clients are unlike: rare kinds of clients are dropped as outliers.
+    Not when: clients are heterogeneous: rare kinds of clients are dropped as outliers.
     """
     return robust(MultiKrum(f=f, keep=keep, neighbours=neighbours), f if mix else None, common)

@@ -27,7 +27,7 @@ def qffl(*, q: NonNegative = 1.0, lipschitz: Positive | None = None, **common: U
     # count the same, so that the objective is sum_k F_k^(q+1) / (q + 1).
     given = common.get("ledgers", ())
     constant = lipschitz or 1 / common.get("lr", 0.01)
-    settled: Common = {"weighting": QfflWeights(q=q), **common}
-    settled["ledgers"] = (*given, QfflStep(q=q, lipschitz=constant))
-    plain = averaged(**settled)
+    options: Common = {"weighting": QfflWeights(q=q), **common}
+    options["ledgers"] = (*given, QfflStep(q=q, lipschitz=constant))
+    plain = averaged(**options)
     return replace(plain, client=LossAtStart(training=plain.client))

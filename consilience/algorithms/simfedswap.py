@@ -26,7 +26,7 @@ def simfedswap(
     training: TrainingVariant | None = None,
     **common: Unpack[Common],
 ) -> Algorithm:
-    """Bozorgzad and Khorsandi: floor((m // 2) SP) pairs of unlike models swap, every h2-th time all are averaged.
+    """Bozorgzad and Khorsandi: floor((m // 2) SP) pairs of dissimilar models swap, every h2-th time all are averaged.
 
     Similarity is the mean over layers of `metric` (cka_linear unless told) between weight matrices, or `similarity`:
     layerwise with its options, SimProx's gaussian_cosine, several of them mixed, or your own. `pairing` is
@@ -34,7 +34,7 @@ def simfedswap(
     training, such as siamese. A step is `epochs` local epochs; a round is h1 steps and the swap or the average that
     ends them: w = sum_k (N_k / N) w_k, N_k the rows of the client that holds w_k.
 
-    Use when: as FedSwap, where pairs should be as unlike as can be.
+    Use when: as FedSwap, where pairs should be as dissimilar as possible.
     Not when: comparing all pairs of models costs more than it brings: in our runs random pairs did as well.
     """
     # Paper: a new Adam at every step. Here: at every round, which is h1 steps.

@@ -134,7 +134,7 @@ class LocalTraining:
         return own[0] if own else self._received(message, memory)["model"]
 
     def kept_leaves(self, model: Tree) -> frozenset[str]:
-        """The leaves that stay at home."""
+        """The leaves that stay with the client."""
         return frozenset() if self.personal_layers is None else self.personal_layers.personal_names(model)
 
     def completed(self, model: Tree, memory: Tree) -> Tree:

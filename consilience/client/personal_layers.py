@@ -19,7 +19,7 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.RMSNor
 
 @runtime_checkable
 class PersonalLayers(Protocol):
-    """Names the parameters and buffers that stay at home."""
+    """Names the parameters and buffers that stay with the client."""
 
     def personal_names(self, model: Tree) -> frozenset[str]:
         """Their names: a function of names and shapes alone, so that memories can be made before a model is known."""
@@ -137,5 +137,6 @@ def _normalises(part: nn.Module) -> bool:
 def _refuse_everything(personal_layers: PersonalLayers, model: Tree) -> None:
     if personal_layers.personal_names(model) >= set(model["params"]):
         raise Invalid(
-            f"personal_layers = {personal_layers!r} keeps every parameter at home, so that nothing is learned together"
+            f"personal_layers = {personal_layers!r} keeps every parameter with the client, so that nothing is learned "
+            "together"
         )

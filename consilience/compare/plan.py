@@ -176,8 +176,8 @@ def cells_of(base: Config, method: Method, seeds: Sequence[int]) -> list[Cell]:
     except Invalid as problem:
         raise Invalid(f"{method.label}: {problem}") from problem
     names = {seed: f"{method.slug}-seed{seed}" for seed in seeds}
-    settled = {seed: dataclasses.replace(config, seed=seed, name=name) for seed, name in names.items()}
-    return [Cell(method=method.label, name=names[seed], config=settled[seed]) for seed in seeds]
+    configs = {seed: dataclasses.replace(config, seed=seed, name=name) for seed, name in names.items()}
+    return [Cell(method=method.label, name=names[seed], config=configs[seed]) for seed in seeds]
 
 
 def carried(base: Config, name: str) -> Table:

@@ -47,7 +47,7 @@ def is_shifted(of: Diagnosis) -> bool:
     return of.features is not None and of.features.is_shown and of.features.excess >= SHIFT
 
 
-def is_unlike(of: Diagnosis) -> bool:
+def is_heterogeneous(of: Diagnosis) -> bool:
     """Whether clients' data differ in a way that was found to matter."""
     return is_label_skewed(of) or is_shifted(of)
 
@@ -59,7 +59,7 @@ def _one_model(of: Diagnosis) -> Iterator[Advice]:
 
 def _own_models(of: Diagnosis) -> Iterator[Advice]:
     """For those whose clients may each have a model of their own."""
-    if is_unlike(of):
+    if is_heterogeneous(of):
         yield from _measured(of, "clients_mean", "if each client needs to be good on its own rows only")
         return
     yield Advice(
@@ -132,7 +132,7 @@ def _identities(of: Diagnosis) -> Iterator[Advice]:
         yield Advice(
             "cannot help",
             "fedbn",
-            "it keeps normalisation layers at home, and this model has none: it would be FedAvg, bit for bit",
+            "it keeps normalisation layers with the clients, and this model has none: it would be FedAvg, bit for bit",
         )
     steps = of.effort.steps
     if len(steps) and steps.min() == steps.max():

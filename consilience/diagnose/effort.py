@@ -1,4 +1,4 @@
-"""Compute and communication skew: how unlike clients are in work, speed and reliability, by the environment."""
+"""Compute and communication skew: how clients differ in work, speed and reliability, by the environment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from consilience.diagnose.holdings import gini
 from consilience.environments import clock
 from consilience.environments.environment import Environment
 
-ROUNDS = 20  # over which luck is averaged
+ROUNDS = 20  # over which random draws are averaged
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

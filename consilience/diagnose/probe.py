@@ -1,4 +1,4 @@
-"""What training would meet: how unlike clients' gradients and models are, against rows dealt at random."""
+"""What training would meet: how clients' gradients and models differ, against rows dealt at random."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ class Line(NamedTuple):
 
     what: str
     found: str
-    chance: str  # what clients that differ by luck alone would show; "" where that makes no sense
+    chance: str  # what clients that differ by chance alone would show; "" where that makes no sense
     means: str
 
 

@@ -86,7 +86,7 @@ class Adjoint:
             self._forwards(table, seed, after, sums, found)
         else:
             for met in reversed(kept):  # after: lambda_{t+1}
-                total_weight = self._settle(met, table, after, found)
+                total_weight = self._write_slopes(met, table, after, found)
                 after = tree.map_leaves(lambda g, a: g.to(a.device) + total_weight * a, met.gradient, after)  # noqa: B023
         return total + loss, found
 
@@ -101,9 +101,9 @@ class Adjoint:
             if total_weight == 0:
                 raise Invalid("weights that sum to zero cannot be followed back: use keep='device' or 'cpu'")
             here = tree.map_leaves(lambda h, g: (h - g) / total_weight, here, met.gradient)  # noqa: B023
-            self._settle(met, table, here, found)
+            self._write_slopes(met, table, here, found)
 
-    def _settle(self, met: Met, table: Tensor, after: Tree, found: Tensor) -> float:
+    def _write_slopes(self, met: Met, table: Tensor, after: Tree, found: Tensor) -> float:
         """Write a round's dL/dTheta into `found`; the sum of its weights."""
         if not len(met.cohort):
             return 1.0

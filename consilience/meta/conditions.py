@@ -23,7 +23,7 @@ from consilience.server.rules.paced_averaging import PacedAveraging
 Gradient = Literal["auto", "server", "reported", "autograd", "full"]
 
 
-def settle(gradient: Gradient, algorithm: Algorithm, engine: Engine, loss: ReportedLoss = "task") -> Gradient:
+def choose_gradient(gradient: Gradient, algorithm: Algorithm, engine: Engine, loss: ReportedLoss = "task") -> Gradient:
     """The way to the gradient: what was asked for if it can work, or the cheapest that can."""
     _refuse_unlearnable(algorithm)
     if loss != "task" and isinstance(engine, HasTask) and not engine.task.kind.multiclass:

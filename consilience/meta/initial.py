@@ -50,8 +50,8 @@ def _computed(
     trial = replace(algorithm, server=replace(algorithm.server, weighting=weighting))  # type: ignore[type-var]
     sizes = torch.from_numpy(np.asarray(engine.sizes)).to(torch.float64)
     table = (sizes / sizes.sum()).repeat(rounds, 1)
-    luck = rng.key(seed, "initial weights") % 2**63
-    for done in run(trial, engine, rounds=rounds, seed=luck, start=start, max_bad_rounds=rounds + 1):
+    run_seed = rng.key(seed, "initial weights") % 2**63
+    for done in run(trial, engine, rounds=rounds, seed=run_seed, start=start, max_bad_rounds=rounds + 1):
         if not len(done.cohort):
             continue
         found = done.notes["weights"].detach().to("cpu", torch.float64)

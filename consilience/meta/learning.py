@@ -19,7 +19,7 @@ from consilience.core.settings import Count, Invalid, Positive, Whole, check_val
 from consilience.core.tree import Tree
 from consilience.meta import simplex
 from consilience.meta.adjoint import Keep, OtherMoves
-from consilience.meta.conditions import Gradient, settle, why_not
+from consilience.meta.conditions import Gradient, choose_gradient, why_not
 from consilience.meta.initial import Initial, initial_table
 from consilience.meta.schedule import Schedule
 from consilience.meta.simplex import Constraint
@@ -57,7 +57,7 @@ def learning(
     lr, seed = check_value("lr", lr, Positive), check_value("seed", seed, Whole)
     constraint, keep = check_value("constraint", constraint, Constraint), check_value("keep", keep, Keep)
     loss = check_value("loss", loss, ReportedLoss)
-    way = settle(check_value("gradient", gradient, Gradient), algorithm, engine, loss)
+    way = choose_gradient(check_value("gradient", gradient, Gradient), algorithm, engine, loss)
     # Paper: w^(0) is initialised inside the loop. Here: one and the same start, as in the authors' code.
     start = engine.start() if start is None else start
     slope = slope_of(way, algorithm, engine, start, keep=keep, loss=loss)
@@ -66,15 +66,15 @@ def learning(
     optimiser = torch.optim.Adam([theta], lr=lr)
     for number in range(iterations):
         table = simplex.weights(theta, constraint)
-        luck = rng.key(seed, "unfolding", number) % 2**63  # batches and failures are drawn afresh for every run
+        run_seed = rng.key(seed, "unfolding", number) % 2**63  # batches and failures are drawn afresh for every run
         try:
-            total, found = slope(table.detach(), luck)
+            total, found = slope(table.detach(), run_seed)
         except OtherMoves:  # only a run shows whether a ledger moves the model
             if gradient != "auto" or why_not("autograd", algorithm, engine):
                 raise
             way = "autograd"
             slope = slope_of(way, algorithm, engine, start, loss=loss)
-            total, found = slope(table.detach(), luck)
+            total, found = slope(table.detach(), run_seed)
         if not bool(found.isfinite().all()):
             raise Invalid(f"iteration {number + 1}: the gradient is not finite: lower the learning rates")
         optimiser.zero_grad()

@@ -91,8 +91,8 @@ def fit_rule(
     rounds = len(weights)
     designs, targets, plain = [], [], []
     for trial in range(trials):
-        luck = rng.key(seed, "rule", trial) % 2**63
-        for done in run(watched, engine, rounds=rounds, seed=luck, start=start, max_bad_rounds=rounds + 1):
+        run_seed = rng.key(seed, "rule", trial) % 2**63
+        for done in run(watched, engine, rounds=rounds, seed=run_seed, start=start, max_bad_rounds=rounds + 1):
             if len(done.cohort) < 2:
                 continue
             values = done.notes["features"].cpu()  # [m, F]

@@ -81,8 +81,8 @@ def uses_weights(combine: object) -> bool:
     return found is None or found.uses_weights
 
 
-class Settled(NamedTuple):
-    """A round's outcome, as a ledger sees it."""
+class RoundOutcome(NamedTuple):
+    """What a ledger sees of a round."""
 
     cohort: Cohort
     weights: Tensor  # [m]
@@ -113,7 +113,7 @@ class Ledger(Protocol):
         """What clients are sent of it ({} if nothing); they find it in `message[name]`."""
         ...
 
-    def settle(self, ledger: Tree, round: Settled) -> tuple[Tree, Tree]:
+    def update(self, ledger: Tree, round: RoundOutcome) -> tuple[Tree, Tree]:
         """(ledger, parameters) after a round; most leave the parameters alone."""
         ...
 

@@ -204,8 +204,8 @@ def test_home_meets_any_other_part_or_says_why_not() -> None:
     ("personal_layers", "message"),
     [
         (Named(patterns=("hed.*",)), r"'hed\.\*' matches no leaf of the model, which has 1\.weight"),
-        (Named(patterns=("*",)), "keeps every parameter at home"),
-        (Head(layers=2), "keeps every parameter at home"),
+        (Named(patterns=("*",)), "keeps every parameter with the client"),
+        (Head(layers=2), "keeps every parameter with the client"),
     ],
 )
 def test_impossible_personal_layers_are_refused(personal_layers: Any, message: str) -> None:

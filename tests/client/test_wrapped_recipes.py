@@ -187,7 +187,7 @@ def test_a_run_refuses_a_contrastive_term_without_features(name: str, monkeypatc
 
 @pytest.mark.parametrize("name", ["fedavg", "qffl", "ditto"])
 def test_personal_layers_that_leave_nothing_to_share_are_refused_before_training(name: str) -> None:
-    with pytest.raises(Invalid, match=r"keeps every parameter at home"):
+    with pytest.raises(Invalid, match=r"keeps every parameter with the client"):
         try_client(getattr(cs, name)(personal_layers=Head(layers=2)), Task(tiny.mlp()))
 
 

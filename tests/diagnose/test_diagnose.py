@@ -13,7 +13,7 @@ import pytest
 from html_pages import EVIL, EVIL_IN_A_DRAWING, alone
 
 from consilience.core.settings import Invalid
-from consilience.diagnose.advice import Advice, advise, is_label_skewed, is_shifted, is_unlike
+from consilience.diagnose.advice import Advice, advise, is_heterogeneous, is_label_skewed, is_shifted
 from consilience.diagnose.diagnosis import Diagnosis, diagnose
 from consilience.diagnose.drawings import figures
 from consilience.diagnose.evidence import nearest
@@ -69,7 +69,7 @@ def test_label_skew_is_not_called_feature_shift(skewed: Diagnosis) -> None:
 
 def test_feature_shift_is_not_called_label_skew() -> None:
     rotated = found(*ROTATED)
-    assert is_shifted(rotated) and not is_label_skewed(rotated) and is_unlike(rotated)
+    assert is_shifted(rotated) and not is_label_skewed(rotated) and is_heterogeneous(rotated)
 
 
 def test_unequal_work_and_sizes_are_seen() -> None:

@@ -17,7 +17,7 @@ class PreviousModel:
     """Keeps `{"model": ..., "known": ...}`; `known` is False until the client has trained once.
 
     With `report=True` the reply gains `moved`: the distance of the new parameters from the client's own previous ones,
-    or from the received ones the first time. The previous model itself stays at home.
+    or from the received ones the first time. The previous model itself stays with the client.
     """
 
     report: bool = False

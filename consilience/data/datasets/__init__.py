@@ -46,11 +46,11 @@ def load(name: str, *, data_dir: str | Path | None = None, **options: Any) -> Da
     if name not in factories:
         raise Invalid(f"data set {name!r} is unknown{nearest(name, factories)}; known: {', '.join(factories)}")
     factory = factories[name]
-    settled = check_options(factory, options, f"data set {name}")
+    checked = check_options(factory, options, f"data set {name}")
     known = options_of(factory)
     for option, setting in known.items():
-        if setting.required and option not in settled:
+        if setting.required and option not in checked:
             raise Invalid(f"data set {name!r} needs the option {option}: {inspect.getdoc(factory)}")
     if "data_dir" in known:
-        settled["data_dir"] = data_dir
-    return factory(**settled)
+        checked["data_dir"] = data_dir
+    return factory(**checked)

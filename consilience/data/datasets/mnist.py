@@ -24,7 +24,7 @@ EMNIST_HOME = (
 )
 DIGITS = tuple(string.digits)
 GARMENTS = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
-MERGED = (*string.digits, *string.ascii_uppercase, *"abdefghnqrt")  # small letters that look unlike their capital
+MERGED = (*string.digits, *string.ascii_uppercase, *"abdefghnqrt")  # small letters that differ from their capital
 EMNIST_NAMES = {
     "byclass": (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase),
     "bymerge": MERGED,

@@ -1,4 +1,4 @@
-"""Unlike kinds of clients in one federation."""
+"""Different kinds of clients in one federation."""
 
 from __future__ import annotations
 

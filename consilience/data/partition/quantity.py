@@ -1,4 +1,4 @@
-"""Quantity skew: alike rows, unlike amounts."""
+"""Quantity skew: the same distribution, different numbers of rows."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def _band_words(bands: Sequence[Band]) -> str:
     if max(len(band.curves) for band in bands) <= 1:
         return ""
     uneven = any(len(rounds) > len(band.rounds) for band in bands for rounds, _ in band.curves)
-    said = " Line: mean over seeds; band: from the lowest to the highest seed; a narrow band means little luck."
+    said = " Line: mean over seeds; band: from the lowest to the highest seed; a narrow band: seeds matter little."
     return said + " Thin: rounds that some seeds lack." * uneven
 
 

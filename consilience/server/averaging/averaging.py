@@ -18,7 +18,7 @@ from consilience.server.protocols import (
     Combine,
     CombineAround,
     Ledger,
-    Settled,
+    RoundOutcome,
     Step,
     Tolerant,
     Weighting,
@@ -82,7 +82,7 @@ class Averaging:
             merged = around.merge_around(cohort.reply["model"], weights, sent)
         else:
             merged = self.combine.merge(cohort.reply["model"], weights)
-        if sent is not model:  # what clients keep at home stays as it is here
+        if sent is not model:  # personal layers stay as they are here
             merged = {kind: {**leaves, **merged[kind]} for kind, leaves in model.items()}
         params, step = self.step.move(model["params"], merged["params"], state["step"])
         after: Tree = {"weighting": weighting, "step": step}
@@ -90,8 +90,8 @@ class Averaging:
             after["ledgers"] = {}
             after["clients"] = state["clients"]
         for ledger in self.ledgers:
-            settled = Settled(cohort, weights, model["params"], params, int(state["clients"]))
-            after["ledgers"][ledger.name], params = ledger.settle(state["ledgers"][ledger.name], settled)
+            outcome = RoundOutcome(cohort, weights, model["params"], params, int(state["clients"]))
+            after["ledgers"][ledger.name], params = ledger.update(state["ledgers"][ledger.name], outcome)
         moved = {"params": params, "buffers": merged["buffers"]}
         return {"model": moved, **after}, {"weights": weights, **notes}
 
@@ -101,7 +101,7 @@ class Averaging:
 
 
 def _sent(model: Tree, replies: Tree) -> Tree:
-    """The leaves of the model that replies hold: the model itself unless clients keep some at home."""
+    """The leaves of the model that replies hold: the model itself unless some layers are personal."""
     if all(len(leaves) == len(replies[kind]) for kind, leaves in model.items()):
         return model
     return {kind: {name: leaves[name] for name in replies[kind]} for kind, leaves in model.items()}

@@ -37,7 +37,7 @@ class Bounded(Protocol):
 class Layerwise:
     """The mean over weight matrices of a metric; `layers` weighs them: alike, by size, or by a number for each.
 
-    With `cross` > 0 that share of the value is the mean over pairs of unlike layers whose matrices are of equal height.
+    With `cross` > 0 that share of the value is the mean over pairs of different layers with matrices of equal height.
     `bandwidth` and `offdiag` are for `cka_rbf`, `negative_eigenvalues` of residual kernels for `cka_deconfounded`.
     """
 
@@ -54,7 +54,7 @@ class Layerwise:
             raise Invalid(f"Layerwise.layers = {self.layers!r} gives no layer any weight: make one of them positive")
         if self.cross and self.metric == "cka_deconfounded":
             raise Invalid(
-                "Layerwise.cross is incompatible with cka_deconfounded: two unlike layers have no ancestor in common"
+                "Layerwise.cross is incompatible with cka_deconfounded: two different layers have no ancestor in common"
             )
 
     @property
@@ -100,7 +100,7 @@ class Layerwise:
         return [weight / sum(given) for weight in given]
 
     def _across(self, stacks: dict[str, Tensor]) -> Tensor:
-        """[m, m] mean over pairs of unlike layers, both ways round."""
+        """[m, m] mean over pairs of different layers, both ways round."""
         groups: dict[tuple[int, ...], list[Tensor]] = {}
         for stack in stacks.values():
             height = tuple(stack.shape[1:]) if self.metric == "osad" else (stack.shape[1],)
@@ -122,7 +122,7 @@ class Layerwise:
 class Mixed:
     """Several similarities at once: their mean weighted by `weights` (alike if empty), or the lowest of them.
 
-    Metrics have unlike units, so each is first put on [0, 1] over the pairs at hand: by its `range` or by its `rank`
+    Metrics have different units, so each is first put on [0, 1] over the pairs at hand: by its `range` or by its `rank`
     (ties share the lowest); `none` leaves it as it is.
     """
 
@@ -145,13 +145,13 @@ class Mixed:
 
     def compare(self, models: Tree, ancestor: Tree) -> Tensor:
         """[m, m] over the parts."""
-        values = torch.stack([self._settled(part.compare(models, ancestor)) for part in self.parts])
+        values = torch.stack([self._scaled(part.compare(models, ancestor)) for part in self.parts])
         if self.take == "lowest":
             return values.amin(0)
         weights = torch.tensor(self.weights or (1.0,) * len(self.parts), dtype=torch.float64, device=values.device)
         return torch.einsum("s,sij->ij", weights / weights.sum(), values)
 
-    def _settled(self, value: Tensor) -> Tensor:
+    def _scaled(self, value: Tensor) -> Tensor:
         pairs = torch.triu_indices(len(value), len(value), 1, device=value.device)
         if self.normalise == "none" or pairs.shape[1] == 0:
             return value

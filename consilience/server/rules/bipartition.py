@@ -74,9 +74,9 @@ class Bipartition(Wraps):
                     groups = tree.map_leaves(lambda leaf, a=place, b=count: _copied(leaf, a, b), groups)
                     count += 1
         groups, weights = update_groups(self.averaging, groups, cohort, cluster[cohort.ids])
-        settled = torch.from_numpy(cluster).to(state["cluster"].device)
-        after = {"groups": groups, "cluster": settled, "count": torch.full_like(state["count"], count), "known": known}
-        return after, {"weights": weights, "cluster": settled[where], "clusters": after["count"]}
+        clusters = torch.from_numpy(cluster).to(state["cluster"].device)
+        after = {"groups": groups, "cluster": clusters, "count": torch.full_like(state["count"], count), "known": known}
+        return after, {"weights": weights, "cluster": clusters[where], "clusters": after["count"]}
 
     def model(self, state: Tree) -> Tree:
         """The model of the largest cluster."""

@@ -63,7 +63,7 @@ class ClusteredAveraging:
         """The clusters' models after their members' replies, and the mean over the clusters that have trained."""
         cohort = in_order(cohort)
         ids = torch.from_numpy(cohort.ids).to(state["cluster"].device)
-        mine = self._settle(state, cohort, state["cluster"][ids])
+        mine = self._assigned(state, cohort, state["cluster"][ids])
         trained, models = state["trained"].clone(), state["models"]
         for number in mine[mine >= 0].unique().tolist():
             models = _with_mean(models, number, tree.rows(cohort.reply["model"], mine == number))
@@ -79,7 +79,7 @@ class ClusteredAveraging:
         """The mean of the clusters' models."""
         return state["model"]
 
-    def _settle(self, state: Tree, cohort: Cohort, mine: Tensor) -> Tensor:
+    def _assigned(self, state: Tree, cohort: Cohort, mine: Tensor) -> Tensor:
         """[m] clusters of the cohort, newcomers included as soon as they have moved."""
         params = cohort.reply["model"]["params"]
         moved = measure(params, state["model"]["params"]).movement > 0

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from consilience.core.tree import Tree, map_leaves, map_rows
-from consilience.server.protocols import Settled
+from consilience.server.protocols import RoundOutcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class ControlVariates:
         """c goes to every client."""
         return ledger
 
-    def settle(self, ledger: Tree, round: Settled) -> tuple[Tree, Tree]:
+    def update(self, ledger: Tree, round: RoundOutcome) -> tuple[Tree, Tree]:
         """Add the changes; the parameters stay as they are."""
         changes = round.cohort.reply["control_change"]
         total = map_rows(_sum, changes)
@@ -74,7 +74,7 @@ class MeanDrift:
         """Clients need not know it."""
         return {}
 
-    def settle(self, ledger: Tree, round: Settled) -> tuple[Tree, Tree]:
+    def update(self, ledger: Tree, round: RoundOutcome) -> tuple[Tree, Tree]:
         """Add this round's moves, and H to the parameters."""
         stacked = round.cohort.reply["model"]["params"]
         total = map_rows(_moves, stacked, round.before)

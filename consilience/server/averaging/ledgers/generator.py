@@ -15,7 +15,7 @@ from consilience.core.gradients import gradient
 from consilience.core.latent import classifier, draw_labels, generate, new_generator
 from consilience.core.settings import Count, Invalid, NonNegative, Positive, check
 from consilience.core.tree import Tree, map_leaves
-from consilience.server.protocols import Settled
+from consilience.server.protocols import RoundOutcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class Generator:
         """All of it goes to every client."""
         return ledger
 
-    def settle(self, ledger: Tree, round: Settled) -> tuple[Tree, Tree]:
+    def update(self, ledger: Tree, round: RoundOutcome) -> tuple[Tree, Tree]:
         """Learn from this round's classifiers; the parameters stay as they are."""
         cohort = _in_order(round.cohort)
         if "labels" not in cohort.reply:
@@ -67,7 +67,9 @@ class Generator:
             return ledger, round.after
         weight, bias = classifier(round.before)
         if weight not in cohort.reply["model"]["params"]:
-            raise Invalid("the ledger Generator asks the clients' classifiers, but personal_layers keeps them at home")
+            raise Invalid(
+                "the ledger Generator asks the clients' classifiers, but personal_layers keeps them with the clients"
+            )
         params = cohort.reply["model"]["params"]
         heads = (params[weight], None if bias is None else params[bias])
         trained = self._train(ledger["params"], heads, counts, rng.key(cohort.seed, "generator", cohort.round))

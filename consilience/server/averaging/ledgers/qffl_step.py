@@ -11,7 +11,7 @@ from consilience.core.remote import each
 from consilience.core.settings import NonNegative, Positive, check
 from consilience.core.tree import Tree, map_leaves
 from consilience.server.averaging.weighting.by_loss import LEAST_LOSS, losses_at_start
-from consilience.server.protocols import Settled
+from consilience.server.protocols import RoundOutcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class QfflStep:
         """Nothing is sent."""
         return {}
 
-    def settle(self, ledger: Tree, round: Settled) -> tuple[Tree, Tree]:
+    def update(self, ledger: Tree, round: RoundOutcome) -> tuple[Tree, Tree]:
         """The parameters on the way from `before` to `after`."""
         losses = losses_at_start(round.cohort, "q-FFL", "qffl").clamp(min=LEAST_LOSS)
         squares = torch.zeros_like(losses)

@@ -74,7 +74,7 @@ class SimProxWeights:
             return torch.ones_like(cohort.examples), state, {}
         models, anchor = cohort.reply["model"]["params"], model["params"]
         look = measure if self.compare_on == "weights" else measure_updates
-        draw = key(0, "simprox", cohort.round)  # a pair that a sketch has bad luck with has it once
+        draw = key(0, "simprox", cohort.round)  # a new sketch in every round, so that no pair is wrong in all of them
         geometry = look(models, anchor, directions=self.sketch, key=draw)
         if isinstance(self.similarity, str):
             similarity, share = self._own(self.similarity).mix(geometry, cohort.ids.tolist())
@@ -90,7 +90,7 @@ class SimProxWeights:
         return weights.to(cohort.examples.device), state, notes
 
     def _own(self, take: Similarity) -> GaussianCosine:
-        """SimProx's own similarity; what is compared was settled when it was measured."""
+        """SimProx's own similarity; what is compared was chosen when it was measured."""
         if take == "both":
             return GaussianCosine(lambda_0=self.lambda_0, tau=self.tau)
         return GaussianCosine(take=take)
