@@ -10,6 +10,7 @@ from consilience.core.federation import Federation
 from consilience.core.rounds import run
 from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
+from consilience.experiments.client_tests import personal_test
 from consilience.models import build
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -17,14 +18,15 @@ MODELS = {"cnn": {"dropout": 0.25}, "mlp": {}, "resnet18": {"stem": "cifar"}}
 SIZES = (7, 12, 5, 20, 9, 64, 33, 1, 40, 41)  # unequal: short last batches, and groups that narrow
 
 
-def _federation() -> Federation:
+def _clients() -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(0)
-    return Federation.from_clients(
-        [
-            (torch.randn(n, 3, 16, 16, generator=generator), torch.randint(0, 10, (n,), generator=generator))
-            for n in SIZES
-        ]
-    )
+    return [
+        (torch.randn(n, 3, 16, 16, generator=generator), torch.randint(0, 10, (n,), generator=generator)) for n in SIZES
+    ]
+
+
+def _federation() -> Federation:
+    return Federation.from_clients(_clients())
 
 
 def _train(model: str, algorithm: str, **engine: object) -> dict[str, dict[str, torch.Tensor]]:
@@ -73,3 +75,21 @@ def test_float32_repeats_bit_for_bit_and_is_near(lane, model, on_cpu):
     assert (apart / sum(float(v.square().sum()) for v in exact.values())) ** 0.5 < (
         1e-2 if model == "resnet18" else 1e-4
     )
+
+
+@pytest.mark.parametrize("lane", ["batched", "streams"])
+def test_models_of_their_own_are_trained_and_tested_as_on_the_cpu(lane):
+    rows = [(x[: len(x) // 2 + 1], y[: len(x) // 2 + 1]) for x, y in _clients()]
+    federation = Federation.from_clients(_clients(), client_tests=rows)
+    values = {}
+    for device in ("cpu", "cuda"):
+        task = Task(build("cnn", inputs=(3, 16, 16), classes=10))
+        way = lane if device == "cuda" else "serial"
+        engine = Vectorised(task, federation, device=device, dtype="float64", lane=way)
+        algorithm = recipe("fedswap")(batch_size=8, lr=0.05, optimiser="adam", h1=2, h2=3)
+        test = personal_test(algorithm, engine)
+        assert test is not None
+        for done in run(algorithm, engine, rounds=2):  # noqa: B007
+            pass
+        values[device] = test(done.snapshot.server).loss
+    assert abs(values["cpu"] - values["cuda"]).max() < 1e-10
