@@ -12,7 +12,11 @@ import pytest
 from consilience import algorithms
 
 SCRIPT = Path(__file__).parents[1] / "docs" / "make_comparison.py"
-APART = {"dp_fedavg", "duw_fedavg", "duw_fednova"}  # spends privacy; need a learned schedule
+APART = {
+    *("dp_fedavg", "duw_fedavg", "duw_fednova"),  # spends privacy; need a learned schedule
+    *("fedaf", "feddf", "fedma"),  # newer than the studies
+}
+SLOW = {"banking77": {"feddm"}, "domains": {"feddm"}}  # condensing takes minutes a run on a CPU
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +36,7 @@ def test_the_page_and_the_evidence_are_up_to_date(make: ModuleType) -> None:
 
 def test_every_method_is_in_every_tuned_task(make: ModuleType) -> None:
     for name in make.TITLES:
-        assert sorted(make.methods_of(name)) == sorted(set(algorithms.names()) - APART)
+        assert sorted(make.methods_of(name)) == sorted(set(algorithms.names()) - APART - SLOW.get(name, set()))
 
 
 def test_stored_results_hold_what_their_comparison_found(make: ModuleType) -> None:

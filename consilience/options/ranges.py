@@ -89,6 +89,20 @@ RANGES: dict[str, SearchRange | str] = {
     "feddm.per_class": _SIZE,
     "feddm.server_steps": _SIZE,
     "feddm.server_batch_size": _SIZE,
+    "fedaf.lr": _log(5e-3, 1.0),  # of the synthetic rows
+    "fedaf.agreement": _log(1e-2, 10.0),
+    "fedaf.knowledge": _log(1e-2, 10.0),
+    "fedaf.temperature": _log(0.5, 10.0),
+    "fedaf.server_lr": _log(1e-3, 0.3),
+    "fedaf.clip": _ROUNDING,
+    "fedaf.per_class": _SIZE,
+    "fedaf.server_steps": _SIZE,
+    "fedaf.server_batch_size": _SIZE,
+    "feddf.server_lr": _log(1e-4, 1e-2),  # of Adam on the public rows
+    "feddf.server_steps": _SIZE,
+    "feddf.server_batch_size": _SIZE,
+    "fedma.passes": "one pass over the clients is the published method",
+    "duw_fedavg.rule_rounds": "the rounds of the run",
     "fedrep.head_epochs": _LOCAL_WORK,
     "layers": "which layers are personal depends on the model: name them with personal_layers",
     # the server's step

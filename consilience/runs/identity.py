@@ -25,7 +25,7 @@ MEASURED = ("lane", "clients_at_once", "compile")
 HARMLESS_CODE = {
     "reads what runs have written": (
         *("dashboard", "diagnose", "reporting", "experiments/retest.py"),
-        *(f"compare/{name}.py" for name in ("display", "fairness", "pages", "paired", "results", "tables")),
+        *(f"compare/{name}.py" for name in ("display", "drawings", "fairness", "pages", "paired", "results", "tables")),
     ),
     "starts runs, or says with which settings; those are compared themselves": (
         *("__main__.py", "cli.py", "training.py", "experiments/learn.py", "experiments/learn_command.py"),
@@ -37,7 +37,7 @@ HARMLESS_CODE = {
         *(f"flower/deploy/{name}.py" for name in ("gateway", "pins", "probe", "processes", "programs", "service")),
         *(f"flower/deploy/{name}.py" for name in ("template", "up", "verify")),
     ),
-    "serves Flower's own strategies, which leave no run folder": ("flower/strategies",),
+    "serves Flower's own strategies, which leave no run folder": ("flower/app.py", "flower/strategies"),
     "stores rows, trees and settings, and finds out by digests if they are not what was stored": ("runs",),
     "copies rows to other programs": ("experiments/trackers.py",),
 }

@@ -46,7 +46,7 @@ class Made:
 def execute(tuning: Tuning, *, jobs: int = 1, minutes: float | None = None, tell: Told) -> Made:
     """Search what is missing of every method's budget; after `minutes` it stops, and can go on later."""
     sampling.needed()
-    until = time.time() + (minutes * 60 if minutes is not None else 1e9)
+    until = time.monotonic() + (minutes * 60 if minutes is not None else 1e9)
     make_folder(tuning.folder)
     with RunLock(tuning.folder / "lock"):
         data = Data()

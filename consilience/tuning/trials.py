@@ -57,7 +57,7 @@ def search(study: MethodStudy, data: Data, tell: Told, until: float) -> Stopped 
     with RunLock(study.folder / "lock"):
         journal = opened(study)
         while _ended(journal) < study.search.trials:
-            if time.time() >= until:
+            if time.monotonic() >= until:
                 return Stopped(0)
             trial = current(journal, study)
             stopped = _tried(journal, trial, study, data, tell, until)
@@ -138,7 +138,7 @@ def _carried_out(
             value = qualities([observation.row], observation.metrics).get(study.metric)
             if value is not None and judge(observation.round.number, value):
                 ended[0] = PRUNED
-            elif time.time() >= until:
+            elif time.monotonic() >= until:
                 ended[0] = "stopped"
             if ended[0]:
                 run.stopped = signal.SIGTERM  # it is not finished: what follows the last checkpoint is run again

@@ -114,7 +114,7 @@ def test_it_has_sixty_lines_and_no_optional_ability() -> None:
     assert len(inspect.getsource(InMemory).splitlines()) <= 60
     engine: RunnerEngine = InMemory(Task(tiny.mlp()), tiny.federation())
     assert not isinstance(engine, (KeepsTime, PlansSteps))
-    with pytest.raises(Invalid, match="InMemory cannot tell"):  # its server must know each client's steps beforehand
+    with pytest.raises(Invalid, match="InMemory cannot plan"):  # its server must know each client's steps beforehand
         next(run(build("duw_fednova"), engine, rounds=1))
 
 

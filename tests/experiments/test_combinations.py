@@ -46,6 +46,7 @@ OPTIONS: dict[tuple[str, str], dict[str, Any]] = {  # where a part's defaults wi
     ("personal_layers", "named"): {"patterns": ["*.weight"]},
     ("weighting", "capped"): {"max_client": 0.25},
     ("weighting", "schedule"): {"table": [[0.1, 0.3, 0.05, 0.35, 0.2]]},
+    ("weighting", "transferred"): {"features": ["size"], "coefficients": [[0.5, 0.0, 0.0]], "rounds": 2},
     ("step", "noisy"): {"deviation": 0.01},
     ("channel", "chain"): {"channels": ["noise", "quantise"]},
     ("channel", "clip"): {"bound": 0.01},
@@ -105,7 +106,7 @@ def plain() -> Any:
 
 def test_the_tables_name_parts_that_exist_and_most_parts_run() -> None:
     assert {*REFUSED, *SAME_AS_FEDAVG, *OPTIONS} <= set(EVERY_PART)
-    assert (len(EVERY_PART), len(RUNS), len(REFUSED)) == (72, 58, 14)
+    assert (len(EVERY_PART), len(RUNS), len(REFUSED)) == (73, 59, 14)
 
 
 @pytest.mark.parametrize(("place", "name"), RUNS)

@@ -204,7 +204,7 @@ def test_report_and_dashboard_read_it_from_the_folder_alone(ran: tuple[Path, str
         assert "<h3>Unexplained variance</h3>" in page and "What a constant guess would do is 1." in page
         assert '<th scope="col">unexplained variance</th>' in page and '<th scope="col">missed visits</th>' in page
         assert "<h3>Missed visits</h3>" in page and "<h3>Worst tenth</h3>" in page
-        assert "Clients&#x27; unexplained variance" in page and "Personal unexplained variance" in page
+        assert "Clients&#39; unexplained variance" in page and "Personal unexplained variance" in page
         assert "<h3>Unexplained variance against traffic</h3>" in page
     assert '<th scope="col">unexplained variance</th>' in pages.index()
     with_units = [column.axis for column in curves._ranked(grouped([read(folder)])) if column.key == "miss"]

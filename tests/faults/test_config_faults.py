@@ -15,6 +15,7 @@ from consilience.experiments.config import config
 from consilience.experiments.config.catalogue import KINDS, engine_options, section_options
 from consilience.options import parts
 from consilience.runs import toml_text
+from consilience.server.rules.public_rows import PublicRows
 
 Case = tuple[dict[str, Any], str, str]
 """(config, the key that the refusal must name, what is wrong)"""
@@ -37,7 +38,7 @@ def sample(annotation: Any) -> Any:
     for member in parts._members(annotation):
         origin, inner = typing.get_origin(member), typing.get_args(member)
         if getattr(member, "_is_protocol", False):
-            return {"name": "iid", "clients": 2}
+            return {"name": "noise_rows"} if member is PublicRows else {"name": "iid", "clients": 2}
         if origin is typing.Literal:
             return inner[0]
         if origin is tuple:

@@ -28,7 +28,7 @@ WIDE += ("personal_accuracy_mean", "personal_accuracy_worst_tenth", "personal_lo
 
 
 def test_the_wheel_has_every_template() -> None:
-    used = {"base.html", "macros.html", "style.css", "report.html", "comparison.html", "diagnosis.html"}
+    used = {"base.html", "macros.html", "style.css", "report.html", "comparison.html", "diagnosis.html", "tuning.html"}
     used |= {"dashboard_runs.html", "dashboard_report.html", "dashboard_nothing.html"}
     assert {entry.name for entry in TEMPLATES.iterdir()} == used
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["consilience"]

@@ -99,7 +99,7 @@ def test_a_stopped_study_goes_on_exactly(whole: Tuning, tmp_path: Path, monkeypa
     tuning = small(tmp_path / "study")
     clock = iter([*[0.0] * 5, *[1e12] * 100])  # asked three times a trial: the time is up in the middle of one
     with monkeypatch.context() as patched:
-        patched.setattr(trials, "time", SimpleNamespace(time=lambda: next(clock)))
+        patched.setattr(trials, "time", SimpleNamespace(monotonic=lambda: next(clock)))
         made = execute(tuning, tell=lambda *_: None, minutes=1)
     done = len(tried(tuning.folder)["fedavg"])
     assert not made.complete and not made.signal and 0 < done < 3

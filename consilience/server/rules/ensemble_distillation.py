@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from consilience.core import rng, tree
+from consilience.core.capabilities import Buffers, Reasons, TrainsModel, Wraps
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.gradients import gradient
 from consilience.core.settings import Count, Invalid, Positive, check
 from consilience.core.task import Task
 from consilience.core.tree import Tree, map_leaves
+from consilience.privacy import SpendsPrivacy
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.rules.public_rows import NoiseRows, PublicRows
 
@@ -24,7 +27,7 @@ BLOCK = 1024  # rows at a time through the clients' models
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnsembleDistillation:
+class EnsembleDistillation(Wraps):
     """An averaging server, then `steps` of Adam (cosine annealed) on KL(softmax(mean_k f_k(x)) || softmax(f(x))).
 
     x are public rows, f_k the models that clients sent, f the average, which goes on learning.
@@ -35,8 +38,15 @@ class EnsembleDistillation:
     steps: Count = 500
     batch_size: Count = 128
     lr: Positive = 1e-3
+    holds = "averaging"
+    refuses: ClassVar[Reasons] = {
+        Buffers: "updates from a buffer, and the models in it are of different ages",
+        TrainsModel: "trains the model itself: there can be only one such server",
+        SpendsPrivacy: "protects what it averages, and the ensemble reads each model as it was sent",
+    }
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(self)
 
     @property

@@ -87,11 +87,11 @@ def terms(round: int, rounds: int) -> Tensor:
 
 
 def unknown(start: Tree, clients: int) -> Tree:
-    """The state of `observe` before the first round; NaN: nothing is known of the client."""
+    """The state of `observe` before the first round: nothing is known of a client that was never heard."""
     device = next(iter(start["params"].values())).device
-    nothing = torch.full((clients,), math.nan, dtype=torch.float64, device=device)
+    nothing = torch.zeros(clients, dtype=torch.float64, device=device)
     remembered: Tree = {name: nothing.clone() for name in FEATURES if name not in ("size", "arrival")}
-    return {**remembered, "heard": torch.zeros_like(nothing), "rounds": torch.zeros_like(nothing)}
+    return {**remembered, "heard": nothing.clone(), "rounds": nothing.clone()}
 
 
 def observe(
@@ -101,8 +101,9 @@ def observe(
     worked = took_part(cohort)
     ids = torch.from_numpy(np.asarray(cohort.ids)).to(worked.device)
     state = {**state, "rounds": state["rounds"] + 1, "heard": state["heard"].index_add(0, ids, worked.double())}
-    columns = []
+    columns, met = [], state["heard"][ids] > 0
     for name in names:
+        known = met | (name in ("size", "arrival"))
         if name == "size":
             found = cohort.examples.clamp(min=1).log()
         elif name == "arrival":
@@ -111,7 +112,6 @@ def observe(
         else:
             found = torch.where(worked, _measured(name, cohort, model, worked), state[name][ids])
             state = {**state, name: state[name].index_copy(0, ids, found)}
-        known = ~found.isnan()
         mean = found[known].mean() if bool(known.any()) else 0.0
         columns.append(torch.where(known, found - mean, 0.0))
     return torch.stack(columns, 1), state
