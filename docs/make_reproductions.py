@@ -16,6 +16,10 @@ from typing import Any
 
 from scipy import stats
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))  # where the plan of runs is
+
+from reproduction_cells import cells_of, missing, read_experiments, stored
+
 RESULTS = Path(__file__).with_name("results")
 PAGE = Path(__file__).with_name("reproductions.md")
 BEGIN, END = "<!-- {}: written by docs/make_reproductions.py -->", "<!-- end of {} -->"
@@ -219,10 +223,26 @@ def count_table(claims: Sequence[Table]) -> str:
     return "\n".join(lines)
 
 
+def remaining_table() -> str:
+    """What `benchmarks/reproduce.py` would still run, by experiment."""
+    lines = [
+        "| experiment | runs on | methods x seeds | runs stored | missing | minutes each |",
+        "|---|---|---|---|---|---|",
+    ]
+    for one in read_experiments():
+        rows = stored([RESULTS], one.name)
+        cells = cells_of(one, rows)
+        todo = missing(cells, rows)
+        each = math.fsum(cell.seconds for cell in cells) / len(cells) / 60
+        plan = f"{len({cell.method for cell in cells})} x {len(one.seeds)}"
+        lines.append(f"| `{one.name}` | {one.device} | {plan} | {len(cells) - len(todo)} | {len(todo)} | {each:.1f} |")
+    return "\n".join(lines)
+
+
 def written(text: str) -> str:
     """The page with its tables as they are now."""
     claims = tomllib.loads((RESULTS / "claims.toml").read_text(encoding="utf-8"))["claim"]
-    tables = {"counts": count_table(claims)}
+    tables = {"counts": count_table(claims), "remaining": remaining_table()}
     for paper in dict.fromkeys(claim["paper"] for claim in claims):
         tables[f"claims of {paper}"] = claim_table([claim for claim in claims if claim["paper"] == paper])
     for name, table in tables.items():
