@@ -45,7 +45,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=9.0)
     given = parser.parse_args()
     deadline = time.monotonic() + 60 * given.minutes
-    waiting = [(e, s) for s in given.starts for e in given.environments if not known(e, s, given.results)]
+    waiting = [(e, s) for e in given.environments for s in given.starts if not known(e, s, given.results)]
     running: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
     with tempfile.TemporaryDirectory() as name, shared_gpu() as said:
         print(said, flush=True)
