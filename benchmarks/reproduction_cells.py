@@ -188,7 +188,8 @@ def claimed(path: Path = RESULTS / "claims.toml") -> dict[str, list[frozenset[st
     found: dict[str, list[frozenset[str]]] = {}
     for claim in tomllib.loads(path.read_text(encoding="utf-8"))["claim"]:
         if "experiment" in claim:
-            methods = frozenset(claim[key] for key in ("method", "baseline") if key in claim)
+            others = claim.get("baseline", [])
+            methods = frozenset([claim["method"], *([others] if isinstance(others, str) else others)])
             found.setdefault(claim["experiment"], []).append(methods)
     return found
 

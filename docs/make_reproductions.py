@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import math
+import re
+import statistics
 import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "benchmarks")]  # where the plan of runs is
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))  # where the plan of runs is
+sys.path.insert(0, str(Path(__file__).parent))
 
 from reproduction_cells import cells_of, missing, read_experiments, stored
 from verdicts import CONFIRMED, CONTRADICTED, OPEN, RESULTS, Found, Table, baselines, judged, measured, survives
@@ -55,7 +58,9 @@ def claim_table(claims: Sequence[Table], holds: Sequence[bool]) -> str:
             claim["setting"] + command,
             "–" if claim.get("kind") == "arithmetic" else str(found.n) if found else "0",
             shown(claim, found),
-            word if word == OPEN else f"**{word}**" + ("" if held else " †"),
+            word
+            if word == OPEN
+            else f"**{word}**" + (" here" if claim.get("stand_in") else "") + ("" if held else " †"),
             claim.get("why", ""),
         ]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
@@ -64,11 +69,37 @@ def claim_table(claims: Sequence[Table], holds: Sequence[bool]) -> str:
 
 def count_table(claims: Sequence[Table]) -> str:
     """How many claims of every paper are confirmed, contradicted and open."""
-    lines = ["| paper | claims | confirmed | contradicted | open |", "|---|---|---|---|---|"]
+    lines = ["| paper | claims | confirmed | contradicted | open | open: never run |", "|---|---|---|---|---|---|"]
     for paper in dict.fromkeys(claim["paper"] for claim in claims):
-        found = [judged(claim, measured(claim))[0] for claim in claims if claim["paper"] == paper]
-        counts = [str(found.count(word)) for word in (CONFIRMED, CONTRADICTED, OPEN)]
-        lines.append(f"| {paper} | {len(found)} | {' | '.join(counts)} |")
+        mine = [claim for claim in claims if claim["paper"] == paper]
+        found = [measured(claim) for claim in mine]
+        words = [judged(claim, one)[0] for claim, one in zip(mine, found)]
+        counts = [str(words.count(word)) for word in (CONFIRMED, CONTRADICTED, OPEN)]
+        lines.append(f"| {paper} | {len(mine)} | {' | '.join(counts)} | {found.count(None)} |")
+    return "\n".join(lines)
+
+
+def round_table(name: str) -> str:
+    """Mean accuracy of the methods of an experiment at its tests; the last one with its deviation over the seeds."""
+    rows = [row for row in stored([RESULTS], name) if row["status"] == "finished"]
+    methods = {
+        label: [row for row in rows if row["method"] == label] for label in dict.fromkeys(r["method"] for r in rows)
+    }
+    if not methods:
+        return "No run is stored with its tests yet."
+    tests = min(len(row["tests"]) for row in rows)  # methods with fewer, longer rounds are tested as often
+    shown = sorted({round(step * tests / 6) for step in range(1, 7)} - {0})
+    first = max(rows, key=lambda row: row["rounds"])["tests"]
+    lines = ["| round | " + " | ".join(str(first[at - 1]["round"]) for at in shown) + " | seeds |"]
+    lines += ["|---" * (len(shown) + 2) + "|"]
+    for label, mine in methods.items():
+        cells = []
+        for at in shown:
+            values = [100 * row["tests"][at - 1]["accuracy"] for row in mine]
+            cells.append(f"{statistics.fmean(values):.1f}")
+            if at == shown[-1] and len(values) > 1:
+                cells[-1] += f" ± {statistics.stdev(values):.1f}"
+        lines.append(f"| {label} | {' | '.join(cells)} | {len(mine)} |")
     return "\n".join(lines)
 
 
@@ -92,6 +123,8 @@ def written(text: str) -> str:
     """The page with its tables as they are now."""
     claims = tomllib.loads((RESULTS / "claims.toml").read_text(encoding="utf-8"))["claim"]
     tables = {"counts": count_table(claims), "remaining": remaining_table()}
+    for name in re.findall(r"<!-- rounds of (\w+): written by", text):
+        tables[f"rounds of {name}"] = round_table(name)
     holds = survives([judged(claim, measured(claim))[1] for claim in claims])
     for paper in dict.fromkeys(claim["paper"] for claim in claims):
         mine = [place for place, claim in enumerate(claims) if claim["paper"] == paper]

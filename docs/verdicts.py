@@ -1,4 +1,4 @@
-"""Verdicts on the papers' claims, by rule, from the rows in docs/results; docs/make_reproductions.py writes the page."""
+"""Verdicts on the papers' claims, by rule, from the rows in docs/results; make_reproductions.py writes the page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scipy import stats
 
 RESULTS = Path(__file__).with_name("results")
 LEVEL, POWER = 0.05, 0.8
-ENOUGH = 5  # seeds; with fewer nothing is confirmed or contradicted
+ENOUGH = 4  # seeds; with fewer nothing is confirmed or contradicted
 LAST_TESTS = 4
 CONFIRMED, CONTRADICTED, OPEN = "confirmed", "contradicted", "open"
 
@@ -85,7 +85,7 @@ def judged(claim: Table, found: Found | None) -> tuple[str, float | None]:
         p = found.p(points if wrong and high >= 0 else 0.0)
     elif kind == "equal":
         right, wrong = -points <= low and high <= points, low > points or high < -points
-        p = max(found.p(points), found.p(-points)) if right else min(found.p(points), found.p(-points))
+        p = (min if wrong else max)(found.p(points), found.p(-points))
     elif kind in ("at_least", "at_most"):
         right, wrong = low >= points, high < points
         right, wrong = (right, wrong) if kind == "at_least" else (high <= points, low > points)
@@ -197,7 +197,9 @@ def _value(row: Table, number: int, measure: str) -> float | None:
 
 
 def _rounds_to(row: Table, target: float) -> int | None:
-    """The first tested round at the target; one more than all if it was never reached, None if it was cut short."""
+    """The first round at the target; one more than all if it was never reached. None: not all rounds were tested."""
+    if [test["round"] for test in row["tests"]] != list(range(1, len(row["tests"]) + 1)):
+        return None
     for test in row["tests"]:
         if test["accuracy"] >= target:
             return int(test["round"])
@@ -214,7 +216,9 @@ def by_print(claim: Table, stored: Mapping[str, Any]) -> Found | None:
             low, high = sorted((sign * pair["low"], sign * pair["high"]))
             error = (high - low) / 2 / float(stats.t.ppf(1 - LEVEL / 2, pair["n"] - 1))
             mean = sign * pair["mean"]
-            return Found(n=pair["n"], mean=mean, low=low, high=high, error=error, round=pair["round"], note="as printed")
+            return Found(
+                n=pair["n"], mean=mean, low=low, high=high, error=error, round=pair["round"], note="as printed"
+            )
     if claim.get("measure", "accuracy") != "accuracy":
         return None
     means = {one["method"]: one for one in stored.get("summaries", ())}
