@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -180,6 +181,8 @@ def evaluate(
 
         overrides = [*(settings or []), *([f"data.name={data}"] if data else [])]
         found = retest.retest(run, overrides)
+        for note in found.notes:
+            print(f"warning: the model of round {found.round} is tested, because {note}", file=sys.stderr)
         console().print(f"{run}, after round {found.round}", highlight=False)
         console().print(terminal.scores(found.scores, found.names, everyone=everyone), highlight=False)
         if found.personal is not None:

@@ -20,17 +20,18 @@ from consilience.experiments.client_tests import federated_test, personal_test
 from consilience.experiments.cohort_size import lone_client
 from consilience.experiments.config.config import Config
 from consilience.experiments.experiment import Experiment
-from consilience.experiments.export import export
+from consilience.experiments.export import MANIFEST, MODEL, export
 from consilience.experiments.record import Observer
 from consilience.runs import checkpoint, identity
 from consilience.runs.checkpoint import Checkpoint
-from consilience.runs.disk import explain, replace_file
 from consilience.runs.folder import RunFolder
 from consilience.runs.interrupts import Interrupts
 from consilience.runs.observation import Observation
 from consilience.runs.redact import secrets_in
 from consilience.runs.result import Result
 from consilience.runs.row_log import RecordError
+
+_NOTHING = 0, hashlib.sha256().hexdigest()  # the position in a log without rows
 
 Watch = Callable[["Run"], Iterator[Observation]]
 """Something that shows the observations of a run while it passes them on."""
@@ -58,7 +59,7 @@ class Run:
         if saved is not None:
             self._continue(saved)
         else:
-            folder.truncate_metrics(0, hashlib.sha256().hexdigest())
+            folder.cut_back(_NOTHING, _NOTHING)
 
     @property
     def done(self) -> int:
@@ -146,7 +147,7 @@ class Run:
         _refuse_other_model(server, fresh, self.folder.path)
         if len(losses) != clients:
             raise Invalid(f"{self.folder.path} was saved with {len(losses)} clients, and now there are {clients}")
-        self.folder.truncate_metrics(*saved.facts["metrics"])
+        self.folder.cut_back(saved.facts["metrics"], saved.facts.get("clients"))
         self._resume = Snapshot(
             round=saved.round,
             server=server,
@@ -166,8 +167,8 @@ class Run:
         """Write the round's rows, before the checkpoint that counts on them; where the metrics end then."""
         self._store_resolved()
         position = self.folder.append(observation.row)
-        self.folder.timing.append(observation.timing, sync=False)
         self.folder.clients.append(observation.clients, sync=False)
+        self.folder.timing.append(observation.timing, sync=False)
         if self._tracker is not None:
             self._tracker.add(observation.row)
         return position
@@ -175,6 +176,8 @@ class Run:
     def _save(self, observation: Observation, position: tuple[int, str]) -> None:
         """Write a checkpoint of this round."""
         here, (up, down) = observation.round.snapshot, observation.traffic
+        self.folder.clients.sync()
+        self.folder.timing.sync()
         checkpoint.save(
             self.folder.checkpoints,
             here.round,
@@ -184,7 +187,13 @@ class Run:
                 "losses": {"last": torch.from_numpy(here.losses)},
                 "pending": here.pending,
             },
-            {"metrics": position, "bad_rounds": here.bad_rounds, "bytes_up": up, "bytes_down": down}
+            {
+                "metrics": position,
+                "clients": self.folder.clients.position(),
+                "bad_rounds": here.bad_rounds,
+                "bytes_up": up,
+                "bytes_down": down,
+            }
             | ({} if self._privacy is None else {"privacy": self._privacy.position()}),
             keep=self.config.checkpoint.keep,
         )
@@ -213,7 +222,9 @@ class Run:
             "data": experiment.prints["data"],
             "config": config.digest(),
         }
+        self.folder.uncover(MODEL, MANIFEST)
         export(self.folder.path, experiment.task, values, facts)
+        self.folder.cover(MODEL, MANIFEST)
 
 
 def store_config(folder: RunFolder, config: Config) -> None:
@@ -221,10 +232,7 @@ def store_config(folder: RunFolder, config: Config) -> None:
     path, found = folder.path / "config.toml", secrets_in(config.table())
     if found:
         raise Invalid(f"{', '.join(found)} looks like a secret and would be stored in {path}: leave it out")
-    try:
-        replace_file(path, config.toml().encode())
-    except OSError as problem:
-        raise RecordError(explain("store the config in", path, problem)) from problem
+    folder.store(path.name, config.toml().encode(), doing="store the config")
     folder.record(config=identity.settings(config.table()))
 
 

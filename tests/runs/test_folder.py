@@ -177,7 +177,7 @@ def test_resuming_cuts_the_rows_written_after_the_checkpoint(tmp_path: Path) -> 
         resumed.append({"round": 9})
     found = checkpoint.load_latest(resumed.checkpoints)
     assert found is not None
-    resumed.truncate_metrics(*found.facts["metrics"])
+    resumed.cut_back(found.facts["metrics"], None)
     for round in range(found.round + 1, 6):
         resumed.append({"round": round})
     assert (resumed.path / "metrics.jsonl").read_bytes() == (undisturbed.path / "metrics.jsonl").read_bytes()
@@ -189,7 +189,7 @@ def test_a_resume_before_the_first_checkpoint_starts_from_an_empty_file(tmp_path
     folder = make(tmp_path)
     nothing = folder.metrics.position()
     folder.append({"round": 0})
-    folder.truncate_metrics(*nothing)
+    folder.cut_back(nothing, nothing)
     assert nothing == (0, digest(b"")) and folder.rows().rows == []
 
 
@@ -203,7 +203,7 @@ def test_rows_that_were_changed_or_lost_are_noticed(tmp_path: Path) -> None:
         changed[at] ^= 1
         file.write_bytes(changed)
         with pytest.raises(RecordError, match=r"metrics\.jsonl was changed"):
-            RunFolder.open(folder.path).truncate_metrics(*position)
+            RunFolder.open(folder.path).cut_back(position, None)
         assert file.read_bytes() == changed
     file.write_bytes(original[:-1])
     for length in (position[0], -1, 10**12):
