@@ -17,6 +17,7 @@ class DriftCorrected:
     """alpha/2 |h_i + w - w_received|^2: the client, corrected by its drift h_i, stays near the global model."""
 
     alpha: NonNegative = 0.1
+    whole_model = True  # it corrects every parameter
 
     def __post_init__(self) -> None:
         check(self)
@@ -25,11 +26,6 @@ class DriftCorrected:
     def needs(self) -> tuple[str, ...]:
         """The memory it reads."""
         return ("drift",)
-
-    @property
-    def whole_model(self) -> bool:
-        """It corrects every parameter."""
-        return True
 
     def __call__(self, params: Tree, context: Context, batch: Batch) -> Tensor:
         """The penalty; its gradient is alpha (h_i + w - w_received)."""

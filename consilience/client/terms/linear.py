@@ -21,6 +21,7 @@ class Linear:
 
     received: str | None = None
     remembered: str | None = None
+    whole_model = True  # it corrects every parameter
 
     def __post_init__(self) -> None:
         check(self)
@@ -36,11 +37,6 @@ class Linear:
     def hears(self) -> tuple[str, ...]:
         """The ledger it reads."""
         return () if self.received is None else (self.received,)
-
-    @property
-    def whole_model(self) -> bool:
-        """It corrects every parameter."""
-        return True
 
     def __call__(self, params: Tree, context: Context, batch: Batch) -> Tensor:
         """The inner product over the parameters."""

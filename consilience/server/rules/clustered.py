@@ -32,14 +32,10 @@ class ClusteredAveraging:
     clusters: Annotated[Count, OnlyWith("groups", (None,))] = 2
     metric: ClusterMetric = "distance"
     groups: Groups | None = None
+    needs_each_reply = True  # each cluster has a mean of its own
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Each cluster has a mean of its own."""
-        return True
 
     def init(self, start: Tree, clients: int) -> Tree:
         """Every cluster at the start model, nobody in any."""

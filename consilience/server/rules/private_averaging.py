@@ -40,6 +40,10 @@ class PrivateAveraging:
     epsilon: Positive | None = None
     noise_seed: Whole | None = None
     step: Step = field(default_factory=Replace)
+    needs_each_reply = True  # it clips each
+    # whether one client's update is used must not depend on another's: the sum would move by more than `bound`
+    independent_replies = True
+    moves_without_replies = True  # a round without replies adds noise, too: else its absence would tell
 
     def __post_init__(self) -> None:
         check(self)
@@ -49,21 +53,6 @@ class PrivateAveraging:
     def spending(self) -> Spending:
         """What its rounds cost."""
         return Spending(noise=self.noise, rate=self.rate, delta=self.delta)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """It clips each."""
-        return True
-
-    @property
-    def independent_replies(self) -> bool:
-        """Whether one client's update is used must not depend on another's: the sum would move by more than `bound`."""
-        return True
-
-    @property
-    def moves_without_replies(self) -> bool:
-        """A round without replies adds noise, too: else its absence would tell."""
-        return True
 
     def check_surroundings(self, algorithm: Algorithm, engine: Engine, limits: Limits | None) -> None:
         """Refuse what lets one client decide about another's reply."""

@@ -23,19 +23,11 @@ class Bulyan:
 
     f: Faulty = 0.1
     neighbours: Neighbours = "n-f-1"
+    needs_each_reply = True  # it chooses among them
+    uses_weights = False  # every reply counts the same
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """It chooses among them."""
-        return True
-
-    @property
-    def uses_weights(self) -> bool:
-        """Every reply counts the same."""
-        return False
 
     def check_against(self, replies: int) -> None:
         """Refuse an f that leaves too few replies to choose from."""

@@ -25,19 +25,11 @@ class Krum:
 
     f: Faulty = 0.2
     neighbours: Neighbours = "n-f-1"
+    needs_each_reply = True  # it chooses among them
+    uses_weights = False  # every reply counts the same
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """It chooses among them."""
-        return True
-
-    @property
-    def uses_weights(self) -> bool:
-        """Every reply counts the same."""
-        return False
 
     def check_against(self, replies: int) -> None:
         """Refuse an f that leaves too few neighbours."""
@@ -57,19 +49,11 @@ class MultiKrum:
     f: Faulty = 0.2
     keep: Count | None = None
     neighbours: Neighbours = "n-f-1"
+    needs_each_reply = True  # it chooses among them
+    uses_weights = False  # every reply that is kept counts the same
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """It chooses among them."""
-        return True
-
-    @property
-    def uses_weights(self) -> bool:
-        """Every reply that is kept counts the same."""
-        return False
 
     def check_against(self, replies: int) -> None:
         """Refuse an f that leaves too few neighbours, and a `keep` that must include faulty replies."""
