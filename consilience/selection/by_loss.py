@@ -9,11 +9,12 @@ import numpy as np
 
 from consilience.core.exchange import Pool
 from consilience.core.rng import host
-from consilience.core.settings import Count, Fraction, Invalid, OnlyWith, Positive, check
+from consilience.core.settings import Invalid, OnlyWith, Positive
+from consilience.selection.uniform import Sample
 
 
 @dataclass(frozen=True, kw_only=True)
-class ByLoss:
+class ByLoss(Sample):
     """`count` clients, or floor(`fraction` x all clients) but at least one, drawn without replacement by their loss.
 
     proportional_to: probabilities follow the "loss" F_k, the "softmax" exp(F_k / temperature), or the "total" N_k F_k.
@@ -21,16 +22,9 @@ class ByLoss:
     otherwise the loss it last reported counts, and a client that has reported none counts as the worst known.
     """
 
-    fraction: Fraction | None = None
-    count: Count | None = None
     proportional_to: Literal["loss", "softmax", "total"] = "loss"
     temperature: Annotated[Positive, OnlyWith("proportional_to", ("softmax",))] = 1.0
     fresh_losses: bool = True
-
-    def __post_init__(self) -> None:
-        check(self)
-        if (self.fraction is None) == (self.count is None):
-            raise Invalid("ByLoss takes either fraction or count: give exactly one of them")
 
     def queries(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """Everyone who could be chosen, unless old losses are used."""
@@ -39,13 +33,12 @@ class ByLoss:
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """A fresh sample; a client's draw does not depend on the others."""
         candidates = pool.candidates
-        wanted = self.count or max(1, int(self.fraction * len(pool) + 1e-9))  # type: ignore[operator]
         draws = host(seed, "by_loss", round).exponential(size=len(pool))[candidates]
         # a race of exponential clocks with rates p_k: who is first, then first of the rest, ... is a sample by p_k
         # without replacement; in logarithms, so that no softmax overflows. Clients with p = 0 come last, at random.
         with np.errstate(divide="ignore"):
             arrival = np.log(draws) - self._log_rates(pool)
-        return np.sort(candidates[np.lexsort((draws, arrival))[:wanted]])
+        return np.sort(candidates[np.lexsort((draws, arrival))[: self.wanted(pool)]])
 
     def probabilities(self, pool: Pool) -> np.ndarray:
         """[K] the chance of each client to be drawn first; 0 for those that cannot be chosen."""

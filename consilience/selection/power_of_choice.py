@@ -8,11 +8,12 @@ import numpy as np
 
 from consilience.core.exchange import Pool
 from consilience.core.rng import host
-from consilience.core.settings import Count, Fraction, Invalid, check
+from consilience.core.settings import Count, Invalid
+from consilience.selection.uniform import Sample
 
 
 @dataclass(frozen=True, kw_only=True)
-class PowerOfChoice:
+class PowerOfChoice(Sample):
     """`candidates` clients are drawn by their share of the rows; of these the `count` (or floor(`fraction` x all
     clients), at least one) with the largest losses at the current model take part.
 
@@ -21,15 +22,11 @@ class PowerOfChoice:
     a client that has reported none counts as the worst.
     """
 
-    fraction: Fraction | None = None
-    count: Count | None = None
     candidates: Count | None = None
     fresh_losses: bool = True
 
     def __post_init__(self) -> None:
-        check(self)
-        if (self.fraction is None) == (self.count is None):
-            raise Invalid("PowerOfChoice takes either fraction or count: give exactly one of them")
+        super().__post_init__()
         if self.candidates is not None and self.count is not None and self.candidates < self.count:
             raise Invalid(f"PowerOfChoice.candidates = {self.candidates} must be at least count = {self.count}")
 
@@ -41,15 +38,12 @@ class PowerOfChoice:
         """The candidates with the largest losses; of equal ones, those drawn first by number."""
         drawn = self._drawn(round, pool, seed)
         losses = np.nan_to_num(pool.losses[drawn], nan=np.inf)
-        return np.sort(drawn[np.argsort(-losses, kind="stable")[: self._wanted(pool)]])
-
-    def _wanted(self, pool: Pool) -> int:
-        return self.count or max(1, int(self.fraction * len(pool) + 1e-9))  # type: ignore[operator]
+        return np.sort(drawn[np.argsort(-losses, kind="stable")[: self.wanted(pool)]])
 
     def _drawn(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """Ascending ids, drawn without replacement with probability in proportion to their rows."""
         able = pool.candidates
-        wanted = min(max(self.candidates or 2 * self._wanted(pool), self._wanted(pool)), len(able))
+        wanted = min(max(self.candidates or 2 * self.wanted(pool), self.wanted(pool)), len(able))
         if not wanted:
             return able
         shares = pool.sizes[able] / pool.sizes[able].sum()
