@@ -15,9 +15,8 @@ from html_pages import EVIL, EVIL_IN_A_DRAWING, alone
 from consilience.core.settings import Invalid
 from consilience.diagnose.advice import Advice, advise, is_heterogeneous, is_label_skewed, is_shifted
 from consilience.diagnose.diagnosis import Diagnosis, diagnose
-from consilience.diagnose.drawings import figures
 from consilience.diagnose.evidence import nearest
-from consilience.diagnose.page import page
+from consilience.diagnose.page import figures, page
 from consilience.diagnose.text import lines
 from consilience.experiments import runner
 from consilience.experiments.config import config

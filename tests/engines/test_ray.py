@@ -39,7 +39,7 @@ from consilience.engines.vectorised.tuning import LaneChoice
 from consilience.environments.environment import Environment
 from consilience.experiments import runner
 from consilience.experiments.config import config
-from consilience.selection.power_of_choice import PowerOfChoice
+from consilience.selection.by_loss import PowerOfChoice
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'consilience[ray]'")
 

@@ -17,8 +17,7 @@ from consilience.algorithms._common import Common
 from consilience.core.settings import Invalid, Range, options_of
 from consilience.experiments.config import config
 from consilience.options import parts
-from consilience.options.other_values import other_values
-from consilience.options.recipes import default_of
+from consilience.options.recipes import default_of, other_values
 from consilience.selection import Everyone, SlidingWindow, Uniform
 from consilience.server.averaging.steps.plain import Replace
 from consilience.server.averaging.weighting.by_size import UniformWeights
