@@ -13,8 +13,8 @@ from consilience.dashboard.command import dashboard
 from consilience.diagnose.command import diagnose
 from consilience.experiments.learn_command import learn
 from consilience.flower.deploy.commands import deploy, verify
-from consilience.reporting.report import after_run
-from consilience.reporting.report import report as report_command
+from consilience.reporting.command import after_run
+from consilience.reporting.command import report as report_command
 from consilience.runs.failures import guarded
 from consilience.tuning.command import tune
 

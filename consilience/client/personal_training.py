@@ -25,7 +25,7 @@ from consilience.core.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class PersonalTraining(Wraps):
-    """`shared` trains the received model and replies; `own` goes on with the client's own model, which stays home.
+    """`shared` trains the received model and replies; `own` goes on with the client's own model, which is never sent.
 
     The terms of `own` see the received model as the place where the client started (Ditto's anchor).
     """

@@ -29,7 +29,7 @@ def figures(of: Diagnosis) -> list[Figure]:
     found += [
         _cosines(of, of.start.cosines, names, "at the start", "gradients_start"),
         _cosines(of, of.later.cosines, names, f"after {of.later_round} rounds", "gradients_later"),
-        _likeness(of, names),
+        _similarity(of, names),
         _steps(of, names),
     ]
     return [*found, _seconds(of, names)] if of.effort.seconds.max(initial=0) > 0 else found
@@ -92,15 +92,15 @@ def _cosines(of: Diagnosis, cosines: np.ndarray, names: list[str], when: str, na
     return Figure(name=name, title=f"Gradients {when}", caption=caption, figure=figure)
 
 
-def _likeness(of: Diagnosis, names: list[str]) -> Figure:
+def _similarity(of: Diagnosis, names: list[str]) -> Figure:
     axis = _probed(of, names)
-    figure = heat_map(of.likeness.matrix, down=axis, across=axis, scale=Scale("linear CKA (at most 1)", high=1))
+    figure = heat_map(of.similarity.matrix, down=axis, across=axis, scale=Scale("linear CKA (at most 1)", high=1))
     caption = (
         f"Similarity of the models that two clients train in one round ({of.local_epochs:g} local epochs) from the "
         "same model: 1 means the same features, up to a rotation. The scale starts at the least similar pair, so read "
-        f"its numbers: values near those by chance ({of.likeness.chance:.3f} in the mean) are good."
+        f"its numbers: values near those by chance ({of.similarity.chance:.3f} in the mean) are good."
     )
-    return Figure(name="likeness", title="Similarity of client models", caption=caption, figure=figure)
+    return Figure(name="similarity", title="Similarity of client models", caption=caption, figure=figure)
 
 
 def _steps(of: Diagnosis, names: list[str]) -> Figure:

@@ -84,7 +84,7 @@ def shared_defaults(recipe: Recipe) -> Options:
     needed = {name: next(other_values(option.annotation)) for name, option in known.items() if option.required}
     defaults = {name: option.default for name, option in getattr(recipe, "shared", {}).items() if name in known}
     shared = {name: value for name, value in defaults.items() if value is not None}
-    plain = _raw(recipe, needed)
+    plain = _raw(recipe, needed) if needed else default_algorithm(recipe)
     if plain == _raw(recipe, {**needed, **shared}):  # true of most recipes
         return shared
     return {name: value for name, value in shared.items() if plain == _raw(recipe, {**needed, name: value})}

@@ -140,7 +140,7 @@ def test_every_figure_has_axes_a_scale_and_a_caption(skewed: Diagnosis) -> None:
         "labels": "share of the client's rows",
         "gradients_start": cosine,
         "gradients_later": cosine,
-        "likeness": "linear CKA (at most 1)",
+        "similarity": "linear CKA (at most 1)",
     }
     image = axes["gradients_start"][0].images[0]
     assert image.get_clim() == (-1, 1) and np.array_equal(image.get_array(), skewed.start.cosines)

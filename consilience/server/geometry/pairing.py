@@ -87,7 +87,7 @@ class ExactMatching:
     needs_similarity = True  # it looks at all pairs
 
     def pairs(self, similarity: np.ndarray, count: int, draw: np.random.Generator) -> Pairs:
-        """Blossoms on whole numbers; clients that stay out are matched with m - 2 `count` nobodies."""
+        """Blossoms on whole numbers; m - 2 `count` added nodes are matched with the clients that stay out."""
         try:
             from networkx import Graph, max_weight_matching  # type: ignore[import-untyped]
         except ImportError as problem:  # it comes with torch

@@ -15,7 +15,7 @@ from consilience.core.settings import Count, OnlyWith, check
 from consilience.core.tree import Tree, map_leaves
 from consilience.server.averaging.combining.weighted_mean import weighted_mean
 from consilience.server.geometry.geometry import measure
-from consilience.server.rules.clusters import ClusterMetric, Groups, by_likeness, check_groups, in_order
+from consilience.server.rules.clusters import ClusterMetric, Groups, by_similarity, check_groups, in_order
 
 NOWHERE = -1
 
@@ -84,7 +84,7 @@ class ClusteredAveraging:
             return mine
         if not bool(state["trained"].any()):
             keep = np.isin(np.arange(len(cohort)), new.cpu().numpy())
-            found = by_likeness(cohort.only(keep), state["model"]["params"], self.clusters, self.metric)
+            found = by_similarity(cohort.only(keep), state["model"]["params"], self.clusters, self.metric)
             return mine.index_copy(0, new, torch.from_numpy(found).to(mine))
         homes = torch.nonzero(state["trained"]).flatten()
         both = tree.concatenate([tree.rows(params, new), tree.rows(state["models"]["params"], homes)])

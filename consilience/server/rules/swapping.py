@@ -41,7 +41,7 @@ class Swapping:
     weighting: Weighting = field(default_factory=ByExamples)
     combine: Combine = field(default_factory=WeightedMean)
     step: Step = field(default_factory=Replace)
-    needs_each_reply = True  # every model goes on living
+    needs_each_reply = True  # every model is kept
 
     def __post_init__(self) -> None:
         check(self)
