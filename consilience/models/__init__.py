@@ -12,6 +12,7 @@ from torch import nn
 from consilience.core.settings import Invalid, nearest
 from consilience.models.convolutional import cnn
 from consilience.models.densely_connected import densenet121
+from consilience.models.entries import small_unet, token_transformer
 from consilience.models.frozen import linear_head
 from consilience.models.fusion import early_fusion, late_fusion
 from consilience.models.perceptrons import logistic, mlp
@@ -33,7 +34,9 @@ __all__ = [
     "resnet34",
     "resnet50",
     "siamese",
+    "small_unet",
     "text_lstm",
+    "token_transformer",
 ]
 
 
