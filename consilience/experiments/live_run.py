@@ -213,6 +213,8 @@ class Run:
             "data": experiment.prints["data"],
             "config": config.digest(),
         }
+        if experiment.task.frozen_digest:
+            facts["frozen_weights"] = experiment.task.frozen_digest
         export(self.folder.path, experiment.task, values, facts)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import nn
 
 from consilience.core import tree
 from consilience.core.exchange import Broadcast, Cohort, WaitPolicy
@@ -20,7 +21,7 @@ from consilience.engines.placement import FloatingType, Placement
 from consilience.engines.ray import session
 from consilience.engines.ray.pool import ActorPool, WorkerAssignment, WorkerResult
 from consilience.engines.ray.replies import RemoteMemories, RemoteReplies
-from consilience.engines.ray.transfer import balanced_owners, packed
+from consilience.engines.ray.transfer import balanced_owners, packed, without_frozen
 from consilience.engines.ray.worker import WorkerSetup
 from consilience.engines.vectorised import timing
 from consilience.engines.vectorised.arithmetic import Precision, prepare_libraries
@@ -215,8 +216,9 @@ class RayCluster:
             count = self._workers
             session.join(self._address, count * self._threads)
             try:
+                model = self._stored_model()
                 self._pool = ActorPool(
-                    [self._setup(np.flatnonzero(self.owner == worker)) for worker in range(count)],
+                    [self._setup(np.flatnonzero(self.owner == worker), *model) for worker in range(count)],
                     session.room(count, self._threads, self.device.type == "cuda"),
                 )
             except BaseException:
@@ -225,11 +227,20 @@ class RayCluster:
             self._shutdown = weakref.finalize(self, ActorPool.shutdown, self._pool)
         return self._pool
 
-    def _setup(self, ids: np.ndarray) -> WorkerSetup:
+    def _stored_model(self) -> tuple[nn.Module, Any]:
+        """(the module, where its frozen parameters are stored for all workers)."""
+        import ray
+
+        module, frozen = without_frozen(self._given_task.module)
+        return module, ray.put(frozen) if frozen else None
+
+    def _setup(self, ids: np.ndarray, module: nn.Module, frozen: Any) -> WorkerSetup:
         return WorkerSetup.of(
             self._federation,
             ids,
             self._given_task,
+            module,
+            frozen,
             self._settings,
             threads=self._threads,
             shards=self._workers,

@@ -21,7 +21,14 @@ from consilience.core.metrics import Metric
 from consilience.core.protocols import Channel, ClientRule
 from consilience.core.task import Task
 from consilience.core.tree import Tree
-from consilience.engines.ray.transfer import RemoteLeaf, WorkerReplies, balanced_owners, packed, unpacked
+from consilience.engines.ray.transfer import (
+    RemoteLeaf,
+    WorkerReplies,
+    balanced_owners,
+    packed,
+    unpacked,
+    with_frozen,
+)
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.engines.vectorised.tuning import LaneChoice
 from consilience.engines.workload import Workload
@@ -34,7 +41,8 @@ class WorkerSetup(NamedTuple):
     train: dict[str, Any]  # of arrays
     test: dict[str, Any] | None
     classes: int | None
-    module: nn.Module
+    module: nn.Module  # without its frozen parameters
+    frozen: Any  # where those lie in the object store: once for all workers of a machine; None where there are none
     kind: Kind
     loss: Loss
     metrics: tuple[Metric, ...]
@@ -48,6 +56,8 @@ class WorkerSetup(NamedTuple):
         federation: Federation,
         ids: np.ndarray,
         task: Task,
+        module: nn.Module,
+        frozen: Any,
         settings: dict[str, Any],
         *,
         threads: int,
@@ -61,7 +71,8 @@ class WorkerSetup(NamedTuple):
             train=packed(vars(mine.train)),
             test=None if mine.test is None else packed(vars(mine.test)),
             classes=mine.classes,
-            module=task.module,
+            module=module,
+            frozen=frozen,
             kind=task.kind,
             loss=task.losses,
             metrics=task.added,
@@ -94,7 +105,10 @@ class Worker:
 
     def _begin(self, setup: WorkerSetup) -> None:
         torch.set_num_threads(setup.threads)  # Ray's own default is one, and the last bits depend on it
-        task = Task(setup.module, setup.kind, loss=setup.loss, metrics=setup.metrics)
+        import ray
+
+        module = setup.module if setup.frozen is None else with_frozen(setup.module, ray.get(setup.frozen))
+        task = Task(module, setup.kind, loss=setup.loss, metrics=setup.metrics)
         self._engine = Vectorised(task, setup.federation(), hosts=setup.ids, **setup.settings)
         self._setup = setup
         self._whole: tuple[int, dict[str, Tensor]] = (-1, {})  # of an exchange, tensors put together from all workers
