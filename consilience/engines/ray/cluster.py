@@ -216,9 +216,10 @@ class RayCluster:
             count = self._workers
             session.join(self._address, count * self._threads)
             try:
-                model = self._stored_model()
+                module, frozen = without_frozen(self._given_task.module)
                 self._pool = ActorPool(
-                    [self._setup(np.flatnonzero(self.owner == worker), *model) for worker in range(count)],
+                    [self._setup(np.flatnonzero(self.owner == worker), module) for worker in range(count)],
+                    frozen,
                     session.room(count, self._threads, self.device.type == "cuda"),
                 )
             except BaseException:
@@ -227,20 +228,12 @@ class RayCluster:
             self._shutdown = weakref.finalize(self, ActorPool.shutdown, self._pool)
         return self._pool
 
-    def _stored_model(self) -> tuple[nn.Module, Any]:
-        """(the module, where its frozen parameters are stored for all workers)."""
-        import ray
-
-        module, frozen = without_frozen(self._given_task.module)
-        return module, ray.put(frozen) if frozen else None
-
-    def _setup(self, ids: np.ndarray, module: nn.Module, frozen: Any) -> WorkerSetup:
+    def _setup(self, ids: np.ndarray, module: nn.Module) -> WorkerSetup:
         return WorkerSetup.of(
             self._federation,
             ids,
             self._given_task,
             module,
-            frozen,
             self._settings,
             threads=self._threads,
             shards=self._workers,

@@ -41,8 +41,7 @@ class WorkerSetup(NamedTuple):
     train: dict[str, Any]  # of arrays
     test: dict[str, Any] | None
     classes: int | None
-    module: nn.Module  # without its frozen parameters
-    frozen: Any  # where those lie in the object store: once for all workers of a machine; None where there are none
+    module: nn.Module  # without its frozen parameters, which are stored once for all workers of a machine
     kind: Kind
     loss: Loss
     metrics: tuple[Metric, ...]
@@ -57,7 +56,6 @@ class WorkerSetup(NamedTuple):
         ids: np.ndarray,
         task: Task,
         module: nn.Module,
-        frozen: Any,
         settings: dict[str, Any],
         *,
         threads: int,
@@ -72,7 +70,6 @@ class WorkerSetup(NamedTuple):
             test=None if mine.test is None else packed(vars(mine.test)),
             classes=mine.classes,
             module=module,
-            frozen=frozen,
             kind=task.kind,
             loss=task.losses,
             metrics=task.added,
@@ -101,14 +98,11 @@ class Worker:
 
         # models and rules are found where the driver finds them; the setup, in a list, is not opened before
         sys.path.extend(path for path in paths if path not in sys.path and os.path.exists(path))
-        self._begin(ray.get(setup[0]))
+        self._begin(*ray.get(setup))
 
-    def _begin(self, setup: WorkerSetup) -> None:
+    def _begin(self, setup: WorkerSetup, frozen: Tree) -> None:
         torch.set_num_threads(setup.threads)  # Ray's own default is one, and the last bits depend on it
-        import ray
-
-        module = setup.module if setup.frozen is None else with_frozen(setup.module, ray.get(setup.frozen))
-        task = Task(module, setup.kind, loss=setup.loss, metrics=setup.metrics)
+        task = Task(with_frozen(setup.module, frozen), setup.kind, loss=setup.loss, metrics=setup.metrics)
         self._engine = Vectorised(task, setup.federation(), hosts=setup.ids, **setup.settings)
         self._setup = setup
         self._whole: tuple[int, dict[str, Tensor]] = (-1, {})  # of an exchange, tensors put together from all workers
