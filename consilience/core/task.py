@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -27,18 +28,19 @@ from consilience.core.tree import Tree
 class Task:
     """A model and its kind of task; the model's values live in trees `{"params": ..., "buffers": ...}`.
 
-        task = cs.Task(nn.Linear(4, 3))
-        output, buffers = task.apply(task.start(), x, train=False)
+            task = cs.Task(nn.Linear(4, 3))
+            output, buffers = task.apply(task.start(), x, train=False)
 
-    module: any `nn.Module` that works under `torch.func`; it is copied, never changed. Parameters with
-    `requires_grad=False` (a frozen encoder) are constants: they are never trained or sent.
-    kind: "classification", "binary" (one logit a row), "multi_label" (one for each of several labels), "regression",
-    "tokens", "next_token", "dense" (pixels), or a `Kind` of your own; left out, what the loss belongs to, or
-    classification.
-    loss: the name of a loss of the kind, or a function (output, target) -> [B] loss per example; by default the kind's.
-    metrics: further ones, next to the kind's; one that has the key of a metric of the kind replaces it, unless that
-    is the main one.
-    settings: of a built-in kind: class_weights, label_smoothing, ignore_index.
+        module: any `nn.Module` that works under `torch.func`; it is copied, never changed. Parameters with
+    `requires_grad=False` (a frozen encoder) are constants: they are never trained or sent, and all threads and
+        clients of a device use one copy.
+        kind: "classification", "binary" (one logit a row), "multi_label" (one for each of several labels), "regression",
+        "tokens", "next_token", "dense" (pixels), or a `Kind` of your own; left out, what the loss belongs to, or
+        classification.
+        loss: the name of a loss of the kind, or a function (output, target) -> [B] loss per example; by default the kind's.
+        metrics: further ones, next to the kind's; one that has the key of a metric of the kind replaces it, unless that
+        is the main one.
+        settings: of a built-in kind: class_weights, label_smoothing, ignore_index.
     """
 
     def __init__(
@@ -63,9 +65,9 @@ class Task:
         self.loss_name = loss_name(self.losses)
         self.added = tuple(metrics)
         self.metrics = self._all_metrics()
-        exact = make_exact(copy.deepcopy(module))
+        exact = make_exact(_sharing_copy(module))
         frozen = _frozen_modules(module)
-        self._exact = exact
+        self._exact = self._placed = exact
         self._parameters = tuple(n for n, p in module.named_parameters() if p.requires_grad)
         self._buffers = tuple(n for n, _ in module.named_buffers() if not n.startswith(frozen))
         if not self._parameters:
@@ -92,8 +94,10 @@ class Task:
     def to(self, device: torch.device, dtype: torch.dtype | None = None, *, matmul: bool = False) -> Task:
         """The same task with its constants on a device and in a dtype, and convolutions as matrix products if asked."""
         moved = copy.copy(self)
+        if (device, dtype) != self._place:
+            moved._placed = _sharing_copy(self._exact, device, dtype)
         if matmul:
-            moved._exact = use_matmul(copy.deepcopy(self._exact))
+            moved._placed = use_matmul(_sharing_copy(moved._placed))
         moved._replicas, moved._place = threading.local(), (device, dtype)
         if isinstance(self.losses, WeightedLoss):
             moved.losses = self.losses.placed(device, dtype)
@@ -102,14 +106,31 @@ class Task:
 
     def ready(self) -> Task:
         """Make this thread's working copies of the module, which cannot be made inside a traced function."""
-        device, dtype = self._place
         for name in ("train", "eval"):
             if not hasattr(self._replicas, name):
-                module = copy.deepcopy(self._exact).requires_grad_(False).train(name == "train")
+                module = _sharing_copy(self._placed).train(name == "train")
                 for prefix in _frozen_modules(self.module):  # frozen parts keep their statistics
                     module.get_submodule(prefix[:-1]).eval()
-                setattr(self._replicas, name, module.to(device=device, dtype=dtype))
+                setattr(self._replicas, name, module)
         return self
+
+    @property
+    def frozen(self) -> dict[str, Tensor]:
+        """The constants: parameters that are not trained, by name. A part may add its own by a method `constants()`."""
+        found = {name: p.detach() for name, p in self.module.named_parameters() if not p.requires_grad}
+        for name, part in self.module.named_modules():
+            if hasattr(part, "constants"):
+                found.update({f"{name}.{key}": value for key, value in part.constants().items()})
+        return found
+
+    @functools.cached_property
+    def frozen_digest(self) -> str:
+        """SHA-256 of the constants, "" if there are none: what a checkpoint and a message hold in their place."""
+        digest, frozen = hashlib.sha256(), self.frozen
+        for name, value in sorted(frozen.items()):
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+            digest.update(value.cpu().contiguous().view(-1).view(torch.uint8).numpy().data if value.numel() else b"")
+        return digest.hexdigest() if frozen else ""
 
     def apply(
         self,
@@ -193,6 +214,20 @@ class Task:
     def convolves(self) -> bool:
         """Whether the model has 2-d convolutions."""
         return any(isinstance(part, nn.Conv2d) for part in self.module.modules())
+
+
+def _sharing_copy(module: nn.Module, device: torch.device | None = None, dtype: torch.dtype | None = None) -> nn.Module:
+    """A copy of the module's structure whose parameters are the same tensors, or one copy of them where placed anew.
+
+    Parameters that are trained only hold a place: `functional_call` puts a client's values there.
+    """
+    shared: dict[int, Any] = {}
+    for parameter in module.parameters():
+        if type(parameter) is nn.Parameter:  # other types may not be shared
+            placed = parameter.detach().to(device, dtype if parameter.is_floating_point() else None)
+            shared[id(parameter)] = nn.Parameter(placed, requires_grad=False)
+    copied = copy.deepcopy(module, shared).requires_grad_(False)
+    return copied if device is None and dtype is None else copied.to(device=device, dtype=dtype)
 
 
 def _frozen_modules(module: nn.Module) -> tuple[str, ...]:

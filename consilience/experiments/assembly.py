@@ -24,9 +24,10 @@ from consilience.core.settings import Invalid, options_of
 from consilience.core.targets import refuse_wrong
 from consilience.core.task import Task
 from consilience.data import datasets
-from consilience.data.dataset import Dataset
+from consilience.data.dataset import Dataset, Texts
 from consilience.data.federate import federate
 from consilience.data.partition import fingerprint
+from consilience.data.tokenized import tokenized
 from consilience.data.validation import validated
 from consilience.environments.environment import Environment
 from consilience.experiments.cohort_size import try_selection
@@ -79,7 +80,7 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    data = read_data(config) if data is None else data
+    data = _readable(config, read_data(config) if data is None else data)
     federation, rows = spread(config, data)
     algorithm: Algorithm = config.algorithm.built
     if capability(algorithm.selection, PoolsData) is not None:
@@ -97,6 +98,8 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
     _try_budget(0 if resumed else config.rounds, algorithm, engine)
     try_selection(algorithm, federation, config.seed)
     prints = {"data": data_fingerprint(data), "partition": fingerprint(rows)}
+    if task.frozen_digest:
+        prints["frozen_weights"] = task.frozen_digest
     return Simulation(
         config=config,
         federation=federation,
@@ -169,16 +172,33 @@ def data_fingerprint(data: Dataset) -> str:
     return digest.hexdigest()
 
 
+def _readable(config: Config, data: Dataset) -> Dataset:
+    """The data as the model reads them: texts as the numbers of its tokens."""
+    if not isinstance(data.x, Texts):
+        return data
+    reads = getattr(models.find(config.model.name), "reads_texts", None)
+    if reads is None:
+        raise Invalid(
+            f"data.features = 'raw' are texts, and model.name = {config.model.name!r} has no tokenizer: use "
+            "model.name = 'hugging_face', or data.features = 'words', 'characters' or 'ngrams'"
+        )
+    reader = made("model", lambda: reads(**config.model.options), {})
+    head = config.model.options["head"]
+    return made("data", lambda: tokenized(data, reader, head=head, seed=config.seed), {})
+
+
 def _loader(config: Config) -> Any:
     return KINDS["data"].find(config.data.name)[1]
 
 
 def _model(config: Config, data: Dataset, kind: Kind) -> torch.nn.Module:
     name, options = config.model.name, dict(config.model.options)
-    if "vocabulary" in options_of(models.find(name)) and "vocabulary" not in options:
-        if not data.vocabulary:
+    vocabulary = options_of(models.find(name)).get("vocabulary")
+    if vocabulary is not None and options.get("vocabulary") is None:
+        if data.vocabulary:
+            options["vocabulary"] = len(data.vocabulary)
+        elif vocabulary.required:
             raise Invalid(f"model.vocabulary is missing: {name} reads tokens, and {data.name!r} does not say how many")
-        options["vocabulary"] = len(data.vocabulary)
     shapes = {key: tuple(x.shape[1:]) for key, x in data.x.items()} if isinstance(data.x, Mapping) else None
     inputs = shapes or tuple(data.x.shape[1:])
     outputs = kind.outputs(data.y, data.classes)
