@@ -66,6 +66,7 @@ class Task:
         self._keys = key_inputs(exact)
         self._replicas = threading.local()  # functional_call swaps values into the module: one per thread
         self._place: tuple[torch.device, torch.dtype | None] = (torch.device("cpu"), None)
+        self._given: Tree = {}
         self.ready()
 
     def __repr__(self) -> str:
@@ -115,7 +116,7 @@ class Task:
         `through(module, x)` may use the module's other methods: what it returns is the output instead of forward's.
         """
         buffers = {name: value.clone() for name, value in model["buffers"].items()} if train else model["buffers"]
-        values = {**model["params"], **buffers, **self._extra(train, mask, key)}
+        values = {**self._given, **model["params"], **buffers, **self._extra(train, mask, key)}
         module = self._replica(train)
         for name in self._keys:
             module.get_submodule(name.rpartition(".")[0]).calls = 0  # type: ignore[assignment]
@@ -143,6 +144,16 @@ class Task:
         known.metrics = known._all_metrics()
         known._replicas = threading.local()
         return known.ready()
+
+    def with_module(self, module: nn.Module) -> Task:
+        """The same task for another form of the module."""
+        return Task(module, self.kind, loss=self.losses, metrics=self.added)
+
+    def given(self, values: Tree) -> Task:
+        """The same task, in which some of the module's values, by their names, are these and not part of the model."""
+        known = copy.copy(self)
+        known._given = {**self._given, **values}
+        return known
 
     def _all_metrics(self) -> Metrics:
         kind = self.kind
