@@ -79,7 +79,7 @@ def train(
         federation = federation.pooled()
     task = _task(model, federation, kind, loss)
     task = try_model(task, federation, f"the model {type(task.module).__name__}", "the federation's data")
-    try_client(algorithm, task)
+    task = try_client(algorithm, task)
     options = read_options("train", engine, engine_options(), "train")
     vectorised = Vectorised(task, federation, environment=environment, rounds_ahead=rounds, **options)
     observer = Observer(

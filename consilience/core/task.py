@@ -28,19 +28,19 @@ from consilience.core.tree import Tree
 class Task:
     """A model and its kind of task; the model's values live in trees `{"params": ..., "buffers": ...}`.
 
-            task = cs.Task(nn.Linear(4, 3))
-            output, buffers = task.apply(task.start(), x, train=False)
+        task = cs.Task(nn.Linear(4, 3))
+        output, buffers = task.apply(task.start(), x, train=False)
 
-        module: any `nn.Module` that works under `torch.func`; it is copied, never changed. Parameters with
+    module: any `nn.Module` that works under `torch.func`; it is copied, never changed. Parameters with
     `requires_grad=False` (a frozen encoder) are constants: they are never trained or sent, and all threads and
-        clients of a device use one copy.
-        kind: "classification", "binary" (one logit a row), "multi_label" (one for each of several labels), "regression",
-        "tokens", "next_token", "dense" (pixels), or a `Kind` of your own; left out, what the loss belongs to, or
-        classification.
-        loss: the name of a loss of the kind, or a function (output, target) -> [B] loss per example; by default the kind's.
-        metrics: further ones, next to the kind's; one that has the key of a metric of the kind replaces it, unless that
-        is the main one.
-        settings: of a built-in kind: class_weights, label_smoothing, ignore_index.
+    clients of a device use one copy.
+    kind: "classification", "binary" (one logit a row), "multi_label" (one for each of several labels), "regression",
+    "tokens", "next_token", "dense" (pixels), or a `Kind` of your own; left out, what the loss belongs to, or
+    classification.
+    loss: the name of a loss of the kind, or a function (output, target) -> [B] loss per example; by default the kind's.
+    metrics: further ones, next to the kind's; one that has the key of a metric of the kind replaces it, unless that
+    is the main one.
+    settings: of a built-in kind: class_weights, label_smoothing, ignore_index.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class Task:
         self._keys = key_inputs(exact)
         self._replicas = threading.local()  # functional_call swaps values into the module: one per thread
         self._place: tuple[torch.device, torch.dtype | None] = (torch.device("cpu"), None)
+        self._given: Tree = {}
         self.ready()
 
     def __repr__(self) -> str:
@@ -147,7 +148,7 @@ class Task:
         `through(module, x)` may use the module's other methods: what it returns is the output instead of forward's.
         """
         buffers = {name: value.clone() for name, value in model["buffers"].items()} if train else model["buffers"]
-        values = {**model["params"], **buffers, **self._extra(train, mask, key)}
+        values = {**self._given, **model["params"], **buffers, **self._extra(train, mask, key)}
         module = self._replica(train)
         for name in self._keys:
             module.get_submodule(name.rpartition(".")[0]).calls = 0  # type: ignore[assignment]
@@ -180,6 +181,16 @@ class Task:
         known.metrics = known._all_metrics()
         known._replicas = threading.local()
         return known.ready()
+
+    def with_module(self, module: nn.Module) -> Task:
+        """The same task for another form of the module."""
+        return Task(module, self.kind, loss=self.losses, metrics=self.added)
+
+    def given(self, values: Tree) -> Task:
+        """The same task, in which some of the module's values, by their names, are these and not part of the model."""
+        known = copy.copy(self)
+        known._given = {**self._given, **values}
+        return known
 
     def _all_metrics(self) -> Metrics:
         kind = self.kind

@@ -14,7 +14,7 @@ import torch
 from consilience import models
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm
-from consilience.core.capabilities import ChecksSurroundings, ChecksTask, PoolsData, capability
+from consilience.core.capabilities import ChecksSurroundings, PoolsData, capability
 from consilience.core.federation import Federation
 from consilience.core.kind import Kind
 from consilience.core.kinds import KINDS as BUILT_IN
@@ -88,12 +88,12 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
     kind = kind_of(config, data)
     task = Task(_model(config, data, kind), kind, loss=None if config.loss == "auto" else config.loss)
     task = try_model(task, federation, f"model.name = {config.model.name!r}", f"data.name = {config.data.name!r}")
+    task = try_client(algorithm, task)
     environment = config.environment.built
     made("environment", lambda: environment.check_against(len(federation)), {})
     settings = {**config.engine, "environment": environment, "rounds_ahead": config.rounds}
     where = ENGINES[settings.pop("name", "vectorised")]
     engine = made("engine", lambda: where(task, federation, **settings), {})
-    try_client(algorithm, task)
     _try_surroundings(config, algorithm, engine)
     _try_budget(0 if resumed else config.rounds, algorithm, engine)
     try_selection(algorithm, federation, config.seed)
@@ -256,11 +256,9 @@ def refuse_other_size(task: Task, output: Any, y: torch.Tensor, model: str, data
         raise Invalid(f"{model} gives outputs for {have} {what}, but {data} have targets of {need}: make them equal")
 
 
-def try_client(algorithm: Algorithm, task: Task) -> None:
-    """Refuse a model that lacks what the clients' rule or one of its terms calls."""
-    checking = capability(algorithm.client, ChecksTask)
-    if checking is not None:
-        made("algorithm", functools.partial(checking.check_against, task), {})
+def try_client(algorithm: Algorithm, task: Task) -> Task:
+    """The task as the clients train it; a model that lacks what their rule or one of its terms calls is refused."""
+    return made("algorithm", functools.partial(algorithm.prepared, task), {})
 
 
 def _try_surroundings(config: Config, algorithm: Algorithm, engine: Engine) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from consilience.core.settings import Invalid, nearest
+from consilience.models.adapted import lora_mlp
 from consilience.models.convolutional import cnn
 from consilience.models.densely_connected import densenet121
 from consilience.models.entries import small_unet, token_transformer
@@ -30,6 +31,7 @@ __all__ = [
     "late_fusion",
     "linear_head",
     "logistic",
+    "lora_mlp",
     "mlp",
     "resnet18",
     "resnet20",

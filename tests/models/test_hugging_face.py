@@ -81,7 +81,7 @@ def test_weights_of_a_folder_and_the_seed(tmp_path: Path) -> None:
     assert values[0][head].shape == (5, 16)
     assert torch.equal(values[0][head], values[1][head]) and not torch.equal(values[0][head], values[2][head])
     assert torch.equal(values[0][encoder], values[2][encoder])
-    with pytest.raises(Invalid, match="lacks 'bert.*it is another model"):
+    with pytest.raises(Invalid, match=r"lacks 'bert.*it is another model"):
         cs.build_model("hugging_face", inputs, 3, weights=str(tmp_path), config={"intermediate_size": 20})
 
 
