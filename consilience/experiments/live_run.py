@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from consilience.core import tree
-from consilience.core.round_keys import fresh
 from consilience.core.rounds import Diverged, Snapshot, run
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
@@ -87,7 +86,7 @@ class Run:
                 seed=config.seed,
                 resume=self._resume,
                 limits=config.limits,
-                keys=fresh if self._privacy is None else self._privacy.keys,
+                keys=None if self._privacy is None else self._privacy.keys,
             )
             traffic, began = self._traffic, time.perf_counter()
             for done in rounds:
@@ -222,6 +221,8 @@ class Run:
             "data": experiment.prints["data"],
             "config": config.digest(),
         }
+        if experiment.task.frozen_digest:
+            facts["frozen_weights"] = experiment.task.frozen_digest
         self.folder.uncover(MODEL, MANIFEST)
         export(self.folder.path, experiment.task, values, facts)
         self.folder.cover(MODEL, MANIFEST)

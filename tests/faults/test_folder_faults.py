@@ -151,7 +151,7 @@ def test_a_process_that_ends_while_adding_a_row_leaves_at_most_a_torn_line(tmp_p
         assert [row["round"] for row in resumed.rows().rows][:3] == [0, 1, 2]
         resumed.cut_back(position, None)
         resumed.append({"round": 3})
-        assert (folder.path / "metrics.jsonl").read_bytes() == b"".join(b'{"round":%d}\n' % r for r in range(4))
+        assert [row["round"] for row in RunFolder.open(folder.path).rows().rows] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("kind", ["no space", "I/O error", "I/O error after the effect"])
@@ -159,9 +159,9 @@ def test_cutting_rows_back_works_or_leaves_them_readable(tmp_path: Path, kind: s
     for k in range(4):  # open, truncate, flush, close
         folder = make(tmp_path / str(k))
         position = folder.append({"round": 0})
-        folder.append({"round": 1})
+        length = folder.append({"round": 1})[0]
         with failing(k, FAULTS[kind]), pytest.raises(RecordError, match=r"metrics\.jsonl.*free"):
             folder.cut_back(position, None)
         assert [row["round"] for row in folder.rows().rows] in ([0], [0, 1])
         folder.cut_back(position, None)
-        assert folder.append({"round": 1})[0] == 24
+        assert folder.append({"round": 1})[0] == length
