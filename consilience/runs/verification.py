@@ -41,6 +41,12 @@ def problems(folder: RunFolder) -> list[str]:
         if rounds[shortest] < max(rounds.values()):
             found.append(f"{folder.path / shortest} ends after round {rounds[shortest]}, other logs later")
     newest, damaged = latest(folder)
+    older = [] if newest is None else checkpoint.generations(folder.checkpoints)  # without it all were looked at
+    for path in older:
+        try:
+            checkpoint.load(path)
+        except CheckpointError as problem:
+            damaged += [] if str(problem) in damaged else [str(problem)]
     return found + damaged + ([] if newest is None else _not_covered(folder, newest))
 
 

@@ -35,7 +35,7 @@ from consilience.experiments.live_run import Run
 from consilience.runs import checkpoint, identity
 from consilience.runs.checkpoint import CheckpointError
 from consilience.runs.disk import disk
-from consilience.runs.folder import RunFolder
+from consilience.runs.folder import RecordError, RunFolder
 from consilience.runs.observation import Observation
 from consilience.runs.result import Result
 from consilience.training import train
