@@ -36,7 +36,7 @@ class CompareModels:
         sums = []
         for place in range(_count(message)):
             output, _ = task.apply(rows(message["models"], place), batch.x, train=False)
-            losses = task.losses(output, batch.y)
+            losses = task.row_losses(output, batch)
             sums.append((losses if batch.mask is None else losses * batch.mask).sum())
         return {"losses": carry["losses"] + torch.stack(sums)}
 

@@ -81,8 +81,8 @@ class Condensation:
 
     def check_against(self, task: Task) -> None:
         """Refuse a task without class numbers."""
-        if not task.kind.multiclass:
-            raise Invalid(f"condensation needs class numbers: {task.kind.name} has none")
+        if not task.kind.class_per_row:
+            raise Invalid(f"condensation needs class numbers, one for each row: {task.kind.name} has none")
 
     def init(self, start: Tree) -> Tree:
         """Nothing is remembered."""

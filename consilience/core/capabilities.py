@@ -163,6 +163,15 @@ class ChecksTask(ClientCapability, Protocol):
         ...
 
 
+@runtime_checkable
+class PreparesTask(ClientCapability, Protocol):
+    """A client rule that trains another form of the model: with more parts frozen, or with parts added."""
+
+    def prepare(self, task: Task) -> Task:
+        """The task in that form; a task that has it already stays as it is."""
+        ...
+
+
 def own_model_of(client: ClientRule) -> PersonalRule | None:
     """The rule that gives the clients' personal models, if they have any."""
     found = capability(client, PersonalRule)

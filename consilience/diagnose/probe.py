@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -49,7 +49,7 @@ class FullGradient:
 
         def loss(params: Tree) -> tuple[Tensor, Tensor]:
             model = {"params": params, "buffers": message["model"]["buffers"]}
-            losses = task.losses(task.apply(model, batch.x, train=False)[0], batch.y)
+            losses = task.row_losses(task.apply(model, batch.x, train=False)[0], batch)
             mask = torch.ones_like(losses) if batch.mask is None else batch.mask
             found = (losses * mask).sum()
             return found, torch.stack([found.detach(), mask.sum()])
@@ -160,8 +160,9 @@ def dealt_at_random(federation: Federation, seed: int) -> Federation:
     rows = torch.cat(owned)
     order = rows[torch.from_numpy(host(seed, "dealt rows").permutation(len(rows)))]
     starts = torch.cumsum(train.sizes, 0) - train.sizes
-    shuffled = Rows(x=tree.rows(train.x, order), y=train.y[order], starts=starts, sizes=train.sizes)
-    return Federation(train=shuffled, test=federation.test, names=federation.names, classes=federation.classes)
+    weight = None if train.weight is None else train.weight[order]
+    shuffled = Rows(x=tree.rows(train.x, order), y=train.y[order], starts=starts, sizes=train.sizes, weight=weight)
+    return replace(federation, train=shuffled)
 
 
 def probed(federation: Federation, parameters: int, seed: int) -> np.ndarray:

@@ -7,22 +7,21 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from consilience.core import tree
 from consilience.core.rounds import Diverged, Snapshot, run
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.experiments import privacy_ledger, trackers
 from consilience.experiments.client_tests import federated_test, personal_test
 from consilience.experiments.cohort_size import lone_client
 from consilience.experiments.config.config import Config
 from consilience.experiments.experiment import Experiment
+from consilience.experiments.export import export
 from consilience.experiments.record import Observer
-from consilience.runs import canonical, checkpoint, identity, tree_file
+from consilience.runs import checkpoint, identity
 from consilience.runs.checkpoint import Checkpoint
 from consilience.runs.disk import explain, replace_file
 from consilience.runs.folder import RunFolder
@@ -213,6 +212,8 @@ class Run:
             "data": experiment.prints["data"],
             "config": config.digest(),
         }
+        if experiment.task.frozen_digest:
+            facts["frozen_weights"] = experiment.task.frozen_digest
         export(self.folder.path, experiment.task, values, facts)
 
 
@@ -240,23 +241,3 @@ def _refuse_other_model(saved: Tree, fresh: Tree, folder: Path) -> None:
             f"the checkpoint in {folder} does not fit this model and algorithm: {path} has shape "
             f"{before.get(path, 'none')} there and {now.get(path, 'none')} here"
         )
-
-
-MODEL = "model.safetensors"
-MANIFEST = "model.json"
-
-
-def export(folder: Path, task: Task, model: Tree, facts: dict[str, Any]) -> str:
-    """Write the model, whole or not at all; its SHA-256. `load_state_dict` of the module reads it back."""
-    values = {**model["params"], **model["buffers"]}
-    state = {name: values.get(name, value) for name, value in task.trained(model).state_dict().items()}
-    flat, _ = tree_file.describe(state, "model")
-    data = b"".join(tree_file.chunks(flat))
-    digest = hashlib.sha256(data).hexdigest()
-    manifest = {"format": 1, "file": MODEL, "bytes": len(data), "sha256": digest, **facts}
-    try:
-        replace_file(folder / MODEL, data)
-        replace_file(folder / MANIFEST, canonical.encode(canonical.to_json_types(manifest, "manifest"), pretty=True))
-    except OSError as problem:
-        raise RecordError(explain("export the model to", folder / MODEL, problem)) from problem
-    return digest

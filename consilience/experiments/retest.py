@@ -43,6 +43,7 @@ def retest(path: Path, overrides: Iterable[str] = ()) -> Retest:
         raise Invalid(f"{folder.path} has no checkpoint yet: let at least one round finish")
     config = from_table(loads(folder.config_text()), overrides, source=str(folder.path / "config.toml"))
     simulation = assemble(config)
+    _refuse_other_weights(folder, simulation.prints)
     engine = simulation.engine
     if engine.test_rows is None:
         raise Invalid(f"data.name = {config.data.name!r} has no test rows")
@@ -56,6 +57,15 @@ def retest(path: Path, overrides: Iterable[str] = ()) -> Retest:
         test = personal_test(simulation.algorithm, engine)
         own = test(state) if test else None
     return Retest(round=saved.round, scores=scores, names=simulation.federation.names, personal=own)
+
+
+def _refuse_other_weights(folder: RunFolder, prints: dict[str, str]) -> None:
+    before, now = folder.facts().get("prints", {}).get("frozen_weights"), prints.get("frozen_weights")
+    if before is not None and before != now:
+        raise Invalid(
+            f"the frozen weights of {folder.path} are not those it was trained with: their digest was "
+            f"{str(before)[:12]} and is {str(now)[:12]}; restore what model.weights named then"
+        )
 
 
 def _refuse_other_shapes(saved: tree.Tree, fresh: tree.Tree, data: str) -> None:

@@ -219,7 +219,8 @@ def _parts(kind: type) -> Iterator[Any]:
     known = options_of(kind)
     needed = {name: next(other_values(option.annotation), None) for name, option in known.items() if option.required}
     optional = [field.name for field in dataclasses.fields(kind) if field.name not in needed]
-    for more in ({}, *({name: next(other_values(known[name].annotation), None)} for name in optional)):
+    others = ({name: next(other_values(known[name].annotation), None)} for name in optional)
+    for more in itertools.chain([{}], others):  # one at a time: a part may hold others of its kind
         try:
             yield kind(**needed, **more)
         except Invalid:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import nn
 
 from consilience.core import tree
 from consilience.core.exchange import Broadcast, Cohort
@@ -20,7 +21,7 @@ from consilience.engines.placement import FloatingType, Placement
 from consilience.engines.ray import session
 from consilience.engines.ray.pool import ActorPool, WorkerAssignment, WorkerResult
 from consilience.engines.ray.replies import RemoteMemories, RemoteReplies
-from consilience.engines.ray.transfer import balanced_owners, packed
+from consilience.engines.ray.transfer import balanced_owners, packed, without_frozen
 from consilience.engines.ray.worker import WorkerSetup
 from consilience.engines.simulated import SimulatedEngine
 from consilience.engines.vectorised import timing
@@ -176,8 +177,10 @@ class RayCluster(SimulatedEngine):
             count = self._workers
             session.join(self._address, count * self._threads)
             try:
+                module, frozen = without_frozen(self._given_task.module)
                 self._pool = ActorPool(
-                    [self._setup(np.flatnonzero(self.owner == worker)) for worker in range(count)],
+                    [self._setup(np.flatnonzero(self.owner == worker), module) for worker in range(count)],
+                    frozen,
                     session.room(count, self._threads, self.device.type == "cuda"),
                 )
             except BaseException:
@@ -186,11 +189,12 @@ class RayCluster(SimulatedEngine):
             self._shutdown = weakref.finalize(self, ActorPool.shutdown, self._pool)
         return self._pool
 
-    def _setup(self, ids: np.ndarray) -> WorkerSetup:
+    def _setup(self, ids: np.ndarray, module: nn.Module) -> WorkerSetup:
         return WorkerSetup.of(
             self.federation,
             ids,
             self._given_task,
+            module,
             self._settings,
             threads=self._threads,
             shards=self._workers,

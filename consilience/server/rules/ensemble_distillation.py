@@ -74,8 +74,8 @@ class EnsembleDistillation(Wraps):
 
     def train(self, task: Task, state: Tree, cohort: Cohort) -> Tree:
         """The state with the average taught by the clients' models."""
-        if not task.kind.multiclass:
-            raise Invalid(f"ensemble distillation needs class numbers: {task.kind.name} has none")
+        if not task.kind.class_per_row:
+            raise Invalid(f"ensemble distillation needs class numbers, one for each row: {task.kind.name} has none")
         model = state["model"]
         x = self.public.public_rows(model["params"], cohort.seed)
         wanted = teacher(task, cohort, x)
