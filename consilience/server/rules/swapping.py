@@ -112,7 +112,7 @@ class Swapping:
         if count and self.pairing.needs_similarity:
             answered = tree.rows(cohort.reply["model"]["params"], torch.from_numpy(places))
             found = self.similarity.compare(answered, state["average"]["params"])
-            similarity, notes = found.cpu().numpy(), {"similarity": found}
+            similarity, notes = found.detach().cpu().numpy(), {"similarity": found}
         for a, b in self.pairing.pairs(similarity, count, host(cohort.seed, "swap", cohort.round)):
             source[places[a]], source[places[b]] = places[b], places[a]
         held_from = torch.from_numpy(cohort.ids[source])
