@@ -237,10 +237,11 @@ def refuse_other_size(task: Task, output: Any, y: torch.Tensor, model: str, data
 
 
 def try_client(algorithm: Algorithm, task: Task) -> None:
-    """Refuse a model that lacks what the clients' rule or one of its terms calls."""
-    checking = capability(algorithm.client, ChecksTask)
-    if checking is not None:
-        made("algorithm", functools.partial(checking.check_against, task), {})
+    """Refuse a task that the clients' rule, one of its terms or the server does not support."""
+    for part in (algorithm.client, algorithm.server):
+        checking = capability(part, ChecksTask)
+        if checking is not None:
+            made("algorithm", functools.partial(checking.check_against, task), {})
 
 
 def _try_surroundings(config: Config, algorithm: Algorithm, engine: Engine) -> None:
