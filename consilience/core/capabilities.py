@@ -156,7 +156,7 @@ class KeepsLayers(ClientCapability, Protocol):
 
 @runtime_checkable
 class ChecksTask(ClientCapability, Protocol):
-    """A client rule, or a term of its objective, that does not support every model and loss."""
+    """A client rule, a term of its objective, or a server rule, that does not support every model and kind of task."""
 
     def check_against(self, task: Task) -> None:
         """Raise `Invalid`, with what is missing, before any training."""

@@ -158,10 +158,11 @@ class Task:
     def features(
         self, model: Tree, x: Any, *, train: bool = False, mask: Tensor | None = None, key: Tensor | None = None
     ) -> Tensor:
-        """The representation in front of the last layer: the module's own `features(x)`."""
+        """[B, d] the representation in front of the last layer: the module's own `features(x)`, of all entries."""
         if not hasattr(self.module, "features"):
             raise Invalid(f"{type(self.module).__name__} has no features(x) method: add one that returns [B, d]")
-        return self.apply(model, x, train=train, mask=mask, key=key, through=_features)[0]
+        found = self.apply(model, x, train=train, mask=mask, key=key, through=_features)[0]
+        return found.flatten(1) if found.dim() > 2 else found
 
     def row_losses(self, output: Any, batch: Batch) -> Tensor:
         """[B] the losses of a batch, times the weights of its rows where they have any."""

@@ -230,9 +230,7 @@ def test_a_regression(tmp_path: Path) -> None:
     assert set(found.history[0]) == ROW - {"accuracy", "precision", "recall", "f1", "calibration_error"} - {
         f"client_accuracy_{name}" for name in ("mean", "worst_tenth", "spread")
     } | {
-        "absolute_error",
-        "rmse",
-        "r2",
+        *("absolute_error", "rmse", "r2"),
         *(f"client_absolute_error_{name}" for name in ("mean", "worst_tenth", "spread")),
     }
     assert found.history[-1]["client_absolute_error_worst_tenth"] >= found.history[-1]["client_absolute_error_mean"] > 0
