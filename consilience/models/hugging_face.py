@@ -130,9 +130,7 @@ def hugging_face(
     _refuse_misfit(model, inputs, tokenization, vocabulary)
     heads = _head_names(model) if head in CLASSIFIES else []
     if train == "lora":
-        model = with_adapters(
-            model, head=head, heads=heads, rank=rank, alpha=alpha, targets=targets, dropout=dropout
-        )
+        model = with_adapters(model, head=head, heads=heads, rank=rank, alpha=alpha, targets=targets, dropout=dropout)
     elif train == "head":
         _freeze_below(model, heads, head)
     kind = HuggingFaceClassifier if head in ("sequence_classification", "image_classification") else HuggingFace
@@ -225,12 +223,11 @@ def _built(weights: str | None, settings: Any, head: str) -> nn.Module:
                 config=settings,
                 local_files_only=here,
                 use_safetensors=True,
-                dtype=torch.float32,
                 ignore_mismatched_sizes=True,  # a head for other classes is made anew
                 output_loading_info=True,
             )
         _refuse_partial(weights, model, [*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])])
-        return model
+        return model.float()  # whatever the file's type
     except ValueError as problem:
         if "Unrecognized configuration class" not in str(problem):
             raise Invalid(_not_found(weights or "config", problem)) from problem

@@ -105,7 +105,7 @@ def _loaded(transformers: Any, source: str) -> Any:
     except (OSError, ValueError, KeyError, ImportError) as problem:
         reason = str(problem).partition("\n")[0]
         raise Invalid(
-            f"no tokenizer in {source!r} ({reason}): name one that has, model.tokenizer = \"...\", or use "
+            f'no tokenizer in {source!r} ({reason}): name one that has, model.tokenizer = "...", or use '
             f'model.tokenizer = "{BYTES}" with a model of at least {BYTE_VOCABULARY} tokens'
         ) from problem
 

@@ -37,7 +37,10 @@ def test_padding_changes_nothing(family: str) -> None:
     assert torch.allclose(model(model.tokenize(TEXTS, pad_to=tiny.LENGTH)), alone, atol=1e-6)
 
 
-@pytest.mark.parametrize(("family", "train"), [("bert", "head"), ("distilbert", "lora"), ("gpt2", "all"), ("vit", "lora")])
+CLASSIFIERS = [("bert", "head"), ("distilbert", "lora"), ("gpt2", "all"), ("vit", "lora")]
+
+
+@pytest.mark.parametrize(("family", "train"), CLASSIFIERS)
 def test_head_of_features_is_forward(family: str, train: str) -> None:
     model: Any = tiny.model(family, train).eval()
     x = torch.randn(3, 1, 6, 6) if family == "vit" else model.tokenize(TEXTS)
@@ -79,7 +82,7 @@ def test_weights_of_a_folder_and_the_seed(tmp_path: Path) -> None:
     assert values[0][head].shape == (5, 16)
     assert torch.equal(values[0][head], values[1][head]) and not torch.equal(values[0][head], values[2][head])
     assert torch.equal(values[0][encoder], values[2][encoder])
-    with pytest.raises(Invalid, match="lacks 'bert.*it is another model"):
+    with pytest.raises(Invalid, match=r"lacks 'bert.*it is another model"):
         cs.build_model("hugging_face", inputs, 3, weights=str(tmp_path), config={"intermediate_size": 20})
 
 
