@@ -13,7 +13,7 @@ from consilience.core.federation import Federation
 
 WORDS = (("send", "pay", "transfer"), ("card", "pin", "stolen"), ("rate", "euro", "dollar"))
 COMMON = ("my", "the", "please", "now", "what", "is", "a", "to")
-# weights larger than usual, so that the output depends on every token; BERT has dropout everywhere, its attention included
+# larger weights than usual, so that the output depends on every token; BERT has dropout in its attention as well
 CONFIGS: dict[str, dict[str, Any]] = {
     "bert": {
         **{"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},

@@ -94,7 +94,7 @@ class LocalTraining:
         def objective(params: Tree) -> tuple[Tensor, tuple[Tensor, Tree]]:
             model = {"params": params, "buffers": buffers}
             output, moved = task.apply(model, batch.x, train=True, mask=batch.mask, key=batch.key)
-            loss = average(task.losses(output, batch.y), batch.mask)
+            loss = average(task.row_losses(output, batch), batch.mask)
             context = Context(task, message, memory, buffers, output)
             return sum((term(params, context, batch) for term in self.terms), loss), (loss.detach(), moved)
 

@@ -97,7 +97,7 @@ class SiameseTraining:
 
         def local(params: Tree, copy: Views, joint: bool = False) -> tuple[Tensor, tuple[Tensor, Tree, Tensor]]:
             seen, moved = self._look(task, {"params": params, "buffers": buffers}, batch)
-            loss = average(task.losses(seen.logits, batch.y), batch.mask)
+            loss = average(task.row_losses(seen.logits, batch), batch.mask)
             away = average(cosine(z_past, seen.z), batch.mask)  # +cos: pushes from the past
             away = torch.where(past["known"], away, torch.zeros_like(away))
             # Paper: eq (11) is ce + mu hist + stop. Here: ce + mu (hist + stop), as Algorithm 1 and eq (5) have it.

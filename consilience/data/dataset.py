@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from consilience.core.kinds import Kind
+from consilience.core.kind import Kind
 
 
 class Texts(tuple[str, ...]):
@@ -36,3 +36,4 @@ class Dataset:
     vocabulary: tuple[str, ...] = ()  # what each token number in x means, when x are token numbers
     feature_names: tuple[str, ...] = ()  # what each column of x means, when x is a table
     kind: Kind | None = None  # of task; None: what the targets call for
+    weights: Tensor | None = None  # [N] of each training row in the loss; None: 1

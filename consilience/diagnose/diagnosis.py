@@ -46,7 +46,7 @@ class Diagnosis:
     later: probe.Dissimilarity
     later_round: int
     later_by: str  # which algorithm made those rounds
-    likeness: probe.Likeness
+    similarity: probe.Similarity
     effort: effort.Effort
     normalisation: bool  # the model has such layers
     local_epochs: float
@@ -99,7 +99,7 @@ def diagnose(
         later=probe.dissimilarity(engine, dealt, model, ids),
         later_round=done,
         later_by=settings.algorithm.name if saved is not None else "fedavg",
-        likeness=probe.likeness(engine, dealt, plain, model, ids, seed),
+        similarity=probe.similarity(engine, dealt, plain, model, ids, seed),
         effort=effort.effort(
             environment, plain.client.work, federation.train.sizes.numpy(), tree.nbytes(engine.start()), seed
         ),

@@ -13,7 +13,6 @@ import torch
 
 from consilience.core import tree
 from consilience.core.protocols import RunnerEngine
-from consilience.core.round_keys import fresh
 from consilience.core.rounds import Diverged, Snapshot, run
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
@@ -88,7 +87,7 @@ class Run:
                 seed=config.seed,
                 resume=self._resume,
                 limits=config.limits,
-                keys=fresh if self._privacy is None else self._privacy.keys,
+                keys=None if self._privacy is None else self._privacy.keys,
             )
             traffic, began = self._traffic, time.perf_counter()
             for done in rounds:

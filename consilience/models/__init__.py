@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from consilience.core.settings import Invalid, nearest
+from consilience.models.adapted import lora_mlp
 from consilience.models.convolutional import cnn
 from consilience.models.densely_connected import densenet121
+from consilience.models.entries import small_unet, token_transformer
 from consilience.models.frozen import linear_head
 from consilience.models.fusion import early_fusion, late_fusion
 from consilience.models.hugging_face import hugging_face
@@ -29,13 +31,16 @@ __all__ = [
     "late_fusion",
     "linear_head",
     "logistic",
+    "lora_mlp",
     "mlp",
     "resnet18",
     "resnet20",
     "resnet34",
     "resnet50",
     "siamese",
+    "small_unet",
     "text_lstm",
+    "token_transformer",
 ]
 
 

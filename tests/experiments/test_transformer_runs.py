@@ -72,7 +72,7 @@ def test_other_frozen_weights_are_refused(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "weights")
     with pytest.raises(Invalid, match=r"fingerprint\.frozen_weights"):
         runner.proceed(tmp_path / "run", ["rounds=2"])
-    with pytest.raises(Invalid, match="frozen weights of .* are not those it was trained with"):
+    with pytest.raises(Invalid, match=r"frozen weights of .* are not those it was trained with"):
         retest.retest(tmp_path / "run")
 
 

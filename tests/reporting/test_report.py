@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from consilience import cli
 from consilience.reporting import report, style
 from consilience.reporting.figure_set import compiled
-from consilience.reporting.figures import likeness, weights
+from consilience.reporting.figures import similarity, weights
 from consilience.reporting.groups import grouped
 from consilience.reporting.runs import find
 
@@ -88,16 +88,16 @@ def test_similarities_and_swaps_are_read_back(tmp_path: Path) -> None:
     rows = ({"round": 1, "compared": [0, 2, 3], "similarity": [0.1, 0.2, 0.3], "model_of": [2, 0]},)
     rows += ({"round": 2, "model_of": [2, 0]}, {"round": 3, "model_of": [0, 2]})
     (run,) = find([written(tmp_path, "a", clients=rows)])[0]
-    ids, matrix = likeness.similarities(run)[1]
+    ids, matrix = similarity.similarities(run)[1]
     assert ids.tolist() == [0, 2, 3]
     assert matrix[1, 0] == matrix[0, 1] == 0.1 and matrix[0, 2] == 0.2 and matrix[2, 1] == 0.3
-    assert likeness.swapped(run) == {(0, 2): 2}  # in round 3 everyone kept its own
+    assert similarity.swapped(run) == {(0, 2): 2}  # in round 3 everyone kept its own
 
 
 def test_who_resembles_whom_can_be_left_out(swapping: Path) -> None:
     groups = grouped(find([swapping])[0])
     with style.drawing():
-        hidden = {picture.name for picture in compiled(groups, likeness_too=False).pictures()}
+        hidden = {picture.name for picture in compiled(groups, with_similarity=False).pictures()}
     assert drawn(swapping) - hidden == {"similarity", "similarity_trend", "swaps"}
 
 

@@ -122,11 +122,11 @@ def test_separate_adapters_are_pefts(tmp_path: Path) -> None:
 
 def test_refused(tmp_path: Path) -> None:
     module = cs.build_model("mlp", (4,), 3)
-    with pytest.raises(Invalid, match="'onx' is not one of .*did you mean 'onnx'"):
+    with pytest.raises(Invalid, match=r"'onx' is not one of .*did you mean 'onnx'"):
         write_model(module, tmp_path, "onx")
     with pytest.raises(Invalid, match=r"give some as example="):
         write_model(module, tmp_path, "onnx")
-    with pytest.raises(Invalid, match="MultiLayerPerceptron|is no model of Hugging Face"):
+    with pytest.raises(Invalid, match="is no model of Hugging Face"):
         write_model(module, tmp_path, "hugging_face")
     with pytest.raises(Invalid, match="adapters = 'no'"):
         write_model(module, tmp_path, "safetensors", adapters="no")

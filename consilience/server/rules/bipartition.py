@@ -34,15 +34,11 @@ class Bipartition(Wraps):
     max_clusters: Count = 8
     holds = "averaging"
     refuses = UNGROUPED
+    needs_each_reply = True  # it compares updates
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """It compares updates."""
-        return True
 
     def init(self, start: Tree, clients: int) -> Tree:
         """Everyone in cluster 0; the models of the others wait at the start."""

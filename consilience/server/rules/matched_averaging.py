@@ -37,14 +37,10 @@ class MatchedAveraging:
 
     weighting: Weighting = field(default_factory=ByExamples)
     passes: Count = 5
+    needs_each_reply = True  # units are matched client by client
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Units are matched client by client."""
-        return True
 
     @property
     def reads(self) -> tuple[str, ...]:

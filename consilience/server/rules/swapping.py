@@ -41,14 +41,10 @@ class Swapping:
     weighting: Weighting = field(default_factory=ByExamples)
     combine: Combine = field(default_factory=WeightedMean)
     step: Step = field(default_factory=Replace)
+    needs_each_reply = True  # every model is kept
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Every model goes on living."""
-        return True
 
     @property
     def reads(self) -> tuple[str, ...]:
