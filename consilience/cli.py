@@ -192,6 +192,29 @@ def evaluate(
     guarded(work, debug)
 
 
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of the run.")],
+    format: Annotated[str, typer.Option(help="safetensors, torch-export, onnx or hugging_face.")] = "safetensors",
+    out: Annotated[Path | None, typer.Option(help="The folder to write; RUN/export/FORMAT.")] = None,
+    adapters: Annotated[str, typer.Option(help="In a Hugging Face folder: merged or separate.")] = "merged",
+    debug: Debug = False,
+) -> None:
+    """Write a run's latest model for other programs."""
+
+    def work() -> int:
+        from typing import Any, cast
+
+        from consilience.experiments import retest
+
+        result, round = retest.latest(run)
+        place = result.export(out or run / "export" / format, cast(Any, format), adapters=cast(Any, adapters))
+        console().print(f"{place}, after round {round}", highlight=False, soft_wrap=True)
+        return 0
+
+    guarded(work, debug)
+
+
 app.command()(learn)
 app.command()(compare)
 app.command()(tune)

@@ -18,7 +18,7 @@ from consilience.core.rounds import run
 from consilience.core.screening import Limits
 from consilience.core.settings import Count, Invalid, Whole, check_value
 from consilience.core.task import Task
-from consilience.core.tree import to
+from consilience.core.tree import rows, to
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
 from consilience.experiments.assembly import try_client, try_model
@@ -101,7 +101,8 @@ def train(
     for observation in shown(observations, rounds=rounds) if progress else observations:
         history.append(observation.row)
         values = observation.round.model
-    return Result(task=task, values=to(values, "cpu"), history=history)
+    example = to(rows(federation.train.x, slice(0, 2)), "cpu")
+    return Result(task=task, values=to(values, "cpu"), history=history, example=example)
 
 
 def _task(model: nn.Module | Task, federation: Federation, kind: str | Kind | None, loss: str | Loss | None) -> Task:

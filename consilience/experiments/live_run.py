@@ -7,10 +7,12 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from consilience.core import tree
+from consilience.core.protocols import RunnerEngine
 from consilience.core.rounds import Diverged, Snapshot, run
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
@@ -136,6 +138,8 @@ class Run:
             history=history,
             folder=self.folder.path,
             stopped=self.stopped,
+            example=_example(self.experiment.engine),
+            label_names=tuple(self.experiment.label_names),
         )
 
     def _continue(self, saved: Checkpoint) -> None:
@@ -226,6 +230,12 @@ class Run:
         self.folder.uncover(MODEL, MANIFEST)
         export(self.folder.path, experiment.task, values, facts)
         self.folder.cover(MODEL, MANIFEST)
+
+
+def _example(engine: RunnerEngine) -> Any:
+    """Two rows that the model reads, where the server has any."""
+    test = engine.test_rows
+    return None if test is None else tree.to(tree.rows(test.x, slice(0, 2)), "cpu")
 
 
 def store_config(folder: RunFolder, config: Config) -> None:

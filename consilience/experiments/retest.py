@@ -14,6 +14,7 @@ from consilience.experiments.client_tests import personal_test
 from consilience.experiments.config.config import from_table
 from consilience.experiments.evaluation import evaluate
 from consilience.runs.folder import RunFolder
+from consilience.runs.result import Result
 from consilience.runs.toml_text import loads
 from consilience.runs.verification import newest_checkpoint
 
@@ -32,6 +33,28 @@ class Retest:
     names: tuple[str, ...]
     personal: ClientScores | None = None
     notes: tuple[str, ...] = ()
+
+
+def latest(path: Path) -> tuple[Result, int]:
+    """(the model of the newest whole checkpoint with rows to try it on, after how many rounds)."""
+    folder = RunFolder.open(Path(path))
+    saved = checkpoint.load_latest(folder.checkpoints)
+    if saved is None:
+        raise Invalid(f"{folder.path} has no checkpoint yet: let at least one round finish")
+    config = from_table(loads(folder.config_text()), source=str(folder.path / "config.toml"))
+    simulation = assemble(config)
+    _refuse_other_weights(folder, simulation.prints)
+    model = simulation.algorithm.server.model(simulation.engine.place(saved.trees["server"]))
+    example = tree.rows(simulation.federation.train.x, slice(0, 2))
+    result = Result(
+        task=simulation.task,
+        values=tree.to(model, "cpu"),
+        history=folder.rows().rows,
+        folder=folder.path,
+        example=tree.to(example, "cpu"),
+        label_names=simulation.data.label_names,
+    )
+    return result, saved.round
 
 
 def retest(path: Path, overrides: Iterable[str] = ()) -> Retest:
