@@ -80,7 +80,7 @@ class _Call:
                 mask = _rows(mask, query)
                 query, key, value = query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1)
             out = F.scaled_dot_product_attention(query, key, value, mask, **self._options)
-            self._out = out.unflatten(0, (clients, -1)) if fold else out  # type: ignore[arg-type]
+            self._out = out.unflatten(0, (clients, -1)) if fold else out
         return self._out.detach()
 
     def backward(self, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -118,7 +118,7 @@ def make_exact(module: nn.Module) -> nn.Module:
         elif type(layer) in _DROPOUTS and id(layer) not in inside:
             rate, whole = layer.p, _DROPOUTS[type(layer)]
             swapped[id(layer)] = KeyedDropout(rate, len(swapped), whole)
-        elif isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
+        elif isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and not layer.scale_grad_by_freq:
             layer.sparse = False  # the same gradient, as a plain tensor
         else:
             _refuse_inexact(name, layer)
@@ -131,6 +131,8 @@ def make_exact(module: nn.Module) -> nn.Module:
 
 def _refuse_inexact(name: str, layer: nn.Module) -> None:
     kind = f"{type(layer).__name__} {name!r}"
+    if getattr(layer, "scale_grad_by_freq", False):
+        raise Invalid(f"{kind} counts how often a token is in the batch, padding too: use scale_grad_by_freq=False")
     tracking = isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats
     if tracking or isinstance(layer, nn.modules.batchnorm._BatchNorm):
         raise Invalid(

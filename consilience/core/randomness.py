@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -284,6 +285,33 @@ def _recurrent(mode: KeyedDraws, func: Any, *args: Any) -> Any:
     return recurrent.layer_by_layer(func, args, drop)
 
 
+def _fractional_pool(
+    whole: Any,
+    mode: KeyedDraws,
+    func: Any,
+    input: Tensor,
+    kernel_size: Any,
+    output_size: Any = None,
+    output_ratio: Any = None,
+    return_indices: bool = False,
+    _random_samples: Tensor | None = None,
+) -> Any:
+    with mode:
+        out = whole(input, kernel_size, output_size, output_ratio, True, _random_samples)
+    return out if return_indices else out[0]
+
+
+def _normalize(mode: KeyedDraws, func: Any, *args: Any, out: Tensor | None = None, **options: Any) -> Tensor:
+    return func(*args, **options) if out is None else out.copy_(func(*args, **options))  # vmap has no rule for out=
+
+
+def _group_norm(mode: KeyedDraws, func: Any, input: Tensor, *args: Any, **options: Any) -> Tensor:
+    # torch crashes in the gradient by the weight alone if the input has its channels last
+    if torch.is_grad_enabled() and not input.requires_grad and peek_interpreter_stack() is None:
+        input = input.contiguous()
+    return func(input, *args, **options)
+
+
 def _empty(mode: KeyedDraws, func: Any, *args: Any, **options: Any) -> Tensor:
     return mode.spread(func(*args, **options))
 
@@ -294,8 +322,6 @@ def _refused(mode: KeyedDraws, func: Any, *_: Any, **__: Any) -> Any:
                   "Bernoulli, categorical)")  # fmt: skip
 
 
-_POOLS: tuple[str, ...] = ("fractional_max_pool2d_with_indices", "_fractional_max_pool2d")
-_POOLS += tuple(name.replace("2d", "3d") for name in _POOLS)
 NESTED = {
     F.dropout,
     F.dropout1d,
@@ -306,7 +332,8 @@ NESTED = {
     F.rrelu,
     F.gumbel_softmax,
     F.multi_head_attention_forward,
-    *(getattr(F, name) for name in _POOLS),
+    F.fractional_max_pool2d_with_indices,
+    F.fractional_max_pool3d_with_indices,
 }
 REPLACED: dict[Any, Replacement] = {
     torch.rand: _factory(samplers.uniform, like=False),
@@ -342,6 +369,10 @@ REPLACED: dict[Any, Replacement] = {
     torch.rrelu_: _rrelu,
     F.scaled_dot_product_attention: _attention,
     **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _recurrent),
+    F.fractional_max_pool2d: functools.partial(_fractional_pool, F.fractional_max_pool2d_with_indices),
+    F.fractional_max_pool3d: functools.partial(_fractional_pool, F.fractional_max_pool3d_with_indices),
+    F.group_norm: _group_norm,
+    F.normalize: _normalize,
     torch.empty: _empty,
     **dict.fromkeys((torch.poisson, torch.binomial, torch._standard_gamma, torch._sample_dirichlet), _refused),
 }

@@ -298,7 +298,12 @@ class OwnDropout(nn.Dropout):
 
 @pytest.mark.parametrize(
     "layer",
-    [OwnBatchNorm(3), nn.InstanceNorm2d(3, track_running_stats=True)],
+    [
+        OwnBatchNorm(3),
+        nn.InstanceNorm2d(3, track_running_stats=True),
+        nn.Embedding(3, 2, scale_grad_by_freq=True),
+        nn.EmbeddingBag(3, 2, scale_grad_by_freq=True),
+    ],
     ids=lambda layer: type(layer).__name__,
 )
 def test_layers_that_mix_rows_and_are_not_swapped_are_refused(layer: nn.Module) -> None:
