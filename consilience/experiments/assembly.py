@@ -14,7 +14,7 @@ import torch
 from consilience import models
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm
-from consilience.core.capabilities import ChecksSurroundings, ChecksTask, PoolsData, capability
+from consilience.core.capabilities import ChecksRows, ChecksSurroundings, ChecksTask, PoolsData, capability
 from consilience.core.federation import Federation
 from consilience.core.kinds import Kind, kind_of_targets, kind_with_loss
 from consilience.core.protocols import Engine, RunnerEngine
@@ -89,7 +89,7 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
     settings = {**config.engine, "environment": environment, "rounds_ahead": config.rounds}
     where = ENGINES[settings.pop("name", "vectorised")]
     engine = made("engine", lambda: where(task, federation, **settings), {})
-    try_client(algorithm, task)
+    try_client(algorithm, task, federation)
     _try_surroundings(config, algorithm, engine)
     _try_budget(0 if resumed else config.rounds, algorithm, engine)
     try_selection(algorithm, federation, config.seed)
@@ -192,11 +192,17 @@ def try_model(task: Task, federation: Federation, model: str, data: str) -> Task
     return task
 
 
-def try_client(algorithm: Algorithm, task: Task) -> None:
-    """Refuse a model that lacks what the clients' rule or one of its terms calls."""
+def try_client(algorithm: Algorithm, task: Task, federation: Federation | None = None) -> None:
+    """Refuse a model that lacks what the clients' rule or one of its terms calls, and rows that it cannot train on."""
     checking = capability(algorithm.client, ChecksTask)
     if checking is not None:
         made("algorithm", functools.partial(checking.check_against, task), {})
+    if federation is None:
+        return
+    reading = capability(algorithm.client, ChecksRows)
+    if reading is not None:
+        made("algorithm", functools.partial(reading.check_rows, tree.rows(federation.train.x, slice(0, 2))), {})
+    made("algorithm", functools.partial(algorithm.client.work.check_targets, federation.train.y), {})
 
 
 def _try_surroundings(config: Config, algorithm: Algorithm, engine: Engine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import types
 import typing
 from collections.abc import Iterator
@@ -64,7 +65,9 @@ def _parts(kind: type) -> Iterator[Any]:
     known = options_of(kind)
     needed = {name: next(other_values(option.annotation), None) for name, option in known.items() if option.required}
     optional = [field.name for field in dataclasses.fields(kind) if field.name not in needed]
-    for more in ({}, *({name: next(other_values(known[name].annotation), None)} for name in optional)):
+    # one by one: a part that can hold another of its kind would go on for ever
+    one_more = ({name: next(other_values(known[name].annotation), None)} for name in optional)
+    for more in itertools.chain([{}], one_more):
         try:
             yield kind(**needed, **more)
         except Invalid:
