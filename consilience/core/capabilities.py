@@ -172,6 +172,15 @@ class PreparesTask(ClientCapability, Protocol):
         ...
 
 
+@runtime_checkable
+class ChecksRows(ClientCapability, Protocol):
+    """A client rule that does not train on all features."""
+
+    def check_rows(self, x: Any) -> None:
+        """Raise `Invalid` for rows of shapes or types that it cannot work with, before any training."""
+        ...
+
+
 def own_model_of(client: ClientRule) -> PersonalRule | None:
     """The rule that gives the clients' personal models, if they have any."""
     found = capability(client, PersonalRule)

@@ -13,7 +13,7 @@ from consilience.experiments.assembly import assemble
 from consilience.experiments.client_tests import personal_test
 from consilience.experiments.config.config import from_table
 from consilience.experiments.evaluation import evaluate
-from consilience.runs.folder import RunFolder
+from consilience.runs.folder import RecordError, RunFolder
 from consilience.runs.result import Result
 from consilience.runs.toml_text import loads
 from consilience.runs.verification import newest_checkpoint
@@ -38,9 +38,11 @@ class Retest:
 def latest(path: Path) -> tuple[Result, int]:
     """(the model of the newest whole checkpoint with rows to try it on, after how many rounds)."""
     folder = RunFolder.open(Path(path))
-    saved = checkpoint.load_latest(folder.checkpoints)
+    saved = newest_checkpoint(folder)
     if saved is None:
         raise Invalid(f"{folder.path} has no checkpoint yet: let at least one round finish")
+    if saved.skipped:
+        raise RecordError(f"{saved.skipped[0]}; resume the run, which does the rounds after {saved.round} again")
     config = from_table(loads(folder.config_text()), source=str(folder.path / "config.toml"))
     simulation = assemble(config)
     _refuse_other_weights(folder, simulation.prints)
