@@ -130,6 +130,17 @@ def class_counts(decide: Decide, classes: int, output: Tensor, target: Tensor, m
     return {"counts": weights.new_zeros(3, classes + 2).scatter_add(1, place, weights)[:, 1:-1]}
 
 
+def impossible_counts(sums: Tree, rows: int) -> str:
+    """What cannot be true of `class_counts`: hits are decisions and occurrences, of which there are equally many."""
+    counts = sums["counts"].to(torch.float64)
+    if bool((counts < 0).any()) or bool((counts != counts.floor()).any()):
+        return "counts that are no whole numbers"
+    hits, decided, occurring = counts
+    if bool((hits > decided).any()) or bool((hits > occurring).any()):
+        return "more right decisions in a class than decisions or occurrences"
+    return "" if bool(decided.sum() >= hits.sum()) else "fewer decisions than hits"
+
+
 def macro(which: int, counts: np.ndarray) -> float:
     """Macro precision (0), recall (1) or F1 (2) from [3, C] hits, decisions and occurrences; 0/0 counts as 0."""
     seen = counts[1:].sum(0) > 0
@@ -160,6 +171,7 @@ def macro_scores(decide: Decide, classes: int) -> tuple[Metric, ...]:
             unit=SHARE,
             sums=counts,
             value=functools.partial(_macro, which),
+            implausible=impossible_counts,
             caption=f"Mean over classes of the {name} of the global model, on all test rows.",
             detail=key != "f1",
         )
@@ -212,6 +224,7 @@ REGRESSION = Kind(
             title="mean absolute error",
             better="lower",
             caption=ON_ALL_ROWS,
+            bounds=(0.0, None),
         ),
     ),
     main="absolute_error",

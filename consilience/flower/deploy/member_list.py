@@ -45,7 +45,7 @@ def add(
     train: Iterable[int] | None = None,
     test: Iterable[int] | None = None,
 ) -> None:
-    """Enter a key with its clients; what the key or these clients had before is replaced."""
+    """Enter a key with its clients; an entry of the same key, or of just these clients, is replaced."""
     key, held = public_key.read_text(encoding="utf-8").strip(), list(clients)
     if not fingerprint(key.encode()):
         raise Invalid(f"{public_key} is no public key: the other side sends the file node.pub")
