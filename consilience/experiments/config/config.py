@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from consilience.core.kinds import LOSSES
 from consilience.core.screening import Limits
 from consilience.core.settings import Count, Invalid, Option, Range, Whole, check, hints_of, nearest, refuse_unknown
+from consilience.experiments.config import defence
 from consilience.experiments.config.catalogue import (
     DEFAULTS,
     ENGINES,
@@ -90,6 +91,8 @@ class Config:
     data_dir: str | None = None
     runs: str = "runs"
     log: Literal["tensorboard", "mlflow"] | None = None  # where metrics go besides the run folder
+    defence: Literal["auto"] | None = None  # bounds and a robust rule, for so many
+    untrusted: Count | None = None  # members that may be hostile
     data: Chosen
     partition: Chosen
     environment: Chosen
@@ -151,6 +154,11 @@ def from_table(given: Mapping[str, Any], overrides: Iterable[str] = (), *, sourc
     for section, kind in FIXED.items():
         known = {f.name: Option(hints_of(kind)[f.name], f.default) for f in dataclasses.fields(kind)}
         checked[section] = kind(**_section(section, table, known))
+    defence.check(checked.get("defence"), checked.get("untrusted"))
+    if checked.get("defence") is not None:
+        chosen = checked["algorithm"]
+        checked["algorithm"] = dataclasses.replace(chosen, built=defence.defended(chosen.built, checked["untrusted"]))
+        checked["limits"] = defence.bounded(checked["limits"])
     return Config(**checked)
 
 

@@ -135,7 +135,8 @@ def from_given(
         if key in table:
             raise Invalid(f"{source}: {key} comes from {FEDERATION} in a deployment: leave it out here")
     if isinstance(table.get("limits", {}), Mapping):
-        table["limits"] = {**DEPLOYED, **table.get("limits", {})}
+        usual = {key: value for key, value in DEPLOYED.items() if key != "max_growth" or "defence" not in table}
+        table["limits"] = {**usual, **table.get("limits", {})}
     base = from_table(table, source=source)
     if own and base.evaluation.validation is not None:
         raise Invalid(f"{source}: evaluation.validation is not supported with {FEDERATION}: give test rows there")
