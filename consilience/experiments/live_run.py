@@ -157,6 +157,7 @@ class Run:
             memory=saved.trees["memory"],
             losses=losses,
             bad_rounds=saved.facts["bad_rounds"],
+            lengths=tuple(saved.facts.get("lengths", ())),
             pending=engine.place(saved.trees.get("pending", {})),
         )
         self._model = algorithm.server.model(server)
@@ -197,6 +198,7 @@ class Run:
                 "bytes_up": up,
                 "bytes_down": down,
             }
+            | ({"lengths": list(here.lengths)} if here.lengths else {})
             | ({} if self._privacy is None else {"privacy": self._privacy.position()}),
             keep=self.config.checkpoint.keep,
         )

@@ -45,8 +45,8 @@ pytestmark = pytest.mark.usefixtures("untraced")
 SMALL = ("rounds=3", "model=logistic", "partition.clients=6", "algorithm.epochs=1", "engine.lane=serial", "threads=1")
 ROW = {
     *("round", "loss", "accuracy", "precision", "recall", "f1", "calibration_error"),
-    *("cohort", "weights", "train_loss", "drift"),
-    *("client_accuracy_mean", "client_accuracy_worst_tenth", "client_accuracy_spread", "drift_relative"),
+    *("cohort", "weights", "train_loss", "drift", "drift_relative"),
+    *("client_accuracy_mean", "client_accuracy_median", "client_accuracy_worst_tenth", "client_accuracy_spread"),
     *("bytes_up", "bytes_down", "bytes_up_total", "bytes_down_total", "silent", "empty_client", "nonfinite"),
     *("late", "clipped_updates", "memory_lost", "worker_lost", "rejected", "simulated_seconds"),
 }
@@ -228,10 +228,10 @@ def test_a_regression(tmp_path: Path) -> None:
     federation = Federation.from_clients(clients, client_tests=clients)
     found = train(nn.Linear(3, 1), federation, fedavg(lr=0.1), rounds=15, progress=False, lane="serial")
     assert set(found.history[0]) == ROW - {"accuracy", "precision", "recall", "f1", "calibration_error"} - {
-        f"client_accuracy_{name}" for name in ("mean", "worst_tenth", "spread")
+        f"client_accuracy_{name}" for name in ("mean", "median", "worst_tenth", "spread")
     } | {
         *("absolute_error", "rmse", "r2"),
-        *(f"client_absolute_error_{name}" for name in ("mean", "worst_tenth", "spread")),
+        *(f"client_absolute_error_{name}" for name in ("mean", "median", "worst_tenth", "spread")),
     }
     assert found.history[-1]["client_absolute_error_worst_tenth"] >= found.history[-1]["client_absolute_error_mean"] > 0
     assert found.history[-1]["absolute_error"] < 0.05 < found.history[0]["absolute_error"]

@@ -28,6 +28,7 @@ from consilience.core.settings import (
     nearest,
     refuse_unknown,
 )
+from consilience.experiments.config import defence
 from consilience.experiments.config.catalogue import (
     DEFAULTS,
     ENGINES,
@@ -139,6 +140,8 @@ class Config:
     data_dir: str | None = None
     runs: str = "runs"
     log: Literal["tensorboard", "mlflow"] | None = None  # where metrics go besides the run folder
+    defence: Literal["auto"] | None = None  # bounds and a robust rule, for so many
+    untrusted: Count | None = None  # members that may be hostile
     data: Chosen
     partition: Chosen
     environment: Chosen
@@ -204,6 +207,11 @@ def from_table(given: Mapping[str, Any], overrides: Iterable[str] = (), *, sourc
     for section, kind in FIXED.items():
         known = {f.name: Option(hints_of(kind)[f.name], f.default) for f in dataclasses.fields(kind)}
         checked[section] = kind(**_section(section, table, known))
+    defence.check(checked.get("defence"), checked.get("untrusted"))
+    if checked.get("defence") is not None:
+        chosen = checked["algorithm"]
+        checked["algorithm"] = dataclasses.replace(chosen, built=defence.defended(chosen.built, checked["untrusted"]))
+        checked["limits"] = defence.bounded(checked["limits"])
     refuse_idle_rounds(checked["algorithm"].built, rounds)
     return Config(**checked)
 

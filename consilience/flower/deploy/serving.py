@@ -12,11 +12,13 @@ from typing import Any
 import torch
 
 from consilience.core import tree
+from consilience.core.refusal import plain
 from consilience.core.rounds import Diverged, TooFewClients
 from consilience.core.settings import Invalid
 from consilience.experiments.config.config import Config
 from consilience.experiments.experiment import Experiment
 from consilience.experiments.live_run import Run
+from consilience.flower.deploy import member_list
 from consilience.flower.deploy.hosting import settings_of
 from consilience.flower.deploy.settings import DeployedConfig, load
 from consilience.flower.deploy.sources import Source, source_of
@@ -72,6 +74,10 @@ def serve(grid: Any, folder: Path, run_config: Any, case: str = "") -> Path:
             status = "diverged" if isinstance(problem, Diverged) else "too few clients"
             run.folder.record(status="refused" if isinstance(problem, Invalid) else status, reason=str(problem))
             log.error("%s", problem)
+            raise
+        except Exception as problem:  # a run that has ended must not be called running
+            run.folder.record(status="failed", reason=plain(f"{type(problem).__name__}: {problem}"))
+            log.error("%s: %s", type(problem).__name__, plain(problem))
             raise
         log.info("%s: %s", run.folder.facts().get("status"), run.folder.path)
         return run.folder.path
@@ -138,6 +144,7 @@ def _engine(grid: Any, config: DeployedConfig, source: Source, case: str) -> Flo
         dtype=config.engine.get("dtype", "float32"),
         lane=config.engine.get("lane", "auto"),
         secure=config.build_terms(),
+        members=member_list.read(Path(listed)) if (listed := os.environ.get(member_list.MEMBERS, "")) else None,
     )
 
 
