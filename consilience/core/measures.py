@@ -312,14 +312,6 @@ def residual_scores(outputs: int | None) -> tuple[Metric, ...]:
     mean = "; mean over outputs" if outputs is not None and outputs > 1 else ""
     rmse, r2 = f"Root of the mean squared error{mean}.", f"Share of the targets' variance that is explained{mean}."
     return (
-        Metric(
-            key="rmse",
-            title="RMSE",
-            better="lower",
-            sums=sums,
-            implausible=impossible_residuals,
-            value=_rmse,
-            caption=rmse,
-        ),
-        Metric(key="r2", title="R squared", sums=sums, value=_r2, caption=r2),
+        Metric(key="rmse", title="RMSE", better="lower", value=_rmse, caption=rmse, **row),
+        Metric(key="r2", title="R squared", value=_r2, caption=r2, **row),
     )
