@@ -158,17 +158,18 @@ def test_a_printed_difference_can_be_read_from_both_sides() -> None:
     assert forward.mean == 3.0 and (backward.low, backward.high) == pytest.approx((-forward.high, -forward.low))
 
 
-@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: f"{claim['paper']}: {claim['claim'][:40]}")
-def test_every_claim_names_what_exists(claim: dict[str, Any]) -> None:
-    for path in re.findall(r"(?:recipes|examples)/[\w.]+\.(?:toml|py)", claim.get("command", "")):
-        assert (ROOT / path).exists(), path
-    assert "kind" in claim or claim["why"], "a claim without a test needs a reason"
+def test_every_claim_names_what_exists() -> None:
     named = {one.name: one for one in EXPERIMENTS}
-    if claim.get("experiment") in named:
-        methods = {cell.method for cell in cells.cells_of(named[claim["experiment"]], [])}
-        assert {claim["method"], *verdicts.baselines(claim)} <= methods
-    elif claim.get("kind", "arithmetic") != "arithmetic":
-        assert (make.RESULTS / f"{claim['experiment']}.json").exists()
+    for claim in CLAIMS:
+        label = f"{claim['paper']}: {claim['claim']}"
+        for path in re.findall(r"(?:recipes|examples)/[\w.]+\.(?:toml|py)", claim.get("command", "")):
+            assert (ROOT / path).exists(), f"{label}: {path}"
+        assert "kind" in claim or claim["why"], f"{label}: a claim without a test needs a reason"
+        if claim.get("experiment") in named:
+            methods = {cell.method for cell in cells.cells_of(named[claim["experiment"]], [])}
+            assert {claim["method"], *verdicts.baselines(claim)} <= methods, label
+        elif claim.get("kind", "arithmetic") != "arithmetic":
+            assert (make.RESULTS / f"{claim['experiment']}.json").exists(), label
 
 
 def test_stored_starts_are_those_of_the_methods_page() -> None:
