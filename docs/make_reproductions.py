@@ -32,7 +32,9 @@ def shown(claim: Table, found: Found | None) -> str:
     if claim["kind"] == "arithmetic":
         return f"computed: {found.mean:.2f}"
     unit = claim.get("unit", "")
-    signed = ("+" if baselines(claim) else "") + (".2f" if claim.get("measure") == "roughness" else ".1f")
+    fine = claim.get("measure") == "roughness" or (found.seen is not None and found.seen < 0.1)
+    digits = ".2f" if fine else ".1f"
+    signed = ("+" if baselines(claim) else "") + digits
     text = f"{found.mean:{signed}}"
     if found.low is not None and found.high is not None:
         text += f" ({found.low:{signed}} to {found.high:{signed}})"
@@ -40,7 +42,7 @@ def shown(claim: Table, found: Found | None) -> str:
     if claim["kind"] == "equal":
         text += f"; margin {claim['points']:g}"
     elif found.seen is not None and baselines(claim):
-        text += f"; could have seen {found.seen:.1f}"
+        text += f"; could have seen {found.seen:{digits}}"
     return text + (f"; {found.note}" if found.note else "")
 
 
@@ -69,14 +71,23 @@ def claim_table(claims: Sequence[Table], holds: Sequence[bool]) -> str:
     return "\n".join(lines)
 
 
+def _how(claim: Table) -> str:
+    """What a verdict rests on, if not on runs of the claim's own setting."""
+    return " by computation" if claim["kind"] == "arithmetic" else " here" if claim.get("stand_in") else ""
+
+
 def count_table(claims: Sequence[Table]) -> str:
-    """How many claims of every paper are confirmed, contradicted and open."""
-    lines = ["| paper | claims | confirmed | contradicted | open | open: never run |", "|---|---|---|---|---|---|"]
+    """How many claims of every paper are confirmed, contradicted and open, and by what."""
+    lines = [
+        "| paper | claims | confirmed by runs | computed | contradicted by runs | computed | open | of these never run |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for paper in dict.fromkeys(claim["paper"] for claim in claims):
         mine = [claim for claim in claims if claim["paper"] == paper]
         found = [measured(claim) for claim in mine]
-        words = [judged(claim, one)[0] for claim, one in zip(mine, found)]
-        counts = [str(words.count(word)) for word in (CONFIRMED, CONTRADICTED, OPEN)]
+        words = [(judged(claim, one)[0], claim.get("kind") == "arithmetic") for claim, one in zip(mine, found)]
+        kinds = [(word, computed) for word in (CONFIRMED, CONTRADICTED) for computed in (False, True)]
+        counts = [str(words.count(kind)) for kind in (*kinds, (OPEN, False))]
         lines.append(f"| {paper} | {len(mine)} | {' | '.join(counts)} | {found.count(None)} |")
     return "\n".join(lines)
 
