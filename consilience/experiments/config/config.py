@@ -195,7 +195,7 @@ def load(path: Path | str | None = None, overrides: Iterable[str] = ()) -> Confi
 
 def from_table(given: Mapping[str, Any], overrides: Iterable[str] = (), *, source: str = "the config") -> Config:
     """A checked config from plain tables; what is left out has its default."""
-    table = overridden(_with_tables(given), overrides, source)
+    table = _with_tables(overridden(_with_tables(given), overrides, source))
     fields = [f.name for f in dataclasses.fields(Config)]
     refuse_unknown(table, fields, "")
     hints = hints_of(Config)
