@@ -18,13 +18,14 @@ from consilience.core.rounds import run
 from consilience.core.screening import Limits
 from consilience.core.settings import Count, Invalid, Whole, check_value
 from consilience.core.task import Task
-from consilience.core.tree import to
+from consilience.core.tree import rows, to
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
 from consilience.experiments.assembly import try_client, try_model
 from consilience.experiments.client_tests import personal_test
 from consilience.experiments.cohort_size import lone_client
 from consilience.experiments.config.catalogue import engine_options
+from consilience.experiments.config.schedules import refuse_idle_rounds
 from consilience.experiments.privacy_ledger import counted, refuse_overspending
 from consilience.experiments.record import Observer
 from consilience.options.parts import read_options
@@ -79,7 +80,8 @@ def train(
         federation = federation.pooled()
     task = _task(model, federation, kind, loss)
     task = try_model(task, federation, f"the model {type(task.module).__name__}", "the federation's data")
-    task = try_client(algorithm, task)
+    task = try_client(algorithm, task, federation)
+    refuse_idle_rounds(algorithm, rounds)
     options = read_options("train", engine, engine_options(), "train")
     vectorised = Vectorised(task, federation, environment=environment, rounds_ahead=rounds, **options)
     observer = Observer(
@@ -101,7 +103,8 @@ def train(
     for observation in shown(observations, rounds=rounds) if progress else observations:
         history.append(observation.row)
         values = observation.round.model
-    return Result(task=task, values=to(values, "cpu"), history=history)
+    example = to(rows(federation.train.x, slice(0, 2)), "cpu")
+    return Result(task=task, values=to(values, "cpu"), history=history, example=example)
 
 
 def _task(model: nn.Module | Task, federation: Federation, kind: str | Kind | None, loss: str | Loss | None) -> Task:

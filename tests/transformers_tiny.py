@@ -13,22 +13,23 @@ from consilience.core.federation import Federation
 
 WORDS = (("send", "pay", "transfer"), ("card", "pin", "stolen"), ("rate", "euro", "dollar"))
 COMMON = ("my", "the", "please", "now", "what", "is", "a", "to")
+# larger weights than usual, so that the output depends on every token; BERT has dropout in its attention as well
 CONFIGS: dict[str, dict[str, Any]] = {
     "bert": {
         **{"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
-        **{"intermediate_size": 24, "max_position_embeddings": 40, "attention_probs_dropout_prob": 0.0},
+        **{"intermediate_size": 24, "max_position_embeddings": 40, "initializer_range": 0.3},
     },
     "distilbert": {
         **{"model_type": "distilbert", "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24},
-        **{"max_position_embeddings": 40, "attention_dropout": 0.0},
+        **{"max_position_embeddings": 40, "attention_dropout": 0.0, "initializer_range": 0.3},
     },
     "gpt2": {
         **{"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 40},
-        "attn_pdrop": 0.0,
+        **{"attn_pdrop": 0.0, "initializer_range": 0.3},
     },
     "vit": {
         **{"model_type": "vit", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
-        **{"intermediate_size": 24, "patch_size": 3},
+        **{"intermediate_size": 24, "patch_size": 3, "initializer_range": 0.3},
     },
 }
 LENGTH = 24

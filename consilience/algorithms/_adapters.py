@@ -8,6 +8,7 @@ from consilience.client.adapter_training import AdapterTraining
 from consilience.client.local_training import LocalTraining
 from consilience.core.adapters import Factors
 from consilience.core.algorithm import Algorithm
+from consilience.core.capabilities import HasFeedback, capability
 from consilience.core.settings import Count, Invalid
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.averaging.steps.plain import Replace
@@ -29,18 +30,21 @@ def adapted(
     if ranks is None:
         return replace(algorithm, client=client)
     if not ranks:
-        raise Invalid("ranks is empty: give the rank of every client, or leave it out")
+        raise Invalid("ranks is empty: give the ranks of the clients, or leave it out")
     return replace(
         algorithm, client=client, server=RankedAdapters(server=algorithm.server, ranks=ranks, factors=factors)
     )
 
 
 def refuse_what_follows_factors(algorithm: Algorithm, why: str, *, steps: bool) -> None:
-    """Refuse memories, ledgers and (`steps`) server steps that follow single numbers of A and B over rounds."""
+    """Refuse memories, ledgers, channels and (`steps`) server steps that follow numbers of A and B over rounds."""
     client, server = algorithm.client, algorithm.server
     assert isinstance(client, LocalTraining) and isinstance(server, Averaging)
     following: list[tuple[str, object]] = [("memory", part) for part in client.memory]
     following += [("ledgers", part) for part in server.ledgers]
+    feedback = capability(algorithm.channel, HasFeedback)
+    if feedback is not None and feedback.feedback:
+        following.append(("channel", algorithm.channel))
     if steps and not isinstance(server.step, Replace):
         following.append(("step", server.step))
     for option, part in following:

@@ -16,9 +16,10 @@ from consilience.server.averaging.combining.weighted_mean import WeightedMean
 def flexlora(*, ranks: Ranks | None = None, factors: Factors = LORA, **common: Unpack[Common]) -> Algorithm:
     """Bai et al. 2024: D = sum_k (N_k / N) B_k A_k = U S V', of which client k receives the first r_k directions.
 
-    `ranks` are the clients' ranks, by client number; left out, all have that of the model's adapters, which is the
-    largest. With different ranks, factors keep the model's shapes and are 0 beyond a client's rank. `combine` merges
-    the products (by their weighted mean unless told) and all leaves that are no adapters. `factors` as in fedit.
+    `ranks` are the clients' ranks in the order of their numbers, repeated if there are more clients; left out, all have
+    that of the model's adapters, which is the largest. Factors keep the model's shapes, and are 0 beyond a client's
+    rank. `combine` merges the products (by their weighted mean unless told) and all leaves that are no adapters.
+    `factors` as in fedit.
 
     Use when: clients can afford different ranks, or averages of factors are too inexact.
     Not when: the server may see sums alone, or D has much more rank than the adapters: what is cut off is lost.

@@ -18,8 +18,8 @@ def flora(*, ranks: Ranks | None = None, factors: Factors = LORA, **common: Unpa
     """Wang et al. 2024: W <- W + s [p_1 B_1 ... p_m B_m] [A_1; ...; A_m] = W + s sum_k p_k B_k A_k, p_k = N_k / N.
 
     What was merged is part of every layer (a buffer [out, in]), and each round begins with new adapters, B = 0.
-    `weighting`, `combine` and `step` see the dense models that these are. `ranks` are the clients' ranks, by client
-    number, at most that of the model's adapters. `factors` as in fedit.
+    `weighting`, `combine` and `step` see the dense models that these are. `ranks` as in flexlora, `factors` as
+    in fedit.
 
     Use when: clients have different ranks, or the model must change by more than one adapter can.
     Not when: what the server sends must be small, or it may see sums alone.

@@ -15,8 +15,7 @@ from consilience.server.averaging.weighting.product_norm import ProductNorm
 def hetlora(*, ranks: Ranks, factors: Factors = LORA, **common: Unpack[Common]) -> Algorithm:
     """Cho et al. 2024: factors of rank r_k are filled up with zeros, A = sum_k p_k A_k, p_k ~ |B_k A_k|, B alike.
 
-    `ranks` are the clients' ranks, by client number, at most that of the model's adapters. A client receives the first
-    r_k rows of A and columns of B. `factors` as in fedit.
+    A client receives the first r_k rows of A and columns of B. `ranks` as in flexlora, `factors` as in fedit.
 
     Use when: as the line that FlexLoRA and FLoRA are compared with where ranks differ.
     Not when: the server may see sums alone; or few clients have a large rank, whose directions are then averaged with

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from consilience.client.condensed_rows import Start, first_rows, membership, no_rows_yet, outputs_and_features
+from consilience.client.solver_wrappers import refuse_accumulation
 from consilience.client.solvers import SGD, Solver
 from consilience.core import rng
 from consilience.core.evaluate import LOOK
@@ -73,6 +74,7 @@ class Condensation:
 
     def __post_init__(self) -> None:
         check(self)
+        refuse_accumulation(self.solver)
 
     @property
     def pre_training(self) -> ClientRule:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from consilience.client.condensed_rows import Start, first_rows, membership, no_rows_yet, outputs_and_features
+from consilience.client.solver_wrappers import refuse_accumulation
 from consilience.client.solvers import Adam, Solver
 from consilience.core import rng
 from consilience.core.gradients import gradient
@@ -34,6 +35,7 @@ class DistributionMatching:
 
     def __post_init__(self) -> None:
         check(self)
+        refuse_accumulation(self.solver)
 
     def check_against(self, task: Task) -> None:
         """Refuse a task without class numbers."""

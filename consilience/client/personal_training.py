@@ -73,7 +73,8 @@ class PersonalTraining(Wraps):
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """The shared model's reply; both memories."""
         reply, kept = self.shared.end(task, carry["shared"], message, memory["shared"])
-        return reply, {"own": carry["own"]["model"], "shared": kept}
+        mine, _ = self.own.end(task, carry["own"], message, {})
+        return reply, {"own": mine["model"], "shared": kept}
 
     def check_against(self, task: Task) -> None:
         """Refuse what either of the two cannot work with."""

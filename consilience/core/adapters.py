@@ -163,6 +163,11 @@ def _sharing_copy(module: nn.Module, but: Iterable[str] = ()) -> nn.Module:
 def _add_merged(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
     """The layer's output and what its merged products add to it."""
     merged: Any = getattr(layer, MERGED)
+    if inputs[0].shape[-1] != merged.shape[1]:
+        raise Invalid(
+            f"products cannot be merged into {type(layer).__name__}: its input is {list(inputs[0].shape)}, and its "
+            f"adapter reads {merged.shape[1]} numbers: an adapted layer must take [..., in] as it is"
+        )
     x = inputs[0].to(merged.dtype)
     return output + (getattr(layer, _SCALE) * F.linear(x, merged)).to(output.dtype)
 

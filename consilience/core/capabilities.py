@@ -156,7 +156,7 @@ class KeepsLayers(ClientCapability, Protocol):
 
 @runtime_checkable
 class ChecksTask(ClientCapability, Protocol):
-    """A client rule, or a term of its objective, that does not support every model and loss."""
+    """A client rule, a term of its objective, or a server rule, that does not support every model and kind of task."""
 
     def check_against(self, task: Task) -> None:
         """Raise `Invalid`, with what is missing, before any training."""
@@ -169,6 +169,15 @@ class PreparesTask(ClientCapability, Protocol):
 
     def prepare(self, task: Task) -> Task:
         """The task in that form; a task that has it already stays as it is."""
+        ...
+
+
+@runtime_checkable
+class ChecksRows(ClientCapability, Protocol):
+    """A client rule that does not train on all features."""
+
+    def check_rows(self, x: Any) -> None:
+        """Raise `Invalid` for rows of shapes or types that it cannot work with, before any training."""
         ...
 
 

@@ -28,7 +28,15 @@ from consilience.core.capabilities import (
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.protocols import Engine, HasTask, ServerRule
 from consilience.core.rng import key
-from consilience.core.screening import Limits, if_enough, screen, unusable
+from consilience.core.screening import (
+    REMEMBERED,
+    Limits,
+    if_enough,
+    median_length,
+    running_median,
+    screen,
+    unusable,
+)
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 
@@ -50,6 +58,7 @@ class Snapshot:
     memory: Tree
     losses: np.ndarray  # [K] last loss each client reported
     bad_rounds: int = 0
+    lengths: tuple[float, ...] = ()  # median update of the last rounds, where `Limits.max_growth` needs them
     pending: Tree = field(default_factory=dict)  # the simulated time, and who is at work with what
 
 
@@ -118,6 +127,7 @@ def run(
             staleness=number - done.arrived.version[np.searchsorted(ids, sent.ids)],
             late=done.late,
             secret=secret,
+            usual=running_median(here.lengths),
         )
         if ended.problem is not None:  # before anything is kept: the last snapshot can be resumed
             raise ended.problem
@@ -128,6 +138,7 @@ def run(
             memory=engine.recall(),
             losses=_losses(done.losses, cohort),
             bad_rounds=0 if len(cohort) or alone else here.bad_rounds + 1,
+            lengths=here.lengths if ended.length is None else (*here.lengths, ended.length)[-REMEMBERED:],
             pending=done.pending.tidy().tree(),
         )
         yield Round(
@@ -153,6 +164,7 @@ class Conclusion(NamedTuple):
     sound: np.ndarray  # ids of those that passed every check, also where they were too few to be used
     notes: Notes
     up: int  # bytes of the post-training pass
+    length: float | None = None  # the median update, before any was clipped, where `Limits.max_growth` is set
     problem: Diverged | Invalid | None = None  # why the server cannot continue from this round
 
 
@@ -169,10 +181,12 @@ def conclude(
     staleness: np.ndarray | None = None,
     late: int = 0,
     secret: bytes | None = None,
+    usual: float | None = None,
 ) -> Conclusion:
     """All that follows an exchange: decode, screen, post-training pass, update, refuse what cannot be used.
 
     received: what the clients of `sent` received, in their order. staleness: [m] how many rounds ago that was.
+    usual: the length that updates had in the rounds before, for `limits.max_growth`.
     engine: needed where clients are asked about their trained model, and where the server trains. secret: the round's
     key, where the server draws from one.
     """
@@ -181,11 +195,13 @@ def conclude(
     cohort = labelled(replace(decoded, seed=seed), sent.ids, received, staleness, late)
     independent = capability(server, IndependentReplies)
     if independent is not None and independent.independent_replies:
-        limits = replace(limits or Limits(), max_ratio=None)  # the median would let one client decide about another
-    cohort = screen(cohort, received.among(sent.ids, cohort.ids), limits)
+        limits = replace(
+            limits or Limits(), max_ratio=None, max_growth=None
+        )  # the median would let one client decide about another
+    cohort, length = _screened(cohort, received.among(sent.ids, cohort.ids), limits, usual)
     cohort, looked = _look_back(algorithm, engine, cohort, received.among(sent.ids, cohort.ids), seed)
     sound, cohort = cohort.ids, if_enough(cohort, limits)
-    nothing = Conclusion(state, cohort, sound, {}, looked.up)
+    nothing = Conclusion(state, cohort, sound, {}, looked.up, length if len(cohort) else None)
     if not len(cohort) and not _moves_alone(server):
         return nothing  # a round without a usable reply changes nothing
     try:
@@ -201,6 +217,18 @@ def conclude(
     except (Diverged, Invalid) as problem:
         return nothing._replace(problem=problem)
     return nothing._replace(state=after, notes=notes)
+
+
+def _screened(
+    cohort: Cohort, received: Broadcast, limits: Limits | None, usual: float | None
+) -> tuple[Cohort, float | None]:
+    """The usable replies; and, where updates may grow only so much, their median length before any is clipped."""
+    everyone = cohort.ids
+    if limits is None or limits.max_growth is None:
+        return screen(cohort, received, limits), None
+    checked = screen(cohort, received, replace(limits, max_growth=None))
+    length = median_length(checked, received.among(everyone, checked.ids))
+    return screen(cohort, received, limits, usual), length
 
 
 def _moves_alone(server: ServerRule) -> bool:

@@ -14,15 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from consilience.core import tree
+from consilience.core import rng, tree
 from consilience.core.kind import Kind, loss_name
 from consilience.core.kinds import kind_named, kind_with_loss
 from consilience.core.layers import ExactBatchNorm, extra_inputs, key_inputs, make_exact, use_matmul
 from consilience.core.losses import Loss, WeightedLoss
 from consilience.core.metrics import Metric, Metrics, loss_metric
 from consilience.core.plans import Batch
+from consilience.core.randomness import Guard, KeyedDraws
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
+
+EVALUATION = rng.key(0, "evaluation")  # what a module draws from in evaluation
 
 
 class Task:
@@ -75,6 +78,7 @@ class Task:
         self._masks = extra_inputs(exact, ExactBatchNorm, "mask")
         self._keys = key_inputs(exact)
         self._replicas = threading.local()  # functional_call swaps values into the module: one per thread
+        self._guarded: set[tuple[bool, torch.device]] = set()  # in which modes and where it was seen to draw from keys
         self._place: tuple[torch.device, torch.dtype | None] = (torch.device("cpu"), None)
         self._given: Tree = {}
         self.ready()
@@ -152,16 +156,17 @@ class Task:
         module = self._replica(train)
         for name in self._keys:
             module.get_submodule(name.rpartition(".")[0]).calls = 0  # type: ignore[assignment]
-        with _forwarding_to(through, module):
+        with _forwarding_to(through, module), self._draws(train, mask, key):
             return functional_call(module, values, (x,)), buffers
 
     def features(
         self, model: Tree, x: Any, *, train: bool = False, mask: Tensor | None = None, key: Tensor | None = None
     ) -> Tensor:
-        """The representation in front of the last layer: the module's own `features(x)`."""
+        """[B, d] the representation in front of the last layer: the module's own `features(x)`, of all entries."""
         if not hasattr(self.module, "features"):
             raise Invalid(f"{type(self.module).__name__} has no features(x) method: add one that returns [B, d]")
-        return self.apply(model, x, train=train, mask=mask, key=key, through=_features)[0]
+        found = self.apply(model, x, train=train, mask=mask, key=key, through=_features)[0]
+        return found.flatten(1) if found.dim() > 2 else found
 
     def row_losses(self, output: Any, batch: Batch) -> Tensor:
         """[B] the losses of a batch, times the weights of its rows where they have any."""
@@ -216,6 +221,17 @@ class Task:
         if train and key is not None:
             extra.update(dict.fromkeys(self._keys, key))
         return extra
+
+    @contextlib.contextmanager
+    def _draws(self, train: bool, mask: Tensor | None, key: Tensor | None) -> Iterator[None]:
+        """Random operations draw from the key, in evaluation from a fixed one; the first pass finds what cannot."""
+        device = self._place[0]
+        if not train:
+            key = torch.full((), EVALUATION, device=device)
+        seen = (train, device) in self._guarded
+        with contextlib.nullcontext() if seen else Guard(type(self.module).__name__, device), KeyedDraws(key, mask):
+            yield
+        self._guarded.add((train, device))
 
     def _replica(self, train: bool) -> nn.Module:
         self.ready()

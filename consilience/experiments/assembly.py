@@ -14,7 +14,7 @@ import torch
 from consilience import models
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm
-from consilience.core.capabilities import ChecksSurroundings, PoolsData, capability
+from consilience.core.capabilities import ChecksRows, ChecksSurroundings, PoolsData, capability
 from consilience.core.federation import Federation
 from consilience.core.kind import Kind
 from consilience.core.kinds import KINDS as BUILT_IN
@@ -88,7 +88,7 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
     kind = kind_of(config, data)
     task = Task(_model(config, data, kind), kind, loss=None if config.loss == "auto" else config.loss)
     task = try_model(task, federation, f"model.name = {config.model.name!r}", f"data.name = {config.data.name!r}")
-    task = try_client(algorithm, task)
+    task = try_client(algorithm, task, federation)
     environment = config.environment.built
     made("environment", lambda: environment.check_against(len(federation)), {})
     settings = {**config.engine, "environment": environment, "rounds_ahead": config.rounds}
@@ -256,9 +256,15 @@ def refuse_other_size(task: Task, output: Any, y: torch.Tensor, model: str, data
         raise Invalid(f"{model} gives outputs for {have} {what}, but {data} have targets of {need}: make them equal")
 
 
-def try_client(algorithm: Algorithm, task: Task) -> Task:
-    """The task as the clients train it; a model that lacks what their rule or one of its terms calls is refused."""
-    return made("algorithm", functools.partial(algorithm.prepared, task), {})
+def try_client(algorithm: Algorithm, task: Task, federation: Federation | None = None) -> Task:
+    """The task as the clients train it; a model that lacks what they call is refused, and rows they cannot train on."""
+    prepared: Task = made("algorithm", functools.partial(algorithm.prepared, task), {})
+    if federation is not None:
+        reading = capability(algorithm.client, ChecksRows)
+        if reading is not None:
+            made("algorithm", functools.partial(reading.check_rows, tree.rows(federation.train.x, slice(0, 2))), {})
+        made("algorithm", functools.partial(algorithm.client.work.check_targets, federation.train.y), {})
+    return prepared
 
 
 def _try_surroundings(config: Config, algorithm: Algorithm, engine: Engine) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -50,6 +52,23 @@ class HuggingFace(nn.Module):
         if self.tokenization is None:
             raise Invalid("this model has no tokenizer: build it with model.tokenizer, or give token numbers")
         return self.tokenization(texts, pad_to=pad_to)
+
+    def save_pretrained(self, folder: str | Path, *, label_names: Sequence[str] = (), merged: bool = True) -> None:
+        """A folder that transformers loads, with the tokenizer; adapters merged into the weights, or as PEFT's own."""
+        model = copy.deepcopy(self.model)
+        adapted = hasattr(model, "peft_config")
+        core = model.get_base_model() if adapted else model
+        if label_names:
+            core.config.id2label = dict(enumerate(label_names))
+            core.config.label2id = {name: number for number, name in enumerate(label_names)}
+        with _quiet(import_transformers()):
+            if adapted and merged:
+                model = model.merge_and_unload()
+            model.save_pretrained(folder)
+            if adapted and not merged:
+                core.config.save_pretrained(folder)
+            if self.tokenization is not None:
+                self.tokenization.tokenizer().save_pretrained(folder)
 
     def _inputs(self, x: Any) -> dict[str, Any]:
         if isinstance(x, Tensor):
@@ -223,12 +242,11 @@ def _built(weights: str | None, settings: Any, head: str) -> nn.Module:
                 config=settings,
                 local_files_only=here,
                 use_safetensors=True,
-                dtype=torch.float32,
                 ignore_mismatched_sizes=True,  # a head for other classes is made anew
                 output_loading_info=True,
             )
         _refuse_partial(weights, model, [*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])])
-        return model
+        return model.float()  # whatever the file's type
     except ValueError as problem:
         if "Unrecognized configuration class" not in str(problem):
             raise Invalid(_not_found(weights or "config", problem)) from problem

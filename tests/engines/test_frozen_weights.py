@@ -36,7 +36,6 @@ def rounds_of(family: str, train: str, algorithm: Any = None, **options: Any) ->
     return list(run(algorithm or cs.fedavg(lr=0.5, batch_size=4, epochs=2), engine, rounds=2, seed=3))
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize(("family", "train"), CASES)
 def test_lanes_agree(family: str, train: str) -> None:
     serial, *others = (rounds_of(family, train, lane=lane) for lane in ("serial", "batched", "streams"))
@@ -48,7 +47,6 @@ def test_lanes_agree(family: str, train: str) -> None:
             assert tiny.gap(theirs.cohort.reply, mine.cohort.reply) < 1e-11
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", ["simprox", "scaffold", "simfedswap", "moon"])
 def test_algorithms_on_adapters(name: str) -> None:
     algorithm = getattr(cs, name)(lr=0.2, batch_size=4, epochs=1)
@@ -98,7 +96,7 @@ def test_digest_names_the_frozen_values() -> None:
     model = copy.deepcopy(made("bert", "lora"))
     before = Task(model).frozen_digest
     with torch.no_grad():
-        value = next(p for _, p in model.named_parameters() if p.requires_grad)
+        value = next(p for p in model.parameters() if p.requires_grad)
         value.add_(1.0)
     assert Task(model).frozen_digest == before == Task(made("bert", "lora")).frozen_digest
     with torch.no_grad():
@@ -131,6 +129,7 @@ def test_workers_of_a_machine_share_what_is_frozen() -> None:
         assert torch.equal(worker.eval()(x), copy.deepcopy(module).eval()(x))
 
 
+@pytest.mark.slow  # starts processes that import transformers
 def test_through_ray() -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'consilience[ray]'")
     from consilience.engines.ray.cluster import RayCluster
@@ -151,6 +150,7 @@ def test_through_flower() -> None:
     pytest.importorskip("flwr", reason='Flower is not installed: pip install "consilience[flower]"')
     from flower_loopback import Loopback, apps
 
+    from consilience.flower.engine.agreement import agreement, differences
     from consilience.flower.engine.engine import FlowerEngine
 
     module = made("bert", "lora")
@@ -176,7 +176,5 @@ def test_through_flower() -> None:
     other = copy.deepcopy(module)
     with torch.no_grad():
         next(p for p in other.parameters() if not p.requires_grad)[0, 0] += 1
-    grid = Loopback(apps(algorithm, lambda: Task(other), data, ([0], [1, 2])))
-    refusing = FlowerEngine(grid, Task(module), algorithm, clients=3, run="a-run", dtype="float64")
-    with pytest.raises(cs.Invalid, match="frozen_weights"):
-        refusing.meet()
+    ours = agreement(algorithm, Task(module), "float64", 3)
+    assert "frozen_weights" in differences(ours, agreement(algorithm, Task(other), "float64", 3))

@@ -122,6 +122,18 @@ def test_two_workers_give_the_bits_of_one_process(name: str, cluster: Callable[[
         assert not any(isinstance(leaf, RemoteTensor) for leaf in tree.leaves(other.snapshot.server))
 
 
+@pytest.mark.parametrize("options", [{"name": "flora"}, {"name": "flexlora", "ranks": (2, 1)}, {"name": "ffa_lora"}])
+def test_adapters_are_merged_to_the_same_bits(options: dict[str, Any], session: None) -> None:
+    algorithm = build(**options)
+    task = algorithm.prepared(Task(tiny.lora_mlp()))
+    alone = Vectorised(task, tiny.federation(), environment=ENVIRONMENT, **SETTINGS)
+    spread = RayCluster(task, tiny.federation(), workers=2, environment=ENVIRONMENT, **SETTINGS)
+    found = [list(run(algorithm, engine, rounds=2, seed=3)) for engine in (alone, spread)]
+    for one, other in zip(*found, strict=True):
+        _assert_same(one, other)
+    spread.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*algorithms.names()} - {*NAMES}))
 def test_every_other_recipe_gives_the_bits_of_one_process(name: str, cluster: Callable[..., RayCluster]) -> None:

@@ -37,9 +37,10 @@ def test_padding_changes_nothing(family: str) -> None:
     assert torch.allclose(model(model.tokenize(TEXTS, pad_to=tiny.LENGTH)), alone, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("family", "train"), [("bert", "head"), ("distilbert", "lora"), ("gpt2", "all"), ("vit", "lora")]
-)
+CLASSIFIERS = [("bert", "head"), ("distilbert", "lora"), ("gpt2", "all"), ("vit", "lora")]
+
+
+@pytest.mark.parametrize(("family", "train"), CLASSIFIERS)
 def test_head_of_features_is_forward(family: str, train: str) -> None:
     model: Any = tiny.model(family, train).eval()
     x = torch.randn(3, 1, 6, 6) if family == "vit" else model.tokenize(TEXTS)

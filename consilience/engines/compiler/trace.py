@@ -24,6 +24,19 @@ aten = torch.ops.aten
 Flat = list[Any]  # tensors, and None where there is none
 NORMS = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default)  # change their statistics without saying so
 SAME = (aten.detach.default, aten.alias.default)  # their result is their argument, as far as values go
+RECURRENT = aten.mkldnn_rnn_layer.default
+BY_VALUE = (  # the shape of their result depends on values
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten._unique2.default,
+    aten.unique_dim.default,
+    aten.unique_consecutive.default,
+    aten._pack_padded_sequence.default,
+)
+
+
+class Untraceable(TypeError):
+    """The function does something else for other values: it must be run as it is."""
 
 
 class Trace:
@@ -63,6 +76,8 @@ class Trace:
                 script = torch.jit.trace(fx.GraphModule(self._constants, graph), given, check_trace=False, strict=False)
         except Exception:
             return self.run
+        if any(node.target is recurrent_layer for node in graph.nodes):  # its mode would be lost
+            return self.run
         return lambda *flat: script(*(leaf for leaf in flat if leaf is not None))
 
 
@@ -96,11 +111,13 @@ class _Record(TorchDispatchMode):
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if op is aten._local_scalar_dense.default:
-            raise TypeError("a value was read out of a tensor: a client's step must not depend on values in Python")
+            raise Untraceable("a value was read out of a tensor (.item(), or `if` on a tensor)")
+        if op in BY_VALUE or (op is aten.index.Tensor and any(_is_flags(index) for index in args[1])):
+            raise Untraceable(f"the shape of a tensor depends on values ({op})")
         kwargs = kwargs or {}
         value = op(*args, **kwargs)
         arguments, options = pytree.tree_map_only(Tensor, self.node, (args, kwargs))
-        node = self.graph.call_function(op, arguments, options)
+        node = self.graph.call_function(recurrent_layer if op is RECURRENT else op, arguments, options)
         if isinstance(value, Tensor):
             self._know(value, node)
         elif isinstance(value, (list, tuple)):  # others give a number or a flag, which is the same for these shapes
@@ -123,6 +140,16 @@ class _Record(TorchDispatchMode):
         node.meta["shape"], node.meta["dtype"] = value.shape, value.dtype
         node.meta["stride"], node.meta["device"] = value.stride(), value.device
         self._nodes[value] = node
+
+
+def _is_flags(index: Any) -> bool:
+    return isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+def recurrent_layer(*args: Any) -> Any:
+    """oneDNN's LSTM keeps what its gradient needs only where gradients are on; a replay finds them by itself."""
+    with torch.enable_grad():
+        return RECURRENT(*args)
 
 
 def simplify(graph: fx.Graph) -> None:

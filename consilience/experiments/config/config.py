@@ -28,6 +28,7 @@ from consilience.core.settings import (
     nearest,
     refuse_unknown,
 )
+from consilience.experiments.config import defence
 from consilience.experiments.config.catalogue import (
     DEFAULTS,
     ENGINES,
@@ -39,6 +40,7 @@ from consilience.experiments.config.catalogue import (
     with_defaults,
 )
 from consilience.experiments.config.overrides import overridden
+from consilience.experiments.config.schedules import refuse_idle_rounds, with_horizons
 from consilience.options import parts, recipes
 from consilience.runs import canonical, toml_text
 from consilience.runs.names import safe_name
@@ -138,6 +140,8 @@ class Config:
     data_dir: str | None = None
     runs: str = "runs"
     log: Literal["tensorboard", "mlflow"] | None = None  # where metrics go besides the run folder
+    defence: Literal["auto"] | None = None  # bounds and a robust rule, for so many
+    untrusted: Count | None = None  # members that may be hostile
     data: Chosen
     partition: Chosen
     environment: Chosen
@@ -196,12 +200,19 @@ def from_table(given: Mapping[str, Any], overrides: Iterable[str] = (), *, sourc
     refuse_unknown(table, fields, "")
     hints = hints_of(Config)
     checked: Table = {key: parts.read(key, table[key], hints[key]) for key in _scalars() if key in table}
+    rounds = checked.get("rounds", Config.rounds)
     for section in KINDS:
-        checked[section] = _chosen(section, table.get(section, {}))
+        checked[section] = _chosen(section, table.get(section, {}), rounds)
     checked["engine"] = _engine(table.get("engine", {}))
     for section, kind in FIXED.items():
         known = {f.name: Option(hints_of(kind)[f.name], f.default) for f in dataclasses.fields(kind)}
         checked[section] = kind(**_section(section, table, known))
+    defence.check(checked.get("defence"), checked.get("untrusted"))
+    if checked.get("defence") is not None:
+        chosen = checked["algorithm"]
+        checked["algorithm"] = dataclasses.replace(chosen, built=defence.defended(chosen.built, checked["untrusted"]))
+        checked["limits"] = defence.bounded(checked["limits"])
+    refuse_idle_rounds(checked["algorithm"].built, rounds)
     return Config(**checked)
 
 
@@ -224,7 +235,7 @@ def _with_tables(given: Mapping[str, Any]) -> Table:
     return spelled
 
 
-def _chosen(section: str, given: Table) -> Chosen:
+def _chosen(section: str, given: Table, rounds: int) -> Chosen:
     """A named section: the options given, and of the default section those that belong to this name as well."""
     kind, default = KINDS[section], DEFAULTS[section]
     name, factory = kind.find(given.get("name", default["name"]))
@@ -236,6 +247,10 @@ def _chosen(section: str, given: Table) -> Chosen:
     wanted = {**offered(section, name, known), **own}
     built: Any
     if section == "algorithm":
+        own = with_horizons(own, rounds)
+        wanted = {**wanted, **own}
+        if isinstance(own.get("optimiser"), Mapping):  # it has a rate of its own
+            wanted = {key: value for key, value in wanted.items() if key != "lr" or key in own}
         built, options = recipes.built(factory, wanted, key=section, explicit=own)
     else:
         options = parts.read_options(section, wanted, known, name)

@@ -73,7 +73,10 @@ def cosines(geometry: Geometry, ids: list[int]) -> tuple[Tensor, Tensor]:
         zeros = [ids[k] for k in torch.nonzero(geometry.cosine.diagonal().isnan()).flatten().tolist()]
         nowhere = bool(geometry.anchor_cosine.isnan().all())
         who = "the global model" if nowhere else f"the model of clients {zeros}"
-        raise Invalid(f"{who} is all zeros, so its cosine similarity is undefined: start from a random initial model")
+        raise Invalid(
+            f"{who} is all zeros, so its cosine similarity is undefined: start from a random initial model, or compare "
+            "updates with compare_on = 'updates' (low-rank adapters start at B = 0)"
+        )
     return geometry.cosine, geometry.anchor_cosine
 
 

@@ -72,10 +72,14 @@ class EnsembleDistillation(Wraps):
         """The average after it has learned."""
         return self.averaging.model(state)
 
-    def train(self, task: Task, state: Tree, cohort: Cohort) -> Tree:
-        """The state with the average taught by the clients' models."""
+    def check_against(self, task: Task) -> None:
+        """Refuse a task without class numbers."""
         if not task.kind.class_per_row:
             raise Invalid(f"ensemble distillation needs class numbers, one for each row: {task.kind.name} has none")
+
+    def train(self, task: Task, state: Tree, cohort: Cohort) -> Tree:
+        """The state with the average taught by the clients' models."""
+        self.check_against(task)
         model = state["model"]
         x = self.public.public_rows(model["params"], cohort.seed)
         wanted = teacher(task, cohort, x)

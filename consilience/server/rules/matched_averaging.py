@@ -135,7 +135,9 @@ def _assigned(units: Tensor, centre: Tensor, weights: Tensor, passes: int) -> Te
     places = torch.arange(units.shape[1]).expand(len(units), -1)
     centre = centre.double()
     for number in range(passes):
-        cost = torch.cdist(centre.expand(len(units), -1, -1), units).square().cpu().numpy()  # [m, places, units]
+        cost = (
+            torch.cdist(centre.expand(len(units), -1, -1), units).square().detach().cpu().numpy()
+        )  # [m, places, units]
         found = torch.from_numpy(np.stack([linear_sum_assignment(one)[1] for one in cost]))
         if number and torch.equal(found, places):
             break

@@ -22,7 +22,7 @@ from consilience.privacy import History, Spending, Spent, history
 from consilience.privacy.proof import refuse_unproven
 from consilience.privacy.round_keys import derived, fresh, name_of, normals, seeded
 from consilience.server.averaging.steps.plain import Replace
-from consilience.server.protocols import Step
+from consilience.server.protocols import Step, take_step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ class PrivateAveraging:
             return (value.to(torch.float64) + (total[name] + added) / expected).to(value.dtype)
 
         merged = {name: moved(name, value) for name, value in before.items()}
-        params, step = self.step.move(before, merged, state["step"])
+        params, step = take_step(self.step, before, merged, state["step"], cohort.round)
         spent = torch.cat([state["spent"], state["spent"].new_tensor([[self.noise, self.rate]])])
         after = {"model": {"params": params, "buffers": {}}, "step": step, "clients": state["clients"], "spent": spent}
         notes: Notes = {

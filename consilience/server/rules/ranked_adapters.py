@@ -21,7 +21,7 @@ from consilience.server.averaging.averaging import Averaging
 
 @dataclass(frozen=True, kw_only=True)
 class RankedAdapters(Wraps):
-    """`server`, for which client k has rank `ranks`[k], at most that of the model's adapters; () is that for all.
+    """`server`, for which client k of K has rank `ranks`[k mod len(ranks)], at most that of the model's adapters.
 
     Factors keep the model's shapes: what lies beyond a client's rank is 0, as `AdapterTraining` leaves it. An adapter
     with less rank than a client may have is trained whole.
@@ -48,7 +48,7 @@ class RankedAdapters(Wraps):
     def init(self, start: Tree, clients: int) -> Tree:
         """As in the server; ranks that do not fit the clients or the model are refused."""
         if self.ranks:
-            self._refuse(start["params"], clients)
+            self._refuse(start["params"])
         return self.server.init(start, clients)
 
     def broadcast(self, state: Tree, ids: np.ndarray) -> Broadcast:
@@ -69,12 +69,10 @@ class RankedAdapters(Wraps):
         return self.server.model(state)
 
     def _ranks(self, ids: np.ndarray, device: torch.device) -> Tensor:
-        whole = torch.iinfo(torch.int64).max
-        return torch.tensor([self.ranks[client] if self.ranks else whole for client in ids], device=device)
+        ranks = self.ranks or (torch.iinfo(torch.int64).max,)  # (): the model's own
+        return torch.tensor([ranks[client % len(ranks)] for client in ids], device=device)
 
-    def _refuse(self, params: Mapping[str, Tensor], clients: int) -> None:
-        if len(self.ranks) != clients:
-            raise Invalid(f"ranks has {len(self.ranks)} values for {clients} clients: give one for each")
+    def _refuse(self, params: Mapping[str, Tensor]) -> None:
         largest = max(len(params[pair.a]) for pair in pairs_of(params, self.factors))
         if max(self.ranks) > largest:
             raise Invalid(
