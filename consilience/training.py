@@ -101,7 +101,7 @@ def train(
     for observation in shown(observations, rounds=rounds) if progress else observations:
         history.append(observation.row)
         values = observation.round.model
-    return Result(task=task, values=to(values, "cpu"), history=history)
+    return Result(task=task, values=to(values, "cpu"), history=history, label_names=federation.label_names)
 
 
 def _task(model: nn.Module | Task, federation: Federation, kind: str | Kind | None, loss: str | Loss | None) -> Task:

@@ -136,6 +136,7 @@ class Run:
             history=history,
             folder=self.folder.path,
             stopped=self.stopped,
+            label_names=self.experiment.label_names,
         )
 
     def _continue(self, saved: Checkpoint) -> None:

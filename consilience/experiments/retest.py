@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,15 +10,17 @@ from pathlib import Path
 from consilience.core import tree
 from consilience.core.metrics import ClientScores, Scores
 from consilience.core.settings import Invalid
-from consilience.experiments.assembly import assemble
+from consilience.data.relabel import relabelled
+from consilience.experiments.assembly import assemble, read_data
 from consilience.experiments.client_tests import personal_test
 from consilience.experiments.config.config import from_table
 from consilience.experiments.evaluation import evaluate
 from consilience.runs import checkpoint
+from consilience.runs.disk import read_file
 from consilience.runs.folder import RunFolder
 from consilience.runs.toml_text import loads
 
-CHANGEABLE = ("data", "data_dir", "partition", "engine", "threads")
+CHANGEABLE = ("data", "data_dir", "partition", "engine", "threads", "task.metrics")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -35,14 +38,14 @@ def retest(path: Path, overrides: Iterable[str] = ()) -> Retest:
     overrides = list(overrides)
     for override in overrides:
         key = override.partition("=")[0]
-        if key.split(".")[0] not in CHANGEABLE:
+        if key not in CHANGEABLE and key.split(".")[0] not in CHANGEABLE:
             raise Invalid(f"{key} cannot be changed for a test: only {', '.join(CHANGEABLE)} can")
     folder = RunFolder.open(Path(path))
     saved = checkpoint.load_latest(folder.checkpoints)
     if saved is None:
         raise Invalid(f"{folder.path} has no checkpoint yet: let at least one round finish")
     config = from_table(loads(folder.config_text()), overrides, source=str(folder.path / "config.toml"))
-    simulation = assemble(config)
+    simulation = assemble(config, relabelled(read_data(config), _class_names(folder)))
     engine = simulation.engine
     if engine.test_rows is None:
         raise Invalid(f"data.name = {config.data.name!r} has no test rows")
@@ -51,11 +54,20 @@ def retest(path: Path, overrides: Iterable[str] = ()) -> Retest:
     _refuse_other_shapes(model, engine.start(), config.data.name)
     scores = evaluate(engine.task, model, engine.test_rows)
     own = None
-    if not overrides:  # other data have other clients
+    if all(override.startswith("task.metrics=") for override in overrides):  # other data have other clients
         engine.restore(saved.trees["memory"])
         test = personal_test(simulation.algorithm, engine)
         own = test(state) if test else None
     return Retest(round=saved.round, scores=scores, names=simulation.federation.names, personal=own)
+
+
+def _class_names(folder: RunFolder) -> tuple[str, ...]:
+    """The classes that the run was trained on, in the order of their numbers; () where none are stored."""
+    try:
+        found = json.loads(read_file(folder.federation)).get("labels")
+    except (OSError, ValueError, AttributeError):
+        return ()
+    return tuple(found) if isinstance(found, list) and all(isinstance(name, str) for name in found) else ()
 
 
 def _refuse_other_shapes(saved: tree.Tree, fresh: tree.Tree, data: str) -> None:

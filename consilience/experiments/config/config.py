@@ -46,7 +46,8 @@ from consilience.runs.names import safe_name
 Seed = Annotated[int, Range(least=0, below=2**63)]
 Table = dict[str, Any]
 if TYPE_CHECKING:
-    LossName = KindName = str
+    LossName = str
+    KindName = str
 else:
     LossName = Literal[("auto", *LOSSES)]  # those of the kinds of task
     KindName = Literal[("auto", *TASK_KINDS)]
@@ -84,7 +85,8 @@ class TaskSettings:
     class_weights: of the classes (or labels) in the loss; "balanced" makes all classes of all training rows weigh the
     same. label_smoothing: the share of a target that is spread over all classes. ignore_index: the target that does not
     count (tokens, dense, multi_label; -100). outputs: targets of a row, for a deployment without data at the server.
-    metrics: further ones by name, such as "per_class", "auroc", "top_5".
+    labels: the names of the classes in the order of their numbers, where targets are texts; by default those that
+    occur, sorted. metrics: further ones by name, such as "per_class", "auroc", "top_5".
     """
 
     kind: KindName = "auto"
@@ -92,6 +94,7 @@ class TaskSettings:
     label_smoothing: Decay = 0.0
     ignore_index: int | None = None
     outputs: Count | None = None
+    labels: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -103,7 +106,7 @@ class TaskSettings:
 
     def of_kind(self) -> Table:
         """What the kind is made with."""
-        return {key: value for key, value in self.changed().items() if key not in ("kind", "outputs")}
+        return {key: value for key, value in self.changed().items() if key not in ("kind", "outputs", "labels")}
 
 
 @dataclass(frozen=True, kw_only=True)
