@@ -120,13 +120,10 @@ class Checkpointing:
         check(self)
 
 
-FIXED: dict[str, type] = {
-    "task": TaskSettings,
-    "evaluation": Evaluation,
-    "checkpoint": Checkpointing,
-    "limits": Limits,
-}
-"""Sections that mean the same in every run."""
+FIXED: dict[str, type] = {"evaluation": Evaluation, "checkpoint": Checkpointing, "limits": Limits}
+"""Sections that mean the same in every run, and are written in full."""
+TASK: dict[str, type] = {"task": TaskSettings}
+"""Written only where it is not as by default, since runs of before there were kinds have none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,8 +163,8 @@ class Config:
         scalars = {key: getattr(self, key) for key in _scalars() if getattr(self, key) not in (None, "")}
         chosen = {section: getattr(self, section) for section in KINDS}
         sections = {section: {"name": it.name, **parts.write(it.options)} for section, it in chosen.items()}
-        ends = {"engine": self.engine, **{key: _set_options(getattr(self, key)) for key in FIXED if key != "task"}}
-        if self.task.changed():  # else there is no section, as in a run of before there were kinds
+        ends = {"engine": self.engine, **{key: _set_options(getattr(self, key)) for key in FIXED}}
+        if self.task.changed():
             ends["task"] = self.task.changed()
         return {**scalars, **sections, **{key: parts.write(table) for key, table in ends.items()}}
 
@@ -202,14 +199,14 @@ def from_table(given: Mapping[str, Any], overrides: Iterable[str] = (), *, sourc
     for section in KINDS:
         checked[section] = _chosen(section, table.get(section, {}))
     checked["engine"] = _engine(table.get("engine", {}))
-    for section, kind in FIXED.items():
+    for section, kind in (TASK | FIXED).items():
         known = {f.name: Option(hints_of(kind)[f.name], f.default) for f in dataclasses.fields(kind)}
         checked[section] = kind(**_section(section, table, known))
     return Config(**checked)
 
 
 def _scalars() -> list[str]:
-    return [f.name for f in dataclasses.fields(Config) if f.name not in (*KINDS, "engine", *FIXED)]
+    return [f.name for f in dataclasses.fields(Config) if f.name not in (*KINDS, "engine", *TASK, *FIXED)]
 
 
 def _set_options(section: Any) -> Table:
@@ -221,7 +218,7 @@ def _with_tables(given: Mapping[str, Any]) -> Table:
     """The tables, with `data = "mnist"` spelled `data = {name = "mnist"}`."""
     named = (*KINDS, "engine")
     spelled = {k: {"name": v} if k in named and isinstance(v, str) else v for k, v in given.items()}
-    for key in (*KINDS, "engine", *FIXED):
+    for key in (*KINDS, "engine", *TASK, *FIXED):
         if not isinstance(spelled.get(key, {}), Mapping):
             raise Invalid(f"{key} = {spelled[key]!r} must be a table: write [{key}] and its settings below it")
     return spelled
