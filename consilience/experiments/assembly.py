@@ -224,6 +224,8 @@ def refuse_other_size(task: Task, output: Any, y: torch.Tensor, model: str, data
     kind = task.kind
     if kind.name not in BUILT_IN or task.losses not in kind.losses or not isinstance(output, torch.Tensor):
         return
+    if kind.multiclass and output.dim() > 1:
+        kind.knowing(output.shape[kind.class_axis])  # refuses another number of class weights
     if not kind.multiclass and output.numel() != y.numel():
         have, need = output[:1].numel(), y[:1].numel()
         raise Invalid(f"{model} gives {have} numbers a row, but {data} have {need} targets: change its last layer")
