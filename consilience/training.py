@@ -103,8 +103,13 @@ def train(
     for observation in shown(observations, rounds=rounds) if progress else observations:
         history.append(observation.row)
         values = observation.round.model
-    example = to(rows(federation.train.x, slice(0, 2)), "cpu")
-    return Result(task=task, values=to(values, "cpu"), history=history, example=example)
+    return Result(
+        task=task,
+        values=to(values, "cpu"),
+        history=history,
+        example=to(rows(federation.train.x, slice(0, 2)), "cpu"),
+        label_names=federation.label_names,
+    )
 
 
 def _task(model: nn.Module | Task, federation: Federation, kind: str | Kind | None, loss: str | Loss | None) -> Task:

@@ -9,16 +9,18 @@ from pathlib import Path
 from consilience.core import tree
 from consilience.core.metrics import ClientScores, Scores
 from consilience.core.settings import Invalid
-from consilience.experiments.assembly import assemble
+from consilience.data.relabel import relabelled
+from consilience.experiments.assembly import assemble, read_data
 from consilience.experiments.client_tests import personal_test
 from consilience.experiments.config.config import from_table
 from consilience.experiments.evaluation import evaluate
+from consilience.runs import canonical
 from consilience.runs.folder import RecordError, RunFolder
 from consilience.runs.result import Result
 from consilience.runs.toml_text import loads
 from consilience.runs.verification import newest_checkpoint
 
-CHANGEABLE = ("data", "data_dir", "partition", "engine", "threads")
+CHANGEABLE = ("data", "data_dir", "partition", "engine", "threads", "task.metrics")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -44,7 +46,7 @@ def latest(path: Path) -> tuple[Result, int]:
     if saved.skipped:
         raise RecordError(f"{saved.skipped[0]}; resume the run, which does the rounds after {saved.round} again")
     config = from_table(loads(folder.config_text()), source=str(folder.path / "config.toml"))
-    simulation = assemble(config)
+    simulation = assemble(config, relabelled(read_data(config), _class_names(folder)))
     _refuse_other_weights(folder, simulation.prints)
     model = simulation.algorithm.server.model(simulation.engine.place(saved.trees["server"]))
     example = tree.rows(simulation.federation.train.x, slice(0, 2))
@@ -64,14 +66,14 @@ def retest(path: Path, overrides: Iterable[str] = ()) -> Retest:
     overrides = list(overrides)
     for override in overrides:
         key = override.partition("=")[0]
-        if key.split(".")[0] not in CHANGEABLE:
+        if key not in CHANGEABLE and key.split(".")[0] not in CHANGEABLE:
             raise Invalid(f"{key} cannot be changed for a test: only {', '.join(CHANGEABLE)} can")
     folder = RunFolder.open(Path(path))
     saved = newest_checkpoint(folder)
     if saved is None:
         raise Invalid(f"{folder.path} has no checkpoint yet: let at least one round finish")
     config = from_table(loads(folder.config_text()), overrides, source=str(folder.path / "config.toml"))
-    simulation = assemble(config)
+    simulation = assemble(config, relabelled(read_data(config), _class_names(folder)))
     _refuse_other_weights(folder, simulation.prints)
     engine = simulation.engine
     if engine.test_rows is None:
@@ -81,7 +83,7 @@ def retest(path: Path, overrides: Iterable[str] = ()) -> Retest:
     _refuse_other_shapes(model, engine.start(), config.data.name)
     scores = evaluate(engine.task, model, engine.test_rows)
     own = None
-    if not overrides:  # other data have other clients
+    if all(override.startswith("task.metrics=") for override in overrides):  # other data have other clients
         engine.restore(saved.trees["memory"])
         test = personal_test(simulation.algorithm, engine)
         own = test(state) if test else None
@@ -97,6 +99,15 @@ def _refuse_other_weights(folder: RunFolder, prints: dict[str, str]) -> None:
             f"the frozen weights of {folder.path} are not those it was trained with: their digest was "
             f"{str(before)[:12]} and is {str(now)[:12]}; restore what model.weights named then"
         )
+
+
+def _class_names(folder: RunFolder) -> tuple[str, ...]:
+    """The classes that the run was trained on, in the order of their numbers; () where none are stored."""
+    try:
+        found = canonical.decode(folder.read(folder.federation.name)).get("labels")
+    except (FileNotFoundError, ValueError, AttributeError):
+        return ()
+    return tuple(found) if isinstance(found, list) and all(isinstance(name, str) for name in found) else ()
 
 
 def _refuse_other_shapes(saved: tree.Tree, fresh: tree.Tree, data: str) -> None:
