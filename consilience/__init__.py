@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from consilience.environments.environment import Environment
     from consilience.meta import Schedule, learn_schedule
     from consilience.models import build as build_model
+    from consilience.models.hugging_face import HuggingFace
     from consilience.runs.result import Result
     from consilience.selection import Everyone, SlidingWindow, Uniform
     from consilience.server.averaging.weighting.schedule import ScheduleWeights
@@ -47,6 +48,7 @@ __all__ = [
     "Environment",
     "Everyone",
     "Federation",
+    "HuggingFace",
     "Invalid",
     "Kind",
     "Metric",
@@ -79,6 +81,7 @@ _MODULES = {
     "Environment": "environments.environment",
     "Everyone": "selection",
     "Federation": "core.federation",
+    "HuggingFace": "models.hugging_face",
     "Invalid": "core.settings",
     "Kind": "core.kinds",
     "Metric": "core.metrics",
