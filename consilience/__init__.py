@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from consilience.data.datasets import load as load_data
     from consilience.data.federate import federate
     from consilience.data.partition import partition
+    from consilience.data.tokenized import tokenized
     from consilience.engines.vectorised.engine import Vectorised
     from consilience.environments.environment import Environment
     from consilience.meta import Schedule, learn_schedule
@@ -70,6 +71,7 @@ __all__ = [
     "partition",
     "run",
     "simprox",
+    "tokenized",
     "train",
     "tune",
 ]
@@ -100,6 +102,7 @@ _MODULES = {
     "load_data": "data.datasets:load",
     "partition": "data.partition",
     "run": "core.rounds",
+    "tokenized": "data.tokenized",
     "train": "training",
     "tune": "tuning.tune",
 }

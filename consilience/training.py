@@ -102,7 +102,8 @@ def train(
         history.append(observation.row)
         values = observation.round.model
     example = to(rows(federation.train.x, slice(0, 2)), "cpu")
-    return Result(task=task, values=to(values, "cpu"), history=history, example=example)
+    values = to(values, "cpu")
+    return Result(task=task, values=values, history=history, example=example, label_names=federation.label_names)
 
 
 def _task(model: nn.Module | Task, federation: Federation, kind: str | Kind | None, loss: str | Loss | None) -> Task:

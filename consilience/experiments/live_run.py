@@ -219,6 +219,9 @@ class Run:
         if experiment.task.frozen_digest:
             facts["frozen_weights"] = experiment.task.frozen_digest
         export(self.folder.path, experiment.task, values, facts)
+        save_tokenizer = getattr(experiment.task.module, "save_tokenizer", None)
+        if save_tokenizer is not None:
+            save_tokenizer(self.folder.path / "tokenizer")
 
 
 def _example(engine: RunnerEngine) -> Any:
