@@ -1,8 +1,9 @@
 """Writes the tables of transformers.md from docs/results/transformers.json.
 
 `python docs/make_transformers.py` writes them; with `--check` it fails if they are not up to date. `--store FOLDER`
-first takes over what is below a folder: runs of recipes/compare_simprox_banking77_transformer.toml (their metrics.jsonl and
-config.toml) and the adapters_speed.json of benchmarks/adapters_speed.py; what is not there stays as it was.
+first takes over what is below a folder: runs of recipes/compare_simprox_banking77_transformer.toml (their
+metrics.jsonl, config.toml and run.json) and the adapters_speed.json of benchmarks/adapters_speed.py; what is not
+there stays as it was.
 """
 
 from __future__ import annotations
