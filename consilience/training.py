@@ -103,13 +103,9 @@ def train(
     for observation in shown(observations, rounds=rounds) if progress else observations:
         history.append(observation.row)
         values = observation.round.model
-    return Result(
-        task=task,
-        values=to(values, "cpu"),
-        history=history,
-        example=to(rows(federation.train.x, slice(0, 2)), "cpu"),
-        label_names=federation.label_names,
-    )
+    example = to(rows(federation.train.x, slice(0, 2)), "cpu")
+    values = to(values, "cpu")
+    return Result(task=task, values=values, history=history, example=example, label_names=federation.label_names)
 
 
 def _task(model: nn.Module | Task, federation: Federation, kind: str | Kind | None, loss: str | Loss | None) -> Task:
