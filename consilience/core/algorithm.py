@@ -52,10 +52,12 @@ class Algorithm:
             )
 
     def prepared(self, task: Task) -> Task:
-        """The task in the form that this algorithm trains; refused if its clients cannot train such a model."""
-        checking, preparing = capability(self.client, ChecksTask), capability(self.client, PreparesTask)
-        if checking is not None:
-            checking.check_against(task)
+        """The task in the form that this algorithm trains; refused if its clients or server do not support it."""
+        for part in (self.client, self.server):
+            checking = capability(part, ChecksTask)
+            if checking is not None:
+                checking.check_against(task)
+        preparing = capability(self.client, PreparesTask)
         return task if preparing is None else preparing.prepare(task)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from consilience.core.federation import Federation, Rows
@@ -31,10 +33,9 @@ def validated(
         return [places[chosen[owner[chosen] == k]] for k in range(len(federation))]
 
     training = of_clients(kept)
-    reduced = Federation(
-        train=Rows.gather(rows.x, rows.y, training),
+    reduced = replace(
+        federation,
+        train=Rows.gather(rows.x, rows.y, training, weight=rows.weight),
         test=Rows.gather(rows.x, rows.y, of_clients(taken)),
-        names=federation.names,
-        classes=federation.classes,
     )
     return reduced, [part[own - int(start)] for part, own, start in zip(parts, training, rows.starts)]

@@ -34,14 +34,10 @@ class MergedAdapters:
     combine: Combine = field(default_factory=WeightedMean)
     step: Step = field(default_factory=Replace)
     factors: Factors = LORA
+    needs_each_reply = True  # a product of sums is not the sum of the products
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """A product of sums is not the sum of the products."""
-        return True
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -39,15 +39,11 @@ class Redecomposed(Wraps):
     replaces: ClassVar[Reasons] = {
         CombineAround: "its rank is that of the broadcast model, which the rule inside is given as products"
     }
+    needs_each_reply = True  # a product of sums is not the sum of the products
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """A product of sums is not the sum of the products."""
-        return True
 
     def merge(self, models: Tree, weights: Tensor) -> Tree:
         """Around the first model."""

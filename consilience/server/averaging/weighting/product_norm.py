@@ -19,14 +19,10 @@ class ProductNorm:
     """|B_k A_k| / sum_j |B_j A_j|, the Frobenius norm over all adapted layers; alike where all of them are 0."""
 
     factors: Factors = LORA
+    needs_each_reply = True  # norms of products need the factors
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Norms of products need the factors."""
-        return True
 
     def init(self, start: Tree, clients: int) -> Tree:
         """No state."""
