@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from consilience.core.adapters import folded
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.runs.metric_table import columns
@@ -31,7 +32,7 @@ class Result:
     @cached_property
     def model(self) -> nn.Module:
         """Your module with the trained values, in evaluation mode."""
-        return self.task.trained(self.values)
+        return folded(self.task.trained(self.values))
 
     def export(self, folder: Path | str, format: Format = "safetensors", *, adapters: Adapters = "merged") -> Path:
         """Write the model for other programs; the file, or the folder of `format="hugging_face"`.

@@ -48,6 +48,7 @@ TINY: dict[str, tuple[str, Any, dict[str, Any]]] = {
         (6,),
         {"vocabulary": 7, "hidden": 5, "embedding": 4, "train_embedding": False},
     ),
+    "lora_mlp": ("lora_mlp", (1, 4, 4), {"hidden": (6, 6), "rank": 2}),
     "linear_head": ("linear_head", PICTURE, {"encoder": "resnet20"}),
     "late_fusion": ("late_fusion", {"text": 3, "picture": (2,)}, {"projection": 4}),
     "late_fusion, parts missing": (
