@@ -85,7 +85,7 @@ def by_hand(layer: nn.Module) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("layer", [Packed, Old])
-@pytest.mark.parametrize("lane", ["serial", "streams", "auto"])
+@pytest.mark.parametrize("lane", ["serial", "streams"])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_it_runs_in_lanes_that_do_not_batch(layer: type[nn.Module], lane: str) -> None:
     torch.manual_seed(0)
