@@ -8,15 +8,17 @@ the gates; its gradient has one product for each weight, over all positions.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from consilience.core import grouped
 
 Drop = Callable[[Tensor, float], Tensor]
+BATCHED_BY_TORCH = ("cpu",)  # where vmap reaches torch's own recurrent layers; elsewhere they are cuDNN's
 
 
 def layer_by_layer(func: Any, args: tuple[Any, ...], drop: Drop) -> Any:
@@ -26,7 +28,9 @@ def layer_by_layer(func: Any, args: tuple[Any, ...], drop: Drop) -> Any:
     tail = args[8 + packed :]
     ways = 2 if both_ways else 1
     each = len(params) // layers
-    batched = func is torch.lstm and not packed and each == ways * (4 if biases else 2) and grouped.grouped()
+    projects = each > ways * (4 if biases else 2)
+    own = data[0].device.type not in BATCHED_BY_TORCH or (func is torch.lstm and not projects)
+    batched = own and not packed and grouped.grouped()
     if not batched and not (train and rate > 0 and layers > 1):
         return _call(func, *data, hx, params, biases, layers, 0.0, train, both_ways, *tail)
     x, states = data[0], list[tuple[Tensor, ...]]()
@@ -35,7 +39,7 @@ def layer_by_layer(func: Any, args: tuple[Any, ...], drop: Drop) -> Any:
         start = [state[part] for state in hx] if isinstance(hx, (list, tuple)) else hx[part]
         weights = list(params[layer * each : (layer + 1) * each])
         if batched:
-            x, *ends = _lstm(x, start, weights, ways, tail[0])
+            x, *ends = _layer(func, x, start, weights, ways, biases, tail[0])
         else:
             x, *ends = _call(func, x, *data[1:], start, weights, biases, 1, 0.0, train, both_ways, *tail)
         states.append(tuple(ends))
@@ -45,28 +49,63 @@ def layer_by_layer(func: Any, args: tuple[Any, ...], drop: Drop) -> Any:
 
 
 def _call(func: Any, *args: Any) -> Any:
-    with warnings.catch_warnings():  # the weights are values of their own here, gathered for cuDNN at every call
-        warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
+    if not args[0].is_cuda:
         return func(*args)
+    # cuDNN wants its weights in one piece and looks for that piece in memory, which differs between replays: it gets
+    # one that does not lie beside the others, and gathers them at every call
+    at = 3 if isinstance(args[3], (list, tuple)) else 2
+    weights = [args[at][0].clone(), *args[at][1:]]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
+        return func(*args[:at], weights, *args[at + 1 :])
 
 
-def _lstm(
-    x: Tensor, start: Sequence[Tensor], weights: list[Tensor], ways: int, batch_first: bool
+def _layer(
+    func: Any, x: Tensor, start: Any, weights: list[Tensor], ways: int, biases: bool, batch_first: bool
 ) -> tuple[Tensor, ...]:
-    """(outputs, last outputs, last cells) of one layer of a group of clients, in each direction."""
+    """Outputs and last states of one layer of a group of clients, in each direction."""
     kind = x.device.type
+    start = list(start) if isinstance(start, (list, tuple)) else [start]
     if torch.is_autocast_enabled(kind):
         to = torch.get_autocast_dtype(kind)
         x, start, weights = x.to(to), [state.to(to) for state in start], [weight.to(to) for weight in weights]
     x = x.transpose(0, 1) if batch_first else x
     each, found = len(weights) // ways, []
     for way in range(ways):
-        inner, outer, *biases = weights[way * each : (way + 1) * each]
-        bias = biases[0] + biases[1] if biases else None
-        found.append(grouped.apply(_Layer(reverse=way == 1), x, start[0][way], start[1][way], inner, outer, bias))
+        mine, states = weights[way * each : (way + 1) * each], [state[way] for state in start]
+        if func is torch.lstm and each == (4 if biases else 2):
+            bias = mine[2] + mine[3] if biases else None
+            found.append(grouped.apply(_Layer(reverse=way == 1), x, *states, *mine[:2], bias))
+        else:
+            found.append(_one_by_one(func, x, states, mine, biases, reverse=way == 1))
     outputs, *last = zip(*found)
     out = torch.cat(outputs, -1)
     return (out.transpose(0, 1) if batch_first else out, *(torch.stack(parts) for parts in last))
+
+
+def _one_by_one(
+    func: Any, x: Tensor, states: list[Tensor], weights: list[Tensor], biases: bool, *, reverse: bool
+) -> tuple[Tensor, ...]:
+    """The definition of a layer in one direction, position by position; x [T, B, in], states [B, H]."""
+    inner, outer = (weights[2], weights[3]) if biases else (None, None)
+    project = weights[-1] if len(weights) > (4 if biases else 2) else None
+    steps = F.linear(x, weights[0], inner).unbind(0)
+    h, outputs = states[0], []
+    for step in reversed(steps) if reverse else steps:
+        hidden = F.linear(h, weights[1], outer)
+        if func is torch.gru:
+            (reset, update, new), (to_reset, to_update, to_new) = step.chunk(3, -1), hidden.chunk(3, -1)
+            new = (new + (reset + to_reset).sigmoid() * to_new).tanh()
+            h = new + (update + to_update).sigmoid() * (h - new)
+        elif func is torch.lstm:
+            h, cell, _ = _gates(step + hidden, states[1])
+            states = [h, cell]
+            h = h if project is None else F.linear(h, project)
+        else:
+            h = (step + hidden).tanh() if func is torch.rnn_tanh else (step + hidden).relu()
+        outputs.append(h)
+    out = torch.stack(outputs[::-1] if reverse else outputs)
+    return (out, h, *states[1:])
 
 
 class _Layer:
@@ -137,7 +176,11 @@ def _cell(inputs: Tensor, hidden: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Te
     if inputs.is_cuda:  # one kernel, over the clients' rows
         h, c, kept = torch.ops.aten._thnn_fused_lstm_cell(inputs.flatten(0, 1), hidden.flatten(0, 1), c.flatten(0, 1))
         return tuple(part.view(*inputs.shape[:2], -1) for part in (h, c, kept))  # type: ignore[return-value]
-    enter, keep, fresh, show = (inputs + hidden).chunk(4, -1)
+    return _gates(inputs + hidden, c)
+
+
+def _gates(values: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    enter, keep, fresh, show = values.chunk(4, -1)
     enter, keep, fresh, show = enter.sigmoid(), keep.sigmoid(), fresh.tanh(), show.sigmoid()
     c = keep * c + enter * fresh
     return show * c.tanh(), c, torch.cat([enter, keep, fresh, show], -1)
