@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from consilience.data.partition import partition
     from consilience.engines.vectorised.engine import Vectorised
     from consilience.environments.environment import Environment
+    from consilience.experiments.stopping import Validation
     from consilience.meta import Schedule, learn_schedule
     from consilience.models import build as build_model
     from consilience.runs.result import Result
@@ -57,6 +58,7 @@ __all__ = [
     "SlidingWindow",
     "Task",
     "Uniform",
+    "Validation",
     "Vectorised",
     "Work",
     "build_model",
@@ -90,6 +92,7 @@ _MODULES = {
     "Task": "core.task",
     "Uniform": "selection",
     "Vectorised": "engines.vectorised.engine",
+    "Validation": "experiments.stopping",
     "Work": "core.plans",
     "build_model": "models:build",
     "federate": "data.federate",

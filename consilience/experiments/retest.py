@@ -13,6 +13,7 @@ from consilience.experiments.assembly import assemble
 from consilience.experiments.client_tests import personal_test
 from consilience.experiments.config.config import from_table
 from consilience.experiments.evaluation import evaluate
+from consilience.experiments.stopping import best_so_far
 from consilience.runs import checkpoint
 from consilience.runs.folder import RunFolder
 from consilience.runs.toml_text import loads
@@ -30,8 +31,11 @@ class Retest:
     personal: ClientScores | None = None
 
 
-def retest(path: Path, overrides: Iterable[str] = ()) -> Retest:
-    """Test the model of the newest whole checkpoint; data, partition and engine may be replaced."""
+def retest(path: Path, overrides: Iterable[str] = (), *, best: bool = False) -> Retest:
+    """Test the model of the newest whole checkpoint; data, partition and engine may be replaced.
+
+    best: the best model on the validation rows instead.
+    """
     overrides = list(overrides)
     for override in overrides:
         key = override.partition("=")[0]
@@ -46,16 +50,23 @@ def retest(path: Path, overrides: Iterable[str] = ()) -> Retest:
     engine = simulation.engine
     if engine.test_rows is None:
         raise Invalid(f"data.name = {config.data.name!r} has no test rows")
-    state = engine.place(saved.trees["server"])
+    state, done = engine.place(saved.trees["server"]), saved.round
     model = simulation.algorithm.server.model(state)
+    if best:
+        if "best" not in saved.trees:
+            raise Invalid(f"{folder.path} has no best model: it was run without validation.share")
+        model = engine.place(saved.trees["best"])
+        progress = best_so_far(config.validation, simulation.task, folder.rows().rows[: saved.round])
+        assert progress is not None and progress.round is not None
+        done = progress.round
     _refuse_other_shapes(model, engine.start(), config.data.name)
     scores = evaluate(engine.task, model, engine.test_rows)
     own = None
-    if not overrides:  # other data have other clients
+    if not overrides and not best:  # other data have other clients; personal models go with the last round
         engine.restore(saved.trees["memory"])
         test = personal_test(simulation.algorithm, engine)
         own = test(state) if test else None
-    return Retest(round=saved.round, scores=scores, names=simulation.federation.names, personal=own)
+    return Retest(round=done, scores=scores, names=simulation.federation.names, personal=own)
 
 
 def _refuse_other_shapes(saved: tree.Tree, fresh: tree.Tree, data: str) -> None:

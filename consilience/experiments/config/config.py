@@ -27,6 +27,7 @@ from consilience.experiments.config.catalogue import (
 )
 from consilience.experiments.config.overrides import overridden
 from consilience.experiments.config.schedules import refuse_idle_rounds, with_horizons
+from consilience.experiments.stopping import Validation
 from consilience.options import parts, recipes
 from consilience.runs import canonical, toml_text
 from consilience.runs.names import safe_name
@@ -75,7 +76,12 @@ class Checkpointing:
         check(self)
 
 
-FIXED: dict[str, type] = {"evaluation": Evaluation, "checkpoint": Checkpointing, "limits": Limits}
+FIXED: dict[str, type] = {
+    "evaluation": Evaluation,
+    "validation": Validation,
+    "checkpoint": Checkpointing,
+    "limits": Limits,
+}
 """Sections that mean the same in every run."""
 
 
@@ -98,6 +104,7 @@ class Config:
     algorithm: Chosen
     engine: Table = field(default_factory=dict)
     evaluation: Evaluation = field(default_factory=Evaluation)
+    validation: Validation = field(default_factory=Validation)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     limits: Limits = field(default_factory=Limits)
 
@@ -116,6 +123,8 @@ class Config:
         chosen = {section: getattr(self, section) for section in KINDS}
         sections = {section: {"name": it.name, **parts.write(it.options)} for section, it in chosen.items()}
         ends = {"engine": self.engine, **{key: _set_options(getattr(self, key)) for key in FIXED}}
+        if self.validation == Validation():
+            del ends["validation"]
         return {**scalars, **sections, **{key: parts.write(table) for key, table in ends.items()}}
 
     def toml(self) -> str:
