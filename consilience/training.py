@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from consilience.core.algorithm import Algorithm
 from consilience.core.capabilities import PoolsData, capability
 from consilience.core.federation import Federation
+from consilience.core.kind import Kind
 from consilience.core.kinds import kind_of_targets
 from consilience.core.losses import Loss
 from consilience.core.rounds import run
 from consilience.core.screening import Limits
 from consilience.core.settings import Count, Invalid, Whole, check_value
 from consilience.core.task import Task
-from consilience.core.tree import to
+from consilience.core.tree import rows, to
 from consilience.data.validation import held_back
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
@@ -43,6 +44,7 @@ def train(
     *,
     rounds: Count = 10,
     seed: Whole = 0,
+    kind: str | Kind | None = None,
     loss: str | Loss | None = None,
     environment: Environment | None = None,
     evaluate_every: Whole = 1,
@@ -64,8 +66,9 @@ def train(
     algorithm: a recipe such as `simprox(lr=0.05)`, or four parts of your own in an `Algorithm`.
     rounds: number of rounds (10).
     seed: decides the selection, the batches, dropout and the environment's draws (0): equal seeds give equal bits.
-    loss: a name or a function (output, target) -> [B]; by default that of the kind of task for these targets:
-        classification for class numbers, binary decisions for several 0 and 1 a row, else regression.
+    kind: the kind of task, by name or a `Kind`; by default that of these targets: classification for class numbers,
+        multi_label for several 0 and 1 a row, else regression. Tokens and pixels need their kind.
+    loss: a name or a function (output, target) -> [B]; by default that of the kind.
     environment: which clients are slow, unavailable or silent; by default none.
     evaluate_every: test after every so many rounds and after the last (1); 0 is never.
     evaluate_local: test the clients' own models as well, as they are before the server merges them.
@@ -84,9 +87,9 @@ def train(
         federation, held, _ = held_back(federation, nowhere, share=settings.share, seed=seed)
     if capability(algorithm.selection, PoolsData) is not None:
         federation = federation.pooled()
-    task = _task(model, federation, loss)
+    task = _task(model, federation, kind, loss)
     task = try_model(task, federation, f"the model {type(task.module).__name__}", "the federation's data")
-    try_client(algorithm, task, federation)
+    task = try_client(algorithm, task, federation)
     refuse_idle_rounds(algorithm, rounds)
     options = read_options("train", engine, engine_options(), "train")
     vectorised = Vectorised(task, federation, environment=environment, rounds_ahead=rounds, **options)
@@ -119,13 +122,17 @@ def train(
     chosen = observer.best
     if chosen is not None and chosen.wants_best and chosen.round is not None:
         values = best
-    return Result(task=task, values=to(values, "cpu"), history=history, best=chosen.facts if chosen else None)
+    example = to(rows(federation.train.x, slice(0, 2)), "cpu")
+    found = chosen.facts if chosen else None
+    return Result(task=task, values=to(values, "cpu"), history=history, example=example, best=found)
 
 
-def _task(model: nn.Module | Task, federation: Federation, loss: str | Loss | None) -> Task:
+def _task(model: nn.Module | Task, federation: Federation, kind: str | Kind | None, loss: str | Loss | None) -> Task:
     if isinstance(model, Task):
-        if loss is not None:
-            raise Invalid("loss is part of the Task already: give a module and a loss, or a Task alone")
+        if loss is not None or kind is not None:
+            given = "loss" if loss is not None else "kind"
+            raise Invalid(f"{given} is part of the Task already: give a module and a {given}, or a Task alone")
         return model
-    named = isinstance(loss, str)
-    return Task(model, None if named else kind_of_targets(federation.train.y, federation.classes), loss=loss)
+    if kind is None and not isinstance(loss, str):
+        kind = kind_of_targets(federation.train.y, federation.classes)
+    return Task(model, kind, loss=loss)

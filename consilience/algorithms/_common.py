@@ -6,15 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, ParamSpec, TypedDict
 
-from consilience.algorithms._fit import refuse_misfits
 from consilience.client.adaptive_solvers import Adadelta, Adagrad, Adamax, Lion, NAdam, RMSprop
 from consilience.client.augmentations import Augmentation
 from consilience.client.local_training import LocalTraining
-from consilience.client.memory.memory import Memory
+from consilience.client.memory.memory import Memory, Says
 from consilience.client.personal_layers import PersonalLayers
 from consilience.client.solver_wrappers import Accumulated, Clipped, Scheduled, Several
 from consilience.client.solvers import SGD, Adam, Solver
-from consilience.client.terms.term import Term
+from consilience.client.terms.term import Hears, Term
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.plans import Work
 from consilience.core.protocols import Channel, Selection
@@ -26,7 +25,7 @@ from consilience.server.averaging.averaging import Averaging
 from consilience.server.averaging.combining.weighted_mean import WeightedMean
 from consilience.server.averaging.steps.plain import Replace, ScheduledStep
 from consilience.server.averaging.weighting.by_size import ByExamples
-from consilience.server.protocols import Combine, Ledger, Step, Weighting
+from consilience.server.protocols import Combine, Ledger, Step, Weighting, read_by
 
 P = ParamSpec("P")
 Optimiser = Literal["sgd", "adam", "adamw", "rmsprop", "adagrad", "adadelta", "adamax", "nadam", "lion"]
@@ -161,3 +160,29 @@ def with_terms(
     client = replace(client, terms=client.terms + terms, memory=client.memory + memory)
     server = replace(server, ledgers=server.ledgers + ledgers) if ledgers else server
     return refuse_misfits(replace(algorithm, client=client, server=server))
+
+
+def refuse_misfits(algorithm: Algorithm) -> Algorithm:
+    """The algorithm itself; refused if its client listens for what its server never tells, or the other way round."""
+    client, server = algorithm.client, algorithm.server
+    if not isinstance(client, LocalTraining) or not isinstance(server, Averaging):
+        return algorithm
+    told = [ledger.name for ledger in server.ledgers]
+    if len(set(told)) < len(told):
+        raise Invalid(f"ledgers holds {', '.join(told)}: no two may have one name")
+    for part in (*client.terms, *client.memory):
+        for name in part.hears if isinstance(part, Hears) else ():
+            if name not in told:
+                raise Invalid(
+                    f"{type(part).__name__} listens for {name!r}, which no ledger of the server tells "
+                    f"(ledgers: {', '.join(told) or 'none'}): add the ledger, or use a recipe that brings it along"
+                )
+    said = {name for part in client.memory if isinstance(part, Says) for name in part.says}
+    for reader in (server.weighting, *server.ledgers):
+        for name in read_by(reader):
+            if name not in said:
+                raise Invalid(
+                    f"{type(reader).__name__} reads {name!r} in the replies, which no memory of the client says: "
+                    "add the memory, or use a recipe that brings it along"
+                )
+    return algorithm

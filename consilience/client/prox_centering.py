@@ -24,6 +24,7 @@ class ReflectedProximal:
 
     step: Positive
     sent: bool = False
+    whole_model = True  # the server's x is the mean of the z's, leaf by leaf
 
     def __post_init__(self) -> None:
         check(self)
@@ -38,11 +39,6 @@ class ReflectedProximal:
         """What the server must tell."""
         return (Z,) if self.sent else ()
 
-    @property
-    def whole_model(self) -> bool:
-        """The server's x is the mean of the z's, leaf by leaf."""
-        return True
-
     def __call__(self, params: Tree, context: Context, batch: Batch) -> Tensor:
         """The penalty; its gradient is (w - 2x + z) / step."""
         x, z = context.message["model"]["params"], (context.message if self.sent else context.memory)[Z]
@@ -55,14 +51,10 @@ class Centring:
     """z <- z + 2 relaxation (w - x), w where local training ended and x where it began."""
 
     relaxation: Fraction = 1.0
+    name = Z  # terms find it as `z`
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def name(self) -> str:
-        """Terms find it as `z`."""
-        return Z
 
     def init(self, start: Tree) -> Tree:
         """z = x = the initial model."""

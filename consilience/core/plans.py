@@ -66,6 +66,7 @@ class Batch(NamedTuple):
     mask: Tensor | None  # [B] 1.0 where the slot holds a row, 0.0 where it is padding
     key: Tensor  # int64 scalar: seeds dropout and augmentation
     first: Tensor  # bool scalar: the first step of a local epoch
+    weight: Tensor | None = None  # [B] of each row in the loss; None: 1
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -122,8 +123,7 @@ class Plan:
         """The stacked batch of the first `clients` clients."""
         index = self.rows[step, :clients]
         mask = None if self.full(step, clients) else self.mask(step, clients, dtype)
-        x, y = gather(store.x, index), gather(store.y, index)
-        return Batch(x=x, y=y, mask=mask, key=self.keys[step, :clients], first=self.first[step, :clients])
+        return batch_of(store, index, mask, self.keys[step, :clients], self.first[step, :clients])
 
     def padded(self, step: int, client: int, store: Rows, dtype: torch.dtype) -> Batch:
         """One client's batch at full width, masked if it is short, so that all steps have one of two shapes."""
@@ -131,14 +131,18 @@ class Plan:
         mask = None
         if live < self.width:
             mask = (torch.arange(self.width, device=index.device) < live).to(dtype)
-        x, y = gather(store.x, index), gather(store.y, index)
-        return Batch(x=x, y=y, mask=mask, key=self.keys[step, client], first=self.first[step, client])
+        return batch_of(store, index, mask, self.keys[step, client], self.first[step, client])
 
     def single(self, step: int, client: int, store: Rows) -> Batch:
         """One client's batch, cut to its live rows."""
         index = self.rows[step, client, : int(self.live[step, client])]
-        x, y = gather(store.x, index), gather(store.y, index)
-        return Batch(x=x, y=y, mask=None, key=self.keys[step, client], first=self.first[step, client])
+        return batch_of(store, index, None, self.keys[step, client], self.first[step, client])
+
+
+def batch_of(store: Rows, index: Tensor, mask: Tensor | None, key: Tensor, first: Tensor) -> Batch:
+    """The rows of an index of any shape as a batch."""
+    weight = None if store.weight is None else gather(store.weight, index)
+    return Batch(gather(store.x, index), gather(store.y, index), mask, key, first, weight)
 
 
 def gather(rows: Any, index: Tensor) -> Any:

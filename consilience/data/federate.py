@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,7 +26,7 @@ def federate(dataset: Dataset, partition: Partition, *, seed: int) -> tuple[Fede
     groups = None if dataset.groups is None else dataset.groups.numpy(force=True)
     assigned = assign(partition, labels, groups=groups, seed=seed)
     owners = _all_known(assigned.owners)
-    train = Rows.gather(dataset.x, dataset.y, assigned.parts)
+    train = Rows.gather(dataset.x, dataset.y, assigned.parts, weight=dataset.weights)
     test = None
     if len(dataset.test_y):
         alike = _test_parts(dataset, assigned.parts, owners, host(seed, "test rows"))
@@ -36,6 +37,7 @@ def federate(dataset: Dataset, partition: Partition, *, seed: int) -> tuple[Fede
         test=test,
         names=_names(owners, dataset.group_names, len(assigned.parts)),
         classes=dataset.classes,
+        label_names=dataset.label_names,
     )
     return federation, assigned.parts
 
@@ -150,4 +152,4 @@ def _shifted(rows: Rows, shifts: Sequence[tuple[Shift, ...]], seed: int, purpose
         for i, shift in enumerate(todo if size else ()):
             changed = apply(shift, tree.rows(x, own), host(seed, purpose, client, i))
             tree.map_leaves(lambda leaf, new, own=own: leaf[own].copy_(new), x, changed)
-    return Rows(x=x, y=rows.y, starts=rows.starts, sizes=rows.sizes)
+    return replace(rows, x=x)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from consilience.core.federation import Federation, Rows
@@ -19,7 +21,7 @@ def validated(
     are returned with it, for the record.
     """
     train, taken, kept = _split(federation, parts, share, subseed(seed, "validation"), "evaluation.validation")
-    return _with(federation, train, taken), kept
+    return replace(federation, train=train, test=taken), kept
 
 
 def held_back(
@@ -30,7 +32,7 @@ def held_back(
     Drawn as in `validated`, but other rows, so that both can be used together; test rows stay as they are.
     """
     train, taken, kept = _split(federation, parts, share, subseed(seed, "held back"), "validation.share")
-    return _with(federation, train, federation.test), taken, kept
+    return replace(federation, train=train), taken, kept
 
 
 def _split(
@@ -49,9 +51,6 @@ def _split(
         return [places[chosen[owner[chosen] == k]] for k in range(len(federation))]
 
     training = of_clients(kept)
-    train, held = (Rows.gather(rows.x, rows.y, chosen) for chosen in (training, of_clients(taken)))
+    train = Rows.gather(rows.x, rows.y, training, weight=rows.weight)
+    held = Rows.gather(rows.x, rows.y, of_clients(taken))
     return train, held, [part[own - int(start)] for part, own, start in zip(parts, training, rows.starts)]
-
-
-def _with(federation: Federation, train: Rows, test: Rows | None) -> Federation:
-    return Federation(train=train, test=test, names=federation.names, classes=federation.classes)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from consilience.core import tree
-from consilience.core.round_keys import fresh
+from consilience.core.protocols import RunnerEngine
 from consilience.core.rounds import Diverged, Snapshot, run
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
@@ -21,18 +21,19 @@ from consilience.experiments.client_tests import federated_test, personal_test
 from consilience.experiments.cohort_size import lone_client
 from consilience.experiments.config.config import Config
 from consilience.experiments.experiment import Experiment
-from consilience.experiments.export import export
+from consilience.experiments.export import MANIFEST, MODEL, export
 from consilience.experiments.record import Observer
 from consilience.experiments.stopping import best_so_far, placed
 from consilience.runs import checkpoint, identity
 from consilience.runs.checkpoint import Checkpoint
-from consilience.runs.disk import explain, replace_file
 from consilience.runs.folder import RunFolder
 from consilience.runs.interrupts import Interrupts
 from consilience.runs.observation import Observation
 from consilience.runs.redact import secrets_in
 from consilience.runs.result import Result
 from consilience.runs.row_log import RecordError
+
+_NOTHING = 0, hashlib.sha256().hexdigest()  # the position in a log without rows
 
 Watch = Callable[["Run"], Iterator[Observation]]
 """Something that shows the observations of a run while it passes them on."""
@@ -62,7 +63,7 @@ class Run:
         if saved is not None:
             self._continue(saved)
         else:
-            folder.truncate_metrics(0, hashlib.sha256().hexdigest())
+            folder.cut_back(_NOTHING, _NOTHING)
         self._progress = best_so_far(self.config.validation, experiment.task, folder.rows().rows)
 
     @property
@@ -95,7 +96,7 @@ class Run:
                 seed=config.seed,
                 resume=self._resume,
                 limits=config.limits,
-                keys=fresh if self._privacy is None else self._privacy.keys,
+                keys=None if self._privacy is None else self._privacy.keys,
             )
             traffic, began = self._traffic, time.perf_counter()
             for done in rounds:
@@ -151,6 +152,8 @@ class Run:
             folder=self.folder.path,
             stopped=self.stopped,
             best=self._outcome().get("best"),
+            example=_example(self.experiment.engine),
+            label_names=tuple(self.experiment.label_names),
         )
 
     @property
@@ -181,13 +184,14 @@ class Run:
         _refuse_other_model(server, fresh, self.folder.path)
         if len(losses) != clients:
             raise Invalid(f"{self.folder.path} was saved with {len(losses)} clients, and now there are {clients}")
-        self.folder.truncate_metrics(*saved.facts["metrics"])
+        self.folder.cut_back(saved.facts["metrics"], saved.facts.get("clients"))
         self._resume = Snapshot(
             round=saved.round,
             server=server,
             memory=saved.trees["memory"],
             losses=losses,
             bad_rounds=saved.facts["bad_rounds"],
+            lengths=tuple(saved.facts.get("lengths", ())),
             pending=engine.place(saved.trees.get("pending", {})),
         )
         self._model = algorithm.server.model(server)
@@ -204,8 +208,8 @@ class Run:
         """Write the round's rows, before the checkpoint that counts on them; where the metrics end then."""
         self._store_resolved()
         position = self.folder.append(observation.row)
-        self.folder.timing.append(observation.timing, sync=False)
         self.folder.clients.append(observation.clients, sync=False)
+        self.folder.timing.append(observation.timing, sync=False)
         if self._tracker is not None:
             self._tracker.add(observation.row)
         return position
@@ -213,6 +217,8 @@ class Run:
     def _save(self, observation: Observation, position: tuple[int, str]) -> None:
         """Write a checkpoint of this round."""
         here, (up, down) = observation.round.snapshot, observation.traffic
+        self.folder.clients.sync()
+        self.folder.timing.sync()
         checkpoint.save(
             self.folder.checkpoints,
             here.round,
@@ -223,7 +229,14 @@ class Run:
                 "pending": here.pending,
                 **({} if self._best is None else {"best": self._best}),
             },
-            {"metrics": position, "bad_rounds": here.bad_rounds, "bytes_up": up, "bytes_down": down}
+            {
+                "metrics": position,
+                "clients": self.folder.clients.position(),
+                "bad_rounds": here.bad_rounds,
+                "bytes_up": up,
+                "bytes_down": down,
+            }
+            | ({"lengths": list(here.lengths)} if here.lengths else {})
             | ({} if self._privacy is None else {"privacy": self._privacy.position()}),
             keep=self.config.checkpoint.keep,
         )
@@ -253,7 +266,17 @@ class Run:
             "data": experiment.prints["data"],
             "config": config.digest(),
         }
+        if experiment.task.frozen_digest:
+            facts["frozen_weights"] = experiment.task.frozen_digest
+        self.folder.uncover(MODEL, MANIFEST)
         export(self.folder.path, experiment.task, values, facts)
+        self.folder.cover(MODEL, MANIFEST)
+
+
+def _example(engine: RunnerEngine) -> Any:
+    """Two rows that the model reads, where the server has any."""
+    test = engine.test_rows
+    return None if test is None else tree.to(tree.rows(test.x, slice(0, 2)), "cpu")
 
 
 def store_config(folder: RunFolder, config: Config) -> None:
@@ -261,10 +284,7 @@ def store_config(folder: RunFolder, config: Config) -> None:
     path, found = folder.path / "config.toml", secrets_in(config.table())
     if found:
         raise Invalid(f"{', '.join(found)} looks like a secret and would be stored in {path}: leave it out")
-    try:
-        replace_file(path, config.toml().encode())
-    except OSError as problem:
-        raise RecordError(explain("store the config in", path, problem)) from problem
+    folder.store(path.name, config.toml().encode(), doing="store the config")
     folder.record(config=identity.settings(config.table()))
 
 

@@ -25,6 +25,7 @@ from consilience.experiments.stopping import PREFIX, BestSoFar
 from consilience.runs.observation import Observation
 
 COUNTS = ("silent", "empty_client", "nonfinite", "late", "clipped_updates", "memory_lost", "worker_lost")
+WHERE_NEEDED = ("capped_examples",)  # counts that are recorded in rounds that have any
 MOST_REFUSALS = 20  # that are named in a row; all are counted
 
 
@@ -65,9 +66,13 @@ class Observer:
         row |= {**(personal.recorded("personal") if personal else {}), **_training(round, before)}
         row |= {"bytes_up": round.bytes_up, "bytes_down": round.bytes_down}
         row |= {"bytes_up_total": up, "bytes_down_total": down}
-        row |= {**{reason: round.cohort.counts.get(reason, 0) for reason in COUNTS}, **_refusals(round.cohort)}
+        row |= {
+            **{reason: round.cohort.counts.get(reason, 0) for reason in COUNTS},
+            **_refusals(round.cohort, scores, personal),
+        }
         row |= {"simulated_seconds": round.clock, **_staleness(round)}
         row |= {key: round.notes[key] for key in ("epsilon", "private") if key in round.notes}
+        row |= {key: count for key in WHERE_NEEDED if (count := round.cohort.counts.get(key, 0))}
         timing = _timing(round, seconds, time.perf_counter() - trained)
         clients = client_row(round, scores, personal)
         return Observation(
@@ -139,10 +144,12 @@ def _training(round: Round, before: Tree) -> dict[str, Any]:
     }
 
 
-def _refusals(cohort: Cohort) -> dict[str, Any]:
-    """How many replies were refused for each reason; if any, the first of them in words."""
-    named = [str(refusal) for refusal in cohort.refusals[:MOST_REFUSALS]]
-    return {"rejected": tally(cohort.refusals), **({"refused": named} if named else {})}
+def _refusals(cohort: Cohort, scores: Scores | None, personal: ClientScores | None) -> dict[str, Any]:
+    """How many replies, to training and tests, were refused for each reason; if any, the first of them in words."""
+    tests = (*(scores.clients.refusals if scores else ()), *(personal.refusals if personal else ()))
+    refusals = (*cohort.refusals, *tests)
+    named = [str(refusal) for refusal in refusals[:MOST_REFUSALS]]
+    return {"rejected": tally(refusals), **({"refused": named} if named else {})}
 
 
 def _staleness(round: Round) -> dict[str, Any]:

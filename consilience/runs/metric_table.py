@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from consilience.core.kinds import KINDS, ON_ALL_ROWS
+from consilience.core.kinds import KINDS
 from consilience.core.losses import squared_error
+from consilience.core.measures import ON_ALL_ROWS
 from consilience.core.metrics import SHARE, Better, MetricRow, loss_metric
 from consilience.runs.names import plain
 

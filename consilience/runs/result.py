@@ -12,6 +12,7 @@ from torch import nn
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.runs.metric_table import columns
+from consilience.runs.model_formats import Adapters, Format, write_model
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -24,11 +25,30 @@ class Result:
     folder: Path | None = None
     stopped: int = 0  # the signal that ended it early
     best: dict[str, Any] | None = None  # round, metric and value of the best model on the validation rows
+    example: Any = None  # some rows that the model reads
+    label_names: tuple[str, ...] = ()  # of the classes, where they have names
 
     @cached_property
     def model(self) -> nn.Module:
         """Your module with the trained values, in evaluation mode."""
         return self.task.trained(self.values)
+
+    def export(self, folder: Path | str, format: Format = "safetensors", *, adapters: Adapters = "merged") -> Path:
+        """Write the model for other programs; the file, or the folder of `format="hugging_face"`.
+
+        `result.export("model", "onnx")`: formats are "safetensors" (`load_state_dict` reads it), "torch-export", "onnx"
+        and "hugging_face" (with its tokenizer; low-rank `adapters` "merged" into the weights or "separate").
+        """
+        facts = {"kind": self.task.kind.name, "loss": self.task.loss_name}
+        return write_model(
+            self.task.trained(self.values),
+            Path(folder),
+            format,
+            example=self.example,
+            label_names=self.label_names,
+            adapters=adapters,
+            facts=facts,
+        )
 
     def table(self, rows: int = 10) -> str:
         """The last rows of the history as text."""

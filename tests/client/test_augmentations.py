@@ -168,6 +168,14 @@ def test_targets_without_classes_are_not_mixed() -> None:
         cs.train(nn.Linear(3, 1), data, cs.fedavg(augment=("mixup",)), rounds=1, progress=False)  # type: ignore[arg-type, typeddict-item]
 
 
+def test_pictures_with_targets_of_pixels_are_not_moved() -> None:
+    task = Task(nn.Conv2d(1, 3, 1), "dense")
+    for part in (Flip(), Crop()):
+        with pytest.raises(Invalid, match="moves pixels, and the targets of dense tasks"):
+            cs.fedavg(augment=(part,)).client.check_against(task)  # type: ignore[attr-defined]
+    cs.fedavg(augment=(Cutout(),)).client.check_against(task)  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("make", [lambda: Flip(probability=0.0), lambda: TokenDropout(probability=0.0)])
 def test_a_variation_that_never_happens_is_refused(make: Any) -> None:
     with pytest.raises(Invalid, match="varies nothing: leave the augmentation out"):

@@ -75,4 +75,5 @@ def test_average_counts_live_slots_only() -> None:
 
 
 def test_names() -> None:
-    assert set(LOSSES) == {"cross_entropy", "binary_cross_entropy", "squared_error"}
+    assert set(LOSSES) == {"cross_entropy", "binary_cross_entropy", "squared_error", "absolute_error", "huber"}
+    assert LOSSES["cross_entropy"] is cross_entropy and LOSSES["binary_cross_entropy"] is binary_cross_entropy

@@ -53,7 +53,7 @@ def test_a_schedule_lasts_as_long_as_the_run_unless_it_says_otherwise() -> None:
 
 
 def test_rounds_without_a_rate_are_refused() -> None:
-    with pytest.raises(Invalid, match="the learning rate of Cosine.* is 0 from round 5 on"):
+    with pytest.raises(Invalid, match=r"the learning rate of Cosine.* is 0 from round 5 on"):
         config(lr_schedule={"name": "cosine", "horizon": 4})
     assert config(lr_schedule={"name": "cosine", "horizon": 4, "floor": 0.1}).rounds == 6
 

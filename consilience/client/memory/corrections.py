@@ -21,10 +21,7 @@ class ControlVariate:
     Parameters only: batch-norm statistics have no gradient.
     """
 
-    @property
-    def name(self) -> str:
-        """Its key in the client's memory."""
-        return "control_variate"
+    name = "control_variate"  # its key in the client's memory
 
     @property
     def hears(self) -> tuple[str, ...]:
@@ -66,10 +63,7 @@ class ControlVariate:
 class Drift:
     """h_i <- h_i + (w_i - w): all that the client ever moved away from the models it received."""
 
-    @property
-    def name(self) -> str:
-        """Its key in the client's memory."""
-        return "drift"
+    name = "drift"  # its key in the client's memory
 
     def init(self, start: Tree) -> Tree:
         """Zero."""
@@ -86,14 +80,10 @@ class Gradient:
     """g_k <- g_k - alpha (w_k - w): the gradient of the client's loss at w_k, if it solved its problem exactly."""
 
     alpha: Positive = 0.1
+    name = "gradient"  # its key in the client's memory
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def name(self) -> str:
-        """Its key in the client's memory."""
-        return "gradient"
 
     def init(self, start: Tree) -> Tree:
         """Zero."""

@@ -21,14 +21,10 @@ class PreviousModel:
     """
 
     report: bool = False
+    name = "previous"  # where terms find it: `context.memory["previous"]`
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def name(self) -> str:
-        """Where terms find it: `context.memory["previous"]`."""
-        return "previous"
 
     @property
     def says(self) -> tuple[str, ...]:
@@ -62,15 +58,8 @@ def distance(params: Tree, others: Tree) -> Tensor:
 class TrainedModel:
     """The model at the end of the client's last round, as its personal model; the initial model before."""
 
-    @property
-    def name(self) -> str:
-        """Its key in the client's memory."""
-        return "trained_model"
-
-    @property
-    def is_own_model(self) -> bool:
-        """The client uses this model."""
-        return True
+    name = "trained_model"  # its key in the client's memory
+    is_own_model = True  # the client uses this model
 
     def init(self, start: Tree) -> Tree:
         """The initial model."""

@@ -12,9 +12,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from consilience.core.kinds import KINDS as TASK_KINDS
 from consilience.core.kinds import LOSSES
 from consilience.core.screening import Limits
-from consilience.core.settings import Count, Invalid, Option, Range, Whole, check, hints_of, nearest, refuse_unknown
+from consilience.core.settings import (
+    Count,
+    Decay,
+    Invalid,
+    NonNegative,
+    Option,
+    Range,
+    Whole,
+    check,
+    hints_of,
+    nearest,
+    refuse_unknown,
+)
+from consilience.experiments.config import defence
 from consilience.experiments.config.catalogue import (
     DEFAULTS,
     ENGINES,
@@ -35,9 +49,10 @@ from consilience.runs.names import safe_name
 Seed = Annotated[int, Range(least=0, below=2**63)]
 Table = dict[str, Any]
 if TYPE_CHECKING:
-    LossName = str
+    LossName = KindName = str
 else:
     LossName = Literal[("auto", *LOSSES)]  # those of the kinds of task
+    KindName = Literal[("auto", *TASK_KINDS)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +81,35 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskSettings:
+    """The kind of task, and settings of its loss and metrics; `auto` is the kind that the data or the loss call for.
+
+    class_weights: of the classes (or labels) in the loss; "balanced" makes all classes of all training rows weigh the
+    same. label_smoothing: the share of a target that is spread over all classes. ignore_index: the target that does not
+    count (tokens, dense, multi_label; -100). outputs: targets of a row, for a deployment without data at the server.
+    metrics: further ones by name, such as "per_class", "auroc", "top_5".
+    """
+
+    kind: KindName = "auto"
+    class_weights: tuple[NonNegative, ...] | Literal["balanced"] | None = None
+    label_smoothing: Decay = 0.0
+    ignore_index: int | None = None
+    outputs: Count | None = None
+    metrics: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def changed(self) -> Table:
+        """What is not as it is by default."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}
+
+    def of_kind(self) -> Table:
+        """What the kind is made with."""
+        return {key: value for key, value in self.changed().items() if key not in ("kind", "outputs")}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Checkpointing:
     """How often a checkpoint is written, and how many are kept."""
 
@@ -77,6 +121,7 @@ class Checkpointing:
 
 
 FIXED: dict[str, type] = {
+    "task": TaskSettings,
     "evaluation": Evaluation,
     "validation": Validation,
     "checkpoint": Checkpointing,
@@ -97,12 +142,15 @@ class Config:
     data_dir: str | None = None
     runs: str = "runs"
     log: Literal["tensorboard", "mlflow"] | None = None  # where metrics go besides the run folder
+    defence: Literal["auto"] | None = None  # bounds and a robust rule, for so many
+    untrusted: Count | None = None  # members that may be hostile
     data: Chosen
     partition: Chosen
     environment: Chosen
     model: Chosen
     algorithm: Chosen
     engine: Table = field(default_factory=dict)
+    task: TaskSettings = field(default_factory=TaskSettings)
     evaluation: Evaluation = field(default_factory=Evaluation)
     validation: Validation = field(default_factory=Validation)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
@@ -122,7 +170,9 @@ class Config:
         scalars = {key: getattr(self, key) for key in _scalars() if getattr(self, key) not in (None, "")}
         chosen = {section: getattr(self, section) for section in KINDS}
         sections = {section: {"name": it.name, **parts.write(it.options)} for section, it in chosen.items()}
-        ends = {"engine": self.engine, **{key: _set_options(getattr(self, key)) for key in FIXED}}
+        ends = {"engine": self.engine, **{key: _set_options(getattr(self, key)) for key in FIXED if key != "task"}}
+        if self.task.changed():  # else there is no section, as in a run of before there were kinds
+            ends["task"] = self.task.changed()
         if self.validation == Validation():
             del ends["validation"]
         return {**scalars, **sections, **{key: parts.write(table) for key, table in ends.items()}}
@@ -162,6 +212,11 @@ def from_table(given: Mapping[str, Any], overrides: Iterable[str] = (), *, sourc
     for section, kind in FIXED.items():
         known = {f.name: Option(hints_of(kind)[f.name], f.default) for f in dataclasses.fields(kind)}
         checked[section] = kind(**_section(section, table, known))
+    defence.check(checked.get("defence"), checked.get("untrusted"))
+    if checked.get("defence") is not None:
+        chosen = checked["algorithm"]
+        checked["algorithm"] = dataclasses.replace(chosen, built=defence.defended(chosen.built, checked["untrusted"]))
+        checked["limits"] = defence.bounded(checked["limits"])
     refuse_idle_rounds(checked["algorithm"].built, rounds)
     return Config(**checked)
 

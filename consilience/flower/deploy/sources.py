@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,6 +34,9 @@ class OwnFederation:
     @functools.cached_property
     def task(self) -> Task:
         """What model() gives, initialised from the run's seed on both sides; a Task has its own kind and metrics."""
+        return self._config.build_algorithm().prepared(self._given_task())
+
+    def _given_task(self) -> Task:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._config.seed)
             module = self._function("model")()
@@ -131,8 +135,8 @@ Source = OwnFederation | NamedFederation
 def _cast(federation: Federation, dtype: torch.dtype) -> Federation:
     """The first rows in another floating type: enough to try a model on."""
     rows = federation.train
-    few = Rows(x=tree.rows(rows.x, slice(0, 2)), y=rows.y, starts=rows.starts, sizes=rows.sizes).to("cpu", dtype)
-    return Federation(train=few, names=federation.names, classes=federation.classes)
+    few = replace(rows, x=tree.rows(rows.x, slice(0, 2))).to("cpu", dtype)
+    return replace(federation, train=few, test=None)
 
 
 def source_of(folder: Path, config: DeployedConfig) -> Source:

@@ -12,6 +12,7 @@ from consilience.core.refusal import Refused, plain
 from consilience.core.settings import NonNegative, Positive, Whole, check
 from consilience.flower.engine.fetching import Fetching
 from consilience.flower.engine.limited_log import LimitedLog
+from consilience.flower.engine.members import keys_of
 from consilience.flower.engine.pulling import Bound, UnreadReply
 
 GRACE = 30.0  # seconds that a message lives beyond its deadline: then the SuperLink drops it
@@ -55,6 +56,10 @@ class Mail:
     def nodes(self) -> list[int]:
         """The nodes that are online."""
         return sorted(self._grid.get_node_ids())
+
+    def keys(self) -> dict[int, str]:
+        """The nodes that are online, each with its key's fingerprint."""
+        return keys_of(self._grid)
 
     def ask(
         self, contents: Mapping[int, Any], kind: str, group: str, deadline: float, bounds: Mapping[int, Bound]

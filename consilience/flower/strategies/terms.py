@@ -21,8 +21,7 @@ from consilience.client.prox_centering import Centring, ReflectedProximal
 from consilience.client.siamese_training import SiameseTraining
 from consilience.client.solvers import SGD
 from consilience.client.terms.contrastive import Contrastive
-from consilience.client.terms.drift_corrected import DriftCorrected
-from consilience.client.terms.linear import Linear
+from consilience.client.terms.linear import DriftCorrected, Linear
 from consilience.client.terms.proximal import Proximal
 from consilience.client.terms.term import Context, Term
 from consilience.core.plans import Batch

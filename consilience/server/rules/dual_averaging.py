@@ -29,14 +29,10 @@ class LayerwiseDual:
     compare_on: Literal["weights", "updates"] = "weights"
     first_stage: Literal["uniform", "examples"] = "uniform"
     step: Step = field(default_factory=Replace)
+    needs_each_reply = True  # cosines need every model
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Cosines need every model."""
-        return True
 
     def init(self, start: Tree, clients: int) -> Tree:
         """The start model and the step's state."""

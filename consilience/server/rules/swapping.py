@@ -41,14 +41,10 @@ class Swapping:
     weighting: Weighting = field(default_factory=ByExamples)
     combine: Combine = field(default_factory=WeightedMean)
     step: Step = field(default_factory=Replace)
+    needs_each_reply = True  # every model is kept
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Every model goes on living."""
-        return True
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -116,7 +112,7 @@ class Swapping:
         if count and self.pairing.needs_similarity:
             answered = tree.rows(cohort.reply["model"]["params"], torch.from_numpy(places))
             found = self.similarity.compare(answered, state["average"]["params"])
-            similarity, notes = found.cpu().numpy(), {"similarity": found}
+            similarity, notes = found.detach().cpu().numpy(), {"similarity": found}
         for a, b in self.pairing.pairs(similarity, count, host(cohort.seed, "swap", cohort.round)):
             source[places[a]], source[places[b]] = places[b], places[a]
         held_from = torch.from_numpy(cohort.ids[source])

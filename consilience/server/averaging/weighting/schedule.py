@@ -31,6 +31,7 @@ class ScheduleWeights:
     table: Table = ()
     path: str = ""
     after_last: Literal["mean", "last"] = "mean"
+    needs_each_reply = False  # who answers is enough
 
     def __post_init__(self) -> None:
         check(self)
@@ -46,11 +47,6 @@ class ScheduleWeights:
     def of(table: Tensor) -> ScheduleWeights:
         """From a tensor [rounds, clients]."""
         return ScheduleWeights(table=as_table(table))
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Who answers is enough."""
-        return False
 
     def init(self, start: Tree, clients: int) -> Tree:
         """No state; the table must be there, and made for so many clients."""

@@ -39,6 +39,7 @@ class TransferredWeights:
     coefficients: tuple[tuple[float, ...], ...] = ()  # [features, 3]
     rounds: Count | None = None
     arrival: tuple[Probability, ...] = ()
+    needs_each_reply = True  # similarities need every update, the others each client's numbers
 
     def __post_init__(self) -> None:
         if self.path and not self.features:
@@ -52,11 +53,6 @@ class TransferredWeights:
             raise Invalid(f"TransferredWeights.coefficients needs {TERMS} numbers for each of {self.features!r}")
         if not np.isfinite(np.array(self.coefficients, dtype=np.float64)).all():
             raise Invalid("TransferredWeights.coefficients holds NaN or infinite numbers")
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Similarities need every update, the others each client's numbers."""
-        return True
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -11,16 +11,10 @@ import hashlib
 import hmac
 import math
 import secrets
-from collections.abc import Callable
 
 import numpy as np
 
-from consilience.core.capabilities import DrawsSecretly, capability
-from consilience.core.protocols import ServerRule
-
 SIZE = 32  # bytes
-RoundKeys = Callable[[int], bytes]
-"""Gives the key of a round, which counts from 1; a second call for the same round may give another."""
 
 
 def fresh(round: int) -> bytes:
@@ -31,14 +25,6 @@ def fresh(round: int) -> bytes:
 def seeded(seed: int, round: int) -> bytes:
     """A key that everyone who knows the seed can repeat: nothing drawn from it is secret."""
     return hashlib.sha256(f"noise seed {seed}, round {round}".encode()).digest()
-
-
-def key_for(server: ServerRule, round: int, keys: RoundKeys) -> bytes | None:
-    """The key of a round, where the server rule draws from one."""
-    secretive = capability(server, DrawsSecretly)
-    if secretive is None:
-        return None
-    return keys(round) if secretive.noise_seed is None else seeded(secretive.noise_seed, round)
 
 
 def derived(key: bytes, purpose: str, about: bytes = b"") -> bytes:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from consilience.core.round_keys import SIZE, derived, fresh, name_of, normals, seeded, uniforms
+from consilience.privacy.round_keys import SIZE, derived, fresh, name_of, normals, seeded, uniforms
 
 KEY, OTHER = bytes(range(SIZE)), bytes(SIZE)
 
