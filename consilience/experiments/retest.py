@@ -14,6 +14,7 @@ from consilience.experiments.assembly import assemble, read_data
 from consilience.experiments.client_tests import personal_test
 from consilience.experiments.config.config import from_table
 from consilience.experiments.evaluation import evaluate
+from consilience.experiments.stopping import best_so_far
 from consilience.runs import canonical
 from consilience.runs.folder import RecordError, RunFolder
 from consilience.runs.result import Result
@@ -61,8 +62,11 @@ def latest(path: Path) -> tuple[Result, int]:
     return result, saved.round
 
 
-def retest(path: Path, overrides: Iterable[str] = ()) -> Retest:
-    """Test the model of the newest whole checkpoint; data, partition and engine may be replaced."""
+def retest(path: Path, overrides: Iterable[str] = (), *, best: bool = False) -> Retest:
+    """Test the model of the newest whole checkpoint; data, partition and engine may be replaced.
+
+    best: the best model on the validation rows instead.
+    """
     overrides = list(overrides)
     for override in overrides:
         key = override.partition("=")[0]
@@ -78,18 +82,24 @@ def retest(path: Path, overrides: Iterable[str] = ()) -> Retest:
     engine = simulation.engine
     if engine.test_rows is None:
         raise Invalid(f"data.name = {config.data.name!r} has no test rows")
-    state = engine.place(saved.trees["server"])
+    state, done = engine.place(saved.trees["server"]), saved.round
     model = simulation.algorithm.server.model(state)
+    if best:
+        if "best" not in saved.trees:
+            raise Invalid(f"{folder.path} has no best model: it was run without validation.share")
+        model = engine.place(saved.trees["best"])
+        progress = best_so_far(config.validation, simulation.task, folder.rows().rows[: saved.round])
+        assert progress is not None and progress.round is not None
+        done = progress.round
     _refuse_other_shapes(model, engine.start(), config.data.name)
     scores = evaluate(engine.task, model, engine.test_rows)
     own = None
-    if all(override.startswith("task.metrics=") for override in overrides):  # other data have other clients
+    same_rows = all(override.startswith("task.metrics=") for override in overrides)
+    if same_rows and not best:  # other data have other clients; personal models go with the last round
         engine.restore(saved.trees["memory"])
         test = personal_test(simulation.algorithm, engine)
         own = test(state) if test else None
-    return Retest(
-        round=saved.round, scores=scores, names=simulation.federation.names, personal=own, notes=saved.skipped
-    )
+    return Retest(round=done, scores=scores, names=simulation.federation.names, personal=own, notes=saved.skipped)
 
 
 def _refuse_other_weights(folder: RunFolder, prints: dict[str, str]) -> None:
