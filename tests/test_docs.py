@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import re
 import tomllib
@@ -161,6 +162,7 @@ def test_every_setting_and_every_metric_is_mentioned() -> None:
     table = config.load(None, ["threads=1", "data_dir=data", "name=x"]).table()
     keys = {key for key, value in table.items() if not isinstance(value, dict)}
     keys |= {f"{section}.{key}" for section in config.FIXED for key in table[section]}
+    keys |= {f"task.{setting.name}" for setting in dataclasses.fields(config.TaskSettings)}
     missing = sorted(key for key in (*keys, *identity.HARMLESS, *_rows_of_metrics()) if f"`{key}`" not in text)
     assert not missing, missing
 
