@@ -332,7 +332,7 @@ class Scores:
 
 
 def fairness(values: np.ndarray, better: Better) -> dict[str, float | None]:
-    """Mean, median, worst tenth (the mean of the worst 10 % of clients, at least one) and spread over clients with rows.
+    """Mean, median, worst tenth (the mean of the worst 10 % of clients, at least one), spread over clients with rows.
 
     The median is what a client that reports whatever it likes can change least.
     """
