@@ -43,6 +43,15 @@ class Calibration:
         return {"bins": found.new_zeros(3, CONFIDENCES).scatter_add(1, place.expand(3, -1), found)}
 
 
+def impossible_bins(sums: Tree, entries: int) -> str:
+    """What cannot be true of bins: they hold entries, none of which counts for more than one."""
+    bins = sums["bins"]
+    if bool((bins < 0).any()):
+        return "a bin with fewer than no entries"
+    largest = float(bins.flatten(1).sum(1).max())
+    return "" if largest <= entries + 1e-6 * max(1, entries) else f"{largest:g} in the bins of {entries} entries"
+
+
 def _calibration_error(sums: Tree) -> Tensor:
     confidence, right, entries = sums["bins"]
     return (confidence - right).abs().sum() / entries.sum()
@@ -57,6 +66,7 @@ def calibration_error(view: View, *, multiclass: bool) -> Metric:
         better="lower",
         sums=Calibration(view, multiclass),
         value=_calibration_error,
+        implausible=impossible_bins,
         caption=f"Expected calibration error: |confidence - accuracy|, over {CONFIDENCES} bins of confidence.",
         detail=True,
     )
@@ -153,7 +163,7 @@ def ranking(view: View, labels: int, *, multiclass: bool) -> tuple[Metric, ...]:
     ):
         caption = f"{title} from {BINS} bins of the score{mean}; {key}_error is the most that the bins can change it."
         value, error = (functools.partial(_part_of, of, which) for which in (0, 1))
-        row: dict[str, Any] = {"unit": SHARE, "sums": sums}
+        row: dict[str, Any] = {"unit": SHARE, "sums": sums, "implausible": impossible_bins}
         found += [
             Metric(key=key, title=title, value=value, caption=caption, detail=key != "auroc", **row),
             Metric(key=f"{key}_error", title=f"{title}: error", better="lower", value=error, detail=True, **row),

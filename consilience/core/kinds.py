@@ -292,7 +292,12 @@ def regression(outputs: int | None = None) -> Kind:
     """Real-valued targets, one or several for every row."""
     caption = ON_ALL_ROWS
     error = Metric.mean(
-        absolute_errors, key="absolute_error", title="mean absolute error", better="lower", caption=caption
+        absolute_errors,
+        key="absolute_error",
+        title="mean absolute error",
+        better="lower",
+        caption=caption,
+        bounds=(0.0, None),
     )
     return Kind(
         name="regression",

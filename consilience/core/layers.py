@@ -40,7 +40,16 @@ class ExactBatchNorm(nn.modules.batchnorm._BatchNorm):
             return self._masked(input, self.mask)
         if input.numel() == input.shape[1]:
             return self._masked(input, torch.ones_like(input[:, 0]))
+        if self.momentum is None and self.running_mean is not None:
+            return self._cumulative(input)
         return super().forward(input)
+
+    def _cumulative(self, x: Tensor) -> Tensor:
+        """The mean over all batches so far: torch's own reads the counter's value, which a traced step cannot."""
+        mean, var = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)  # type: ignore[arg-type]
+        out = F.batch_norm(x, mean, var, self.weight, self.bias, True, 1.0, self.eps)
+        self._track(mean.detach(), var.detach(), torch.ones((), dtype=torch.bool, device=x.device))
+        return out
 
     def _masked(self, x: Tensor, mask: Tensor) -> Tensor:
         shape = (1, -1) + (1,) * (x.dim() - 2)
@@ -93,19 +102,26 @@ class KeyedDropout(nn.Module):
         return x * keep.to(x.dtype) / (1 - self.p) if self.p < 1 else x * 0
 
 
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)  # a client is one process
 _DROPOUTS = {nn.Dropout: False, nn.Dropout1d: True, nn.Dropout2d: True, nn.Dropout3d: True}
 
 
 def make_exact(module: nn.Module) -> nn.Module:
     """Swap batch norm and dropout layers, in place, for their exact counterparts; refuse what has none."""
+    # torch's transformer layers may have the batch in the second dimension: their dropout is drawn by position
+    parents = (part for part in module.modules() if type(part).__module__ == nn.TransformerEncoderLayer.__module__)
+    inside = {id(child) for part in parents for child in part.children()}
     swapped: dict[int, nn.Module] = {}
     for name, layer in list(module.named_modules()):
         if type(layer) in _BATCH_NORMS:
             swapped[id(layer)] = ExactBatchNorm.like(layer)
-        elif type(layer) in _DROPOUTS:
+        elif type(layer) in _DROPOUTS and id(layer) not in inside:
             rate, whole = layer.p, _DROPOUTS[type(layer)]
             swapped[id(layer)] = KeyedDropout(rate, len(swapped), whole)
+        elif isinstance(layer, nn.RNNBase):
+            layer.flatten_parameters = _leave_apart  # type: ignore[method-assign]
+        elif isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and not layer.scale_grad_by_freq:
+            layer.sparse = False  # the same gradient, as a plain tensor
         else:
             _refuse_inexact(name, layer)
     for parent in list(module.modules()):
@@ -115,15 +131,14 @@ def make_exact(module: nn.Module) -> nn.Module:
     return swapped.get(id(module), module)
 
 
+def _leave_apart() -> None:
+    """The weights are values of their own in every call: nothing to gather for cuDNN here."""
+
+
 def _refuse_inexact(name: str, layer: nn.Module) -> None:
     kind = f"{type(layer).__name__} {name!r}"
-    rate = getattr(layer, "dropout", 0.0)
-    inside = type(layer).__module__.startswith("torch.nn") and isinstance(rate, float) and rate > 0
-    if inside or isinstance(layer, (nn.modules.dropout._DropoutNd, nn.RReLU)):
-        raise Invalid(
-            f"{kind} draws dropout from torch's global state, so no two runs would agree: "
-            + ("build it with dropout=0 and add nn.Dropout layers" if inside else "use nn.Dropout instead")
-        )
+    if getattr(layer, "scale_grad_by_freq", False):
+        raise Invalid(f"{kind} counts how often a token is in the batch, padding too: use scale_grad_by_freq=False")
     tracking = isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats
     if tracking or isinstance(layer, nn.modules.batchnorm._BatchNorm):
         raise Invalid(

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,6 +74,18 @@ class LabelCounts:
         return {"counts": torch.stack([decided * (actual > 0), decided, actual]).sum(1)}
 
 
+def impossible_counts(sums: Tree, entries: int) -> str:
+    """What cannot be true of counts by class: hits are decisions and occurrences, each at most one an entry."""
+    counts = sums["counts"].to(torch.float64)
+    if bool((counts < 0).any()) or bool((counts != counts.floor()).any()):
+        return "counts that are no whole numbers"
+    hits, decided, occurring = counts
+    if bool((hits > decided).any()) or bool((hits > occurring).any()):
+        return "more right decisions in a class than decisions or occurrences"
+    most = max(float(decided.sum()), float(occurring.sum()))
+    return "" if most <= entries else f"{most:g} decisions or occurrences over {entries} entries"
+
+
 PRECISION, RECALL, F1, IOU = range(4)
 
 
@@ -121,6 +134,7 @@ def macro_scores(counts: Counts, of: str = "classes") -> tuple[Metric, ...]:
             title=f"macro {name}",
             unit=SHARE,
             sums=counts,
+            implausible=impossible_counts,
             value=functools.partial(_macro, which),
             caption=f"Mean over {of} of the {name} of the global model, on all test rows.",
             detail=key != "f1",
@@ -133,7 +147,14 @@ def micro_f1(counts: Counts) -> Metric:
     """F1 of all labels together."""
     caption = "F1 of the decisions for all labels together, on all test rows."
     return Metric(
-        key="micro_f1", title="micro F1", unit=SHARE, sums=counts, value=_micro_f1, caption=caption, detail=True
+        key="micro_f1",
+        title="micro F1",
+        unit=SHARE,
+        sums=counts,
+        implausible=impossible_counts,
+        value=_micro_f1,
+        caption=caption,
+        detail=True,
     )
 
 
@@ -146,6 +167,7 @@ def per_class(counts: Counts, classes: int, names: Sequence[str] = ()) -> tuple[
             title=f"{name} of {called[number]}",
             unit=SHARE,
             sums=counts,
+            implausible=impossible_counts,
             value=functools.partial(_of_class, which, number),
             detail=True,
         )
@@ -164,11 +186,18 @@ def overlaps(counts: Counts) -> tuple[Metric, ...]:
             title="mean IoU",
             unit=SHARE,
             sums=counts,
+            implausible=impossible_counts,
             value=functools.partial(_macro, IOU),
             caption=iou,
         ),
         Metric(
-            key="dice", title="mean Dice", unit=SHARE, sums=counts, value=functools.partial(_macro, F1), caption=dice
+            key="dice",
+            title="mean Dice",
+            unit=SHARE,
+            sums=counts,
+            implausible=impossible_counts,
+            value=functools.partial(_macro, F1),
+            caption=dice,
         ),
     )
 
@@ -230,7 +259,7 @@ def language(view: View) -> tuple[Metric, ...]:
     sums = MeanOf(functools.partial(surprisals, view))
     perplexity = "exp of the mean of -log p over all test tokens; the number of tokens if nothing is known."
     return (
-        Metric(key="perplexity", better="lower", sums=sums, value=_perplexity, caption=perplexity),
+        Metric(key="perplexity", better="lower", sums=sums, bounds=(0.0, None), value=_perplexity, caption=perplexity),
         Metric(
             key="bits_per_token",
             title="bits per token",
@@ -268,12 +297,21 @@ def _r2(sums: Tree) -> Tensor:
     return (1 - sums["residual"][known] / varied[known]).mean() if bool(known.any()) else torch.tensor(torch.nan)
 
 
+def impossible_residuals(sums: Tree, entries: int) -> str:
+    """What cannot be true of `Residuals`: squares are not negative, and every output counts the same rows."""
+    if bool((sums["residual"] < 0).any()) or bool((sums["squares"] < 0).any()):
+        return "a negative sum of squares"
+    if bool((sums["sum"].square() > sums["squares"] * sums["count"] * (1 + 1e-6)).any()):
+        return "targets whose sum is larger than their squares allow"
+    return "" if bool((sums["count"] <= sums["count"].new_tensor(entries)).all()) else "more rows than it has"
+
+
 def residual_scores(outputs: int | None) -> tuple[Metric, ...]:
     """RMSE and R squared; with several outputs the mean over them."""
-    sums = Residuals(outputs)
+    row: dict[str, Any] = {"sums": Residuals(outputs), "implausible": impossible_residuals}
     mean = "; mean over outputs" if outputs is not None and outputs > 1 else ""
     rmse, r2 = f"Root of the mean squared error{mean}.", f"Share of the targets' variance that is explained{mean}."
     return (
-        Metric(key="rmse", title="RMSE", better="lower", sums=sums, value=_rmse, caption=rmse),
-        Metric(key="r2", title="R squared", sums=sums, value=_r2, caption=r2),
+        Metric(key="rmse", title="RMSE", better="lower", value=_rmse, caption=rmse, **row),
+        Metric(key="r2", title="R squared", value=_r2, caption=r2, **row),
     )

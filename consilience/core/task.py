@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,15 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from consilience.core import tree
+from consilience.core import rng, tree
 from consilience.core.kind import Kind, loss_name
 from consilience.core.kinds import kind_named, kind_with_loss
 from consilience.core.layers import ExactBatchNorm, extra_inputs, key_inputs, make_exact, use_matmul
 from consilience.core.losses import Loss, WeightedLoss
 from consilience.core.metrics import Metric, Metrics, loss_metric
 from consilience.core.plans import Batch
+from consilience.core.randomness import Guard, KeyedDraws
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
+
+EVALUATION = rng.key(0, "evaluation")  # what a module draws from in evaluation
 
 
 class Task:
@@ -31,7 +35,8 @@ class Task:
         output, buffers = task.apply(task.start(), x, train=False)
 
     module: any `nn.Module` that works under `torch.func`; it is copied, never changed. Parameters with
-    `requires_grad=False` (a frozen encoder) are constants: they are never trained or sent.
+    `requires_grad=False` (a frozen encoder) are constants: they are never trained or sent, and all threads and
+    clients of a device use one copy.
     kind: "classification", "binary" (one logit a row), "multi_label" (one for each of several labels), "regression",
     "tokens", "next_token", "dense" (pixels), or a `Kind` of your own; left out, what the loss belongs to, or
     classification.
@@ -63,9 +68,9 @@ class Task:
         self.loss_name = loss_name(self.losses)
         self.added = tuple(metrics)
         self.metrics = self._all_metrics()
-        exact = make_exact(copy.deepcopy(module))
+        exact = make_exact(_sharing_copy(module))
         frozen = _frozen_modules(module)
-        self._exact = exact
+        self._exact = self._placed = exact
         self._parameters = tuple(n for n, p in module.named_parameters() if p.requires_grad)
         self._buffers = tuple(n for n, _ in module.named_buffers() if not n.startswith(frozen))
         if not self._parameters:
@@ -73,7 +78,9 @@ class Task:
         self._masks = extra_inputs(exact, ExactBatchNorm, "mask")
         self._keys = key_inputs(exact)
         self._replicas = threading.local()  # functional_call swaps values into the module: one per thread
+        self._guarded: set[tuple[bool, torch.device]] = set()  # in which modes and where it was seen to draw from keys
         self._place: tuple[torch.device, torch.dtype | None] = (torch.device("cpu"), None)
+        self._given: Tree = {}
         self.ready()
 
     def __repr__(self) -> str:
@@ -92,8 +99,10 @@ class Task:
     def to(self, device: torch.device, dtype: torch.dtype | None = None, *, matmul: bool = False) -> Task:
         """The same task with its constants on a device and in a dtype, and convolutions as matrix products if asked."""
         moved = copy.copy(self)
+        if (device, dtype) != self._place:
+            moved._placed = _sharing_copy(self._exact, device, dtype)
         if matmul:
-            moved._exact = use_matmul(copy.deepcopy(self._exact))
+            moved._placed = use_matmul(_sharing_copy(moved._placed))
         moved._replicas, moved._place = threading.local(), (device, dtype)
         if isinstance(self.losses, WeightedLoss):
             moved.losses = self.losses.placed(device, dtype)
@@ -102,14 +111,31 @@ class Task:
 
     def ready(self) -> Task:
         """Make this thread's working copies of the module, which cannot be made inside a traced function."""
-        device, dtype = self._place
         for name in ("train", "eval"):
             if not hasattr(self._replicas, name):
-                module = copy.deepcopy(self._exact).requires_grad_(False).train(name == "train")
+                module = _sharing_copy(self._placed).train(name == "train")
                 for prefix in _frozen_modules(self.module):  # frozen parts keep their statistics
                     module.get_submodule(prefix[:-1]).eval()
-                setattr(self._replicas, name, module.to(device=device, dtype=dtype))
+                setattr(self._replicas, name, module)
         return self
+
+    @property
+    def frozen(self) -> dict[str, Tensor]:
+        """The constants: parameters that are not trained, by name. A part may add its own by a method `constants()`."""
+        found = {name: p.detach() for name, p in self.module.named_parameters() if not p.requires_grad}
+        for name, part in self.module.named_modules():
+            if hasattr(part, "constants"):
+                found.update({f"{name}.{key}": value for key, value in part.constants().items()})
+        return found
+
+    @functools.cached_property
+    def frozen_digest(self) -> str:
+        """SHA-256 of the constants, "" if there are none: what a checkpoint and a message hold in their place."""
+        digest, frozen = hashlib.sha256(), self.frozen
+        for name, value in sorted(frozen.items()):
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+            digest.update(value.cpu().contiguous().view(-1).view(torch.uint8).numpy().data if value.numel() else b"")
+        return digest.hexdigest() if frozen else ""
 
     def apply(
         self,
@@ -126,11 +152,11 @@ class Task:
         `through(module, x)` may use the module's other methods: what it returns is the output instead of forward's.
         """
         buffers = {name: value.clone() for name, value in model["buffers"].items()} if train else model["buffers"]
-        values = {**model["params"], **buffers, **self._extra(train, mask, key)}
+        values = {**self._given, **model["params"], **buffers, **self._extra(train, mask, key)}
         module = self._replica(train)
         for name in self._keys:
             module.get_submodule(name.rpartition(".")[0]).calls = 0  # type: ignore[assignment]
-        with _forwarding_to(through, module):
+        with _forwarding_to(through, module), self._draws(train, mask, key):
             return functional_call(module, values, (x,)), buffers
 
     def features(
@@ -161,6 +187,16 @@ class Task:
         known._replicas = threading.local()
         return known.ready()
 
+    def with_module(self, module: nn.Module) -> Task:
+        """The same task for another form of the module."""
+        return Task(module, self.kind, loss=self.losses, metrics=self.added)
+
+    def given(self, values: Tree) -> Task:
+        """The same task, in which some of the module's values, by their names, are these and not part of the model."""
+        known = copy.copy(self)
+        known._given = {**self._given, **values}
+        return known
+
     def _all_metrics(self) -> Metrics:
         kind = self.kind
         replaced = {metric.key for metric in self.added} - {kind.main}
@@ -186,6 +222,17 @@ class Task:
             extra.update(dict.fromkeys(self._keys, key))
         return extra
 
+    @contextlib.contextmanager
+    def _draws(self, train: bool, mask: Tensor | None, key: Tensor | None) -> Iterator[None]:
+        """Random operations draw from the key, in evaluation from a fixed one; the first pass finds what cannot."""
+        device = self._place[0]
+        if not train:
+            key = torch.full((), EVALUATION, device=device)
+        seen = (train, device) in self._guarded
+        with contextlib.nullcontext() if seen else Guard(type(self.module).__name__, device), KeyedDraws(key, mask):
+            yield
+        self._guarded.add((train, device))
+
     def _replica(self, train: bool) -> nn.Module:
         self.ready()
         return self._replicas.train if train else self._replicas.eval
@@ -194,6 +241,20 @@ class Task:
     def convolves(self) -> bool:
         """Whether the model has 2-d convolutions."""
         return any(isinstance(part, nn.Conv2d) for part in self.module.modules())
+
+
+def _sharing_copy(module: nn.Module, device: torch.device | None = None, dtype: torch.dtype | None = None) -> nn.Module:
+    """A copy of the module's structure whose parameters are the same tensors, or one copy of them where placed anew.
+
+    Parameters that are trained only hold a place: `functional_call` puts a client's values there.
+    """
+    shared: dict[int, Any] = {}
+    for parameter in module.parameters():
+        if type(parameter) is nn.Parameter:  # other types may not be shared
+            placed = parameter.detach().to(device, dtype if parameter.is_floating_point() else None)
+            shared[id(parameter)] = nn.Parameter(placed, requires_grad=False)
+    copied = copy.deepcopy(module, shared).requires_grad_(False)
+    return copied if device is None and dtype is None else copied.to(device=device, dtype=dtype)
 
 
 def _frozen_modules(module: nn.Module) -> tuple[str, ...]:

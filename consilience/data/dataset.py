@@ -10,12 +10,21 @@ from torch import Tensor
 from consilience.core.kind import Kind
 
 
+class Texts(tuple[str, ...]):
+    """Texts as they are, for the tokenizer of the model that reads them."""
+
+    def __getitem__(self, rows: Any) -> Any:
+        """One text, or some of them."""
+        found = super().__getitem__(rows)
+        return Texts(found) if isinstance(rows, slice) else found
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Dataset:
     """Training and test rows; `groups` says which natural client (hospital, person, style) owns each row."""
 
     name: str
-    x: Any  # [N, ...] tensor, or a dict of such tensors
+    x: Any  # [N, ...] tensor, a dict of such tensors, or `Texts`
     y: Tensor  # [N]
     test_x: Any
     test_y: Tensor

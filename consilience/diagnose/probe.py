@@ -80,7 +80,7 @@ class Dissimilarity:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Likeness:
+class Similarity:
     """Linear CKA between the models that clients train from the same start, on the same inputs."""
 
     matrix: np.ndarray  # [m, m]
@@ -124,9 +124,9 @@ def dissimilarity(engine: Vectorised, dealt: Vectorised, model: Tree, ids: np.nd
     )
 
 
-def likeness(
+def similarity(
     engine: Vectorised, dealt: Vectorised, algorithm: Algorithm, model: Tree, ids: np.ndarray, seed: int
-) -> Likeness:
+) -> Similarity:
     """Of the models that clients train in one round from `model`."""
     stacks = []
     for here in (engine, dealt):
@@ -138,7 +138,7 @@ def likeness(
     other, _ = activations(engine.task, stacks[1], tree.to(x, engine.device), of=of)
     matrix = all_pairs("cka_linear", own).cpu().numpy()
     chance = all_pairs("cka_linear", other).cpu().numpy()
-    return Likeness(matrix=matrix, mean=_pair_mean(matrix), chance=_pair_mean(chance), of=of)
+    return Similarity(matrix=matrix, mean=_pair_mean(matrix), chance=_pair_mean(chance), of=of)
 
 
 @torch.no_grad()

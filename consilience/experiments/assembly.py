@@ -14,8 +14,8 @@ import torch
 from consilience import models
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm
-from consilience.core.capabilities import ChecksSurroundings, ChecksTask, PoolsData, capability
-from consilience.core.federation import Federation
+from consilience.core.capabilities import ChecksRows, ChecksSurroundings, PoolsData, capability
+from consilience.core.federation import Federation, Rows
 from consilience.core.kind import Kind
 from consilience.core.kinds import KINDS as BUILT_IN
 from consilience.core.kinds import kind_named, kind_of_targets, kind_with_loss
@@ -24,17 +24,19 @@ from consilience.core.settings import Invalid, options_of
 from consilience.core.targets import refuse_wrong
 from consilience.core.task import Task
 from consilience.data import datasets
-from consilience.data.dataset import Dataset
+from consilience.data.dataset import Dataset, Texts
 from consilience.data.federate import federate
 from consilience.data.partition import fingerprint
 from consilience.data.relabel import relabelled
-from consilience.data.validation import validated
+from consilience.data.tokenized import tokenized
+from consilience.data.validation import held_back, validated
 from consilience.environments.environment import Environment
 from consilience.experiments.cohort_size import try_selection
 from consilience.experiments.config.catalogue import ENGINES, KINDS
 from consilience.experiments.config.config import Config
 from consilience.experiments.experiment import Experiment
 from consilience.experiments.privacy_ledger import refuse_overspending
+from consilience.experiments.stopping import best_so_far
 from consilience.options.parts import made
 
 
@@ -51,6 +53,7 @@ class Simulation:
     algorithm: Algorithm
     data: Dataset
     prints: dict[str, str]  # fingerprints of the data and of their partition
+    validation: Rows | None = None  # held back from training, by client
 
     @property
     def experiment(self) -> Experiment:
@@ -65,6 +68,7 @@ class Simulation:
             inputs=tree.map_leaves(lambda x: list(x.shape[1:]), self.data.x),
             label_names=self.data.label_names,
             prints=self.prints,
+            validation=self.validation,
         )
 
     def close(self) -> None:
@@ -80,24 +84,30 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    data = read_data(config) if data is None else data
+    data = _readable(config, read_data(config) if data is None else data)
     federation, rows = spread(config, data)
+    validation = None
+    if config.validation.share is not None:
+        federation, validation, rows = held_back(federation, rows, share=config.validation.share, seed=config.seed)
     algorithm: Algorithm = config.algorithm.built
     if capability(algorithm.selection, PoolsData) is not None:
         federation = federation.pooled()
     kind = kind_of(config, data)
     task = Task(_model(config, data, kind), kind, loss=None if config.loss == "auto" else config.loss)
     task = try_model(task, federation, f"model.name = {config.model.name!r}", f"data.name = {config.data.name!r}")
+    task = try_client(algorithm, task, federation)
+    best_so_far(config.validation, task)  # refuses a metric that is not there
     environment = config.environment.built
     made("environment", lambda: environment.check_against(len(federation)), {})
     settings = {**config.engine, "environment": environment, "rounds_ahead": config.rounds}
     where = ENGINES[settings.pop("name", "vectorised")]
     engine = made("engine", lambda: where(task, federation, **settings), {})
-    try_client(algorithm, task)
     _try_surroundings(config, algorithm, engine)
     _try_budget(0 if resumed else config.rounds, algorithm, engine)
     try_selection(algorithm, federation, config.seed)
     prints = {"data": data_fingerprint(data), "partition": fingerprint(rows)}
+    if task.frozen_digest:
+        prints["frozen_weights"] = task.frozen_digest
     return Simulation(
         config=config,
         federation=federation,
@@ -108,6 +118,7 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
         algorithm=algorithm,
         data=data,
         prints=prints,
+        validation=validation,
     )
 
 
@@ -171,16 +182,33 @@ def data_fingerprint(data: Dataset) -> str:
     return digest.hexdigest()
 
 
+def _readable(config: Config, data: Dataset) -> Dataset:
+    """The data as the model reads them: texts as the numbers of its tokens."""
+    if not isinstance(data.x, Texts):
+        return data
+    reads = getattr(models.find(config.model.name), "reads_texts", None)
+    if reads is None:
+        raise Invalid(
+            f"data.features = 'raw' are texts, and model.name = {config.model.name!r} has no tokenizer: use "
+            "model.name = 'hugging_face', or data.features = 'words', 'characters' or 'ngrams'"
+        )
+    reader = made("model", lambda: reads(**config.model.options), {})
+    head = config.model.options["head"]
+    return made("data", lambda: tokenized(data, reader, head=head, seed=config.seed), {})
+
+
 def _loader(config: Config) -> Any:
     return KINDS["data"].find(config.data.name)[1]
 
 
 def _model(config: Config, data: Dataset, kind: Kind) -> torch.nn.Module:
     name, options = config.model.name, dict(config.model.options)
-    if "vocabulary" in options_of(models.find(name)) and "vocabulary" not in options:
-        if not data.vocabulary:
+    vocabulary = options_of(models.find(name)).get("vocabulary")
+    if vocabulary is not None and options.get("vocabulary") is None:
+        if data.vocabulary:
+            options["vocabulary"] = len(data.vocabulary)
+        elif vocabulary.required:
             raise Invalid(f"model.vocabulary is missing: {name} reads tokens, and {data.name!r} does not say how many")
-        options["vocabulary"] = len(data.vocabulary)
     shapes = {key: tuple(x.shape[1:]) for key, x in data.x.items()} if isinstance(data.x, Mapping) else None
     inputs = shapes or tuple(data.x.shape[1:])
     outputs = kind.outputs(data.y, data.classes)
@@ -240,12 +268,15 @@ def refuse_other_size(task: Task, output: Any, y: torch.Tensor, model: str, data
         raise Invalid(f"{model} gives outputs for {given} {what}, but {data} have targets of {wanted}: make them equal")
 
 
-def try_client(algorithm: Algorithm, task: Task) -> None:
-    """Refuse a task that the clients' rule, one of its terms or the server does not support."""
-    for part in (algorithm.client, algorithm.server):
-        checking = capability(part, ChecksTask)
-        if checking is not None:
-            made("algorithm", functools.partial(checking.check_against, task), {})
+def try_client(algorithm: Algorithm, task: Task, federation: Federation | None = None) -> Task:
+    """The task as the clients train it; a model that lacks what they call is refused, and rows they cannot train on."""
+    prepared: Task = made("algorithm", functools.partial(algorithm.prepared, task), {})
+    if federation is not None:
+        reading = capability(algorithm.client, ChecksRows)
+        if reading is not None:
+            made("algorithm", functools.partial(reading.check_rows, tree.rows(federation.train.x, slice(0, 2))), {})
+        made("algorithm", functools.partial(algorithm.client.work.check_targets, federation.train.y), {})
+    return prepared
 
 
 def _try_surroundings(config: Config, algorithm: Algorithm, engine: Engine) -> None:

@@ -28,6 +28,7 @@ from consilience.core.settings import (
     nearest,
     refuse_unknown,
 )
+from consilience.experiments.config import defence
 from consilience.experiments.config.catalogue import (
     DEFAULTS,
     ENGINES,
@@ -39,6 +40,8 @@ from consilience.experiments.config.catalogue import (
     with_defaults,
 )
 from consilience.experiments.config.overrides import overridden
+from consilience.experiments.config.schedules import refuse_idle_rounds, with_horizons
+from consilience.experiments.stopping import Validation
 from consilience.options import parts, recipes
 from consilience.runs import canonical, toml_text
 from consilience.runs.names import safe_name
@@ -120,7 +123,12 @@ class Checkpointing:
         check(self)
 
 
-FIXED: dict[str, type] = {"evaluation": Evaluation, "checkpoint": Checkpointing, "limits": Limits}
+FIXED: dict[str, type] = {
+    "evaluation": Evaluation,
+    "validation": Validation,
+    "checkpoint": Checkpointing,
+    "limits": Limits,
+}
 """Sections that mean the same in every run, and are written in full."""
 TASK: dict[str, type] = {"task": TaskSettings}
 """Written only where it is not as by default, since runs of before there were kinds have none."""
@@ -138,6 +146,8 @@ class Config:
     data_dir: str | None = None
     runs: str = "runs"
     log: Literal["tensorboard", "mlflow"] | None = None  # where metrics go besides the run folder
+    defence: Literal["auto"] | None = None  # bounds and a robust rule, for so many
+    untrusted: Count | None = None  # members that may be hostile
     data: Chosen
     partition: Chosen
     environment: Chosen
@@ -146,6 +156,7 @@ class Config:
     engine: Table = field(default_factory=dict)
     task: TaskSettings = field(default_factory=TaskSettings)
     evaluation: Evaluation = field(default_factory=Evaluation)
+    validation: Validation = field(default_factory=Validation)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     limits: Limits = field(default_factory=Limits)
 
@@ -166,6 +177,8 @@ class Config:
         ends = {"engine": self.engine, **{key: _set_options(getattr(self, key)) for key in FIXED}}
         if self.task.changed():
             ends["task"] = self.task.changed()
+        if self.validation == Validation():
+            del ends["validation"]
         return {**scalars, **sections, **{key: parts.write(table) for key, table in ends.items()}}
 
     def toml(self) -> str:
@@ -191,17 +204,24 @@ def load(path: Path | str | None = None, overrides: Iterable[str] = ()) -> Confi
 
 def from_table(given: Mapping[str, Any], overrides: Iterable[str] = (), *, source: str = "the config") -> Config:
     """A checked config from plain tables; what is left out has its default."""
-    table = overridden(_with_tables(given), overrides, source)
+    table = _with_tables(overridden(_with_tables(given), overrides, source))
     fields = [f.name for f in dataclasses.fields(Config)]
     refuse_unknown(table, fields, "")
     hints = hints_of(Config)
     checked: Table = {key: parts.read(key, table[key], hints[key]) for key in _scalars() if key in table}
+    rounds = checked.get("rounds", Config.rounds)
     for section in KINDS:
-        checked[section] = _chosen(section, table.get(section, {}))
+        checked[section] = _chosen(section, table.get(section, {}), rounds)
     checked["engine"] = _engine(table.get("engine", {}))
     for section, kind in (TASK | FIXED).items():
         known = {f.name: Option(hints_of(kind)[f.name], f.default) for f in dataclasses.fields(kind)}
         checked[section] = kind(**_section(section, table, known))
+    defence.check(checked.get("defence"), checked.get("untrusted"))
+    if checked.get("defence") is not None:
+        chosen = checked["algorithm"]
+        checked["algorithm"] = dataclasses.replace(chosen, built=defence.defended(chosen.built, checked["untrusted"]))
+        checked["limits"] = defence.bounded(checked["limits"])
+    refuse_idle_rounds(checked["algorithm"].built, rounds)
     return Config(**checked)
 
 
@@ -224,7 +244,7 @@ def _with_tables(given: Mapping[str, Any]) -> Table:
     return spelled
 
 
-def _chosen(section: str, given: Table) -> Chosen:
+def _chosen(section: str, given: Table, rounds: int) -> Chosen:
     """A named section: the options given, and of the default section those that belong to this name as well."""
     kind, default = KINDS[section], DEFAULTS[section]
     name, factory = kind.find(given.get("name", default["name"]))
@@ -236,6 +256,10 @@ def _chosen(section: str, given: Table) -> Chosen:
     wanted = {**offered(section, name, known), **own}
     built: Any
     if section == "algorithm":
+        own = with_horizons(own, rounds)
+        wanted = {**wanted, **own}
+        if isinstance(own.get("optimiser"), Mapping):  # it has a rate of its own
+            wanted = {key: value for key, value in wanted.items() if key != "lr" or key in own}
         built, options = recipes.built(factory, wanted, key=section, explicit=own)
     else:
         options = parts.read_options(section, wanted, known, name)

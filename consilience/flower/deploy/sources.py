@@ -35,6 +35,9 @@ class OwnFederation:
     @functools.cached_property
     def task(self) -> Task:
         """What model() gives, initialised from the run's seed on both sides; a Task has its own kind and metrics."""
+        return self._config.build_algorithm().prepared(self._given_task())
+
+    def _given_task(self) -> Task:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._config.seed)
             module = self._function("model")()

@@ -44,15 +44,11 @@ class EnsembleDistillation(Wraps):
         TrainsModel: "trains the model itself: there can be only one such server",
         SpendsPrivacy: "protects what it averages, and the ensemble reads each model as it was sent",
     }
+    needs_each_reply = True  # every model is asked
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Every model is asked."""
-        return True
 
     @property
     def reads(self) -> tuple[str, ...]:

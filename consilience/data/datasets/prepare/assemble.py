@@ -12,7 +12,7 @@ from torch import Tensor
 from consilience.core import tree
 from consilience.core.kind import Kind
 from consilience.core.settings import Invalid
-from consilience.data.dataset import Dataset
+from consilience.data.dataset import Dataset, Texts
 
 
 def assemble(
@@ -64,7 +64,9 @@ def refuse_nonfinite(values: np.ndarray, where: Path | str) -> None:
             raise Invalid(f"{where}: row {wrong[0]} has NaN or infinite values ({len(wrong)} rows in all): clean them")
 
 
-def _features(values: Any) -> Tensor:
+def _features(values: Any) -> Any:
+    if isinstance(values, Texts):
+        return values
     tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
     return tensor.to(torch.float32 if tensor.is_floating_point() else torch.int64)
 
@@ -80,7 +82,7 @@ def _check_rows(where: str, x: Any, y: Tensor, classes: int | None, ignored: int
     for leaf in tree.leaves(x):
         if len(leaf) != len(y):
             raise Invalid(f"{where} has {len(leaf)} rows of features for {len(y)} targets: they must match")
-        if leaf.is_floating_point():
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
             refuse_nonfinite(leaf.numpy(), where)
     if ignored is not None:
         y = y[y != ignored]
