@@ -22,6 +22,7 @@ class Superlink:
 
     def __init__(self, clients: Loopback | None = None) -> None:
         self.clients, self.store, self.replies = clients, Objects(), dict[str, tuple[Any, str]]()
+        self.keys: dict[int, bytes] = {}  # node -> the public key it authenticated with
         self.forge: Callable[[int, str, Objects], tuple[str, Objects]] | None = None
         self.fetched: list[str] = []  # objects, whenever they were asked for
         self.read = 0  # bytes of responses that were read
@@ -54,7 +55,8 @@ class Superlink:
         what, body = request.url.path.rsplit("/", 1)[1], request.read()
         if what == "get-nodes":
             assert self.clients is not None
-            found = runtime.GetNodesResponse(nodes=[node.NodeInfo(node_id=n) for n in self.clients.online])
+            known = [node.NodeInfo(node_id=n, public_key=self.keys.get(n, b"")) for n in self.clients.online]
+            found = runtime.GetNodesResponse(nodes=known)
         elif what == "push-messages":
             found = self._sent(runtime.PushAppMessagesRequest.FromString(body))
         elif what == "push-object":
@@ -100,6 +102,8 @@ class Superlink:
         assert self.clients is not None
         asked: Any = inflate_object_from_contents(name, dict(self.store))
         asked.metadata.__dict__["_message_id"] = name
+        if asked.metadata.dst_node_id in self.clients.deaf:
+            return
         del self._asked[name]
         with self.clients._one:
             reply = self.clients.answer(asked)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from consilience.core import tree
 from consilience.core.losses import Loss
+from consilience.core.refusal import Refusal
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 
@@ -62,7 +63,9 @@ class Metric:
 
     key: its name in records. sums: (output, target, mask) -> a tree of tensors; only operations that `torch.vmap` can
     batch. value: from the tree, as float64 tensors on the CPU, to a number; NaN where there is none. Metrics with the
-    same `sums` function share its work. A mean over rows is `Metric.mean`.
+    same `sums` function share its work. A mean over rows is `Metric.mean`. bounds: the least and the largest value that
+    one row can have, for means (None: none; a share lies between 0 and 1). implausible: for other sums, from a client's
+    tree and its test rows to what cannot be true of it ("" if all can).
     """
 
     key: str
@@ -73,6 +76,8 @@ class Metric:
     better: Better = "higher"
     caption: str = ""
     detail: bool = False
+    bounds: tuple[float | None, float | None] | None = None
+    implausible: Callable[[Tree, int], str] | None = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", str(self.key)):
@@ -290,6 +295,7 @@ class ClientScores:
     main: MetricRow
     loss: np.ndarray
     values: np.ndarray
+    refusals: tuple[Refusal, ...] = ()  # clients whose sums could not be true
 
     @staticmethod
     def none(main: MetricRow) -> ClientScores:
@@ -297,7 +303,7 @@ class ClientScores:
         return ClientScores(main=main, loss=np.empty(0), values=np.empty(0))
 
     def spread(self) -> dict[str, float | None]:
-        """Mean, worst tenth and spread of the main metric."""
+        """Mean, median, worst tenth and spread of the main metric."""
         return fairness(self.values, self.main.better)
 
     def mean_loss(self) -> float | None:
@@ -326,10 +332,18 @@ class Scores:
 
 
 def fairness(values: np.ndarray, better: Better) -> dict[str, float | None]:
-    """Mean, worst tenth (the mean of the worst 10 % of clients, at least one) and spread over clients with rows."""
+    """Mean, median, worst tenth (the mean of the worst 10 % of clients, at least one) and spread over clients with rows.
+
+    The median is what a client that reports whatever it likes can change least.
+    """
     known = np.sort(values[np.isfinite(values)])
     if not len(known):
-        return {"mean": None, "worst_tenth": None, "spread": None}
+        return {"mean": None, "median": None, "worst_tenth": None, "spread": None}
     count = max(1, len(known) // 10)
     worst = known[:count] if better == "higher" else known[-count:]
-    return {"mean": float(known.mean()), "worst_tenth": float(worst.mean()), "spread": float(known.std())}
+    return {
+        "mean": float(known.mean()),
+        "median": float(np.median(known)),
+        "worst_tenth": float(worst.mean()),
+        "spread": float(known.std()),
+    }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,17 @@ class Refused(ValueError):
     def at(self, key: str) -> Refused:
         """The same, with the tensor named."""
         return self if self.key else Refused(self.reason, key=key, detail=self.detail)
+
+
+@contextlib.contextmanager
+def contained() -> Iterator[None]:
+    """Around code that reads what one sender sent: whatever it raises is a `Refused`, so that nobody else is affected."""
+    try:
+        yield
+    except Refused:
+        raise
+    except Exception as problem:
+        raise Refused("format", detail=f"{type(problem).__name__}: {plain(problem, most=80)}") from None
 
 
 def tally(refusals: Iterable[Refusal]) -> dict[str, int]:

@@ -15,19 +15,28 @@ from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.arrivals import QueryCost, gather, labelled, pace_of
 from consilience.core.capabilities import (
     ChecksSurroundings,
+    DrawsSecretly,
     IndependentReplies,
     MovesWithoutReplies,
     PostTrainingPass,
     PreTrainingPass,
     ReceivesSizes,
+    RoundKeys,
     TrainsModel,
     capability,
 )
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.protocols import Engine, HasTask, ServerRule
 from consilience.core.rng import key
-from consilience.core.round_keys import RoundKeys, fresh, key_for
-from consilience.core.screening import Limits, if_enough, screen, unusable
+from consilience.core.screening import (
+    REMEMBERED,
+    Limits,
+    if_enough,
+    median_length,
+    running_median,
+    screen,
+    unusable,
+)
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 
@@ -49,6 +58,7 @@ class Snapshot:
     memory: Tree
     losses: np.ndarray  # [K] last loss each client reported
     bad_rounds: int = 0
+    lengths: tuple[float, ...] = ()  # median update of the last rounds, where `Limits.max_growth` needs them
     pending: Tree = field(default_factory=dict)  # the simulated time, and who is at work with what
 
 
@@ -77,7 +87,7 @@ def run(
     resume: Snapshot | None = None,
     max_bad_rounds: int = 3,
     limits: Limits | None = None,
-    keys: RoundKeys = fresh,
+    keys: RoundKeys | None = None,
 ) -> Iterator[Round]:
     """Train, yielding each finished round; whatever observes (reports, checkpoints, early stopping) consumes this.
 
@@ -89,8 +99,8 @@ def run(
     seed: decides the selection, the batches and all other draws (0).
     start: a model in place of the engine's; resume: the `snapshot` of a round, from which the rest is exactly the same.
     max_bad_rounds: so many rounds in a row without a usable reply raise `Diverged` (3).
-    keys: where the secret of each round comes from, if the server rule draws secret noise; by default
-    from the operating system. To repeat a round of such a rule, give it the same key.
+    keys: where the secret of each round comes from, if the server rule draws secret noise (`DrawsSecretly`); by
+    default from the operating system. To repeat a round of such a rule, give it the same key.
     """
     careful = capability(algorithm.server, ChecksSurroundings)
     if careful is not None:
@@ -98,8 +108,9 @@ def run(
     here = resume or _first(algorithm, engine, start)
     engine.restore(here.memory)
     server, pace = algorithm.server, pace_of(algorithm, engine)
+    secretive = capability(server, DrawsSecretly)
     for number in range(here.round, rounds):
-        secret = key_for(server, number + 1, keys)
+        secret = None if secretive is None else secretive.round_key(number + 1, keys)
         done = gather(algorithm, engine, here, pace, seed, secret)
         ids, received = done.arrived.ids, done.pending.received(done.arrived)
         seen = _look(algorithm, engine, received, ids, number, seed)
@@ -116,6 +127,7 @@ def run(
             staleness=number - done.arrived.version[np.searchsorted(ids, sent.ids)],
             late=done.late,
             secret=secret,
+            usual=running_median(here.lengths),
         )
         if ended.problem is not None:  # before anything is kept: the last snapshot can be resumed
             raise ended.problem
@@ -126,6 +138,7 @@ def run(
             memory=engine.recall(),
             losses=_losses(done.losses, cohort),
             bad_rounds=0 if len(cohort) or alone else here.bad_rounds + 1,
+            lengths=here.lengths if ended.length is None else (*here.lengths, ended.length)[-REMEMBERED:],
             pending=done.pending.tidy().tree(),
         )
         yield Round(
@@ -151,6 +164,7 @@ class Conclusion(NamedTuple):
     sound: np.ndarray  # ids of those that passed every check, also where they were too few to be used
     notes: Notes
     up: int  # bytes of the post-training pass
+    length: float | None = None  # the median update, before any was clipped, where `Limits.max_growth` is set
     problem: Diverged | Invalid | None = None  # why the server cannot continue from this round
 
 
@@ -167,10 +181,12 @@ def conclude(
     staleness: np.ndarray | None = None,
     late: int = 0,
     secret: bytes | None = None,
+    usual: float | None = None,
 ) -> Conclusion:
     """All that follows an exchange: decode, screen, post-training pass, update, refuse what cannot be used.
 
     received: what the clients of `sent` received, in their order. staleness: [m] how many rounds ago that was.
+    usual: the length that updates had in the rounds before, for `limits.max_growth`.
     engine: needed where clients are asked about their trained model, and where the server trains. secret: the round's
     key, where the server draws from one.
     """
@@ -179,11 +195,13 @@ def conclude(
     cohort = labelled(replace(decoded, seed=seed), sent.ids, received, staleness, late)
     independent = capability(server, IndependentReplies)
     if independent is not None and independent.independent_replies:
-        limits = replace(limits or Limits(), max_ratio=None)  # the median would let one client decide about another
-    cohort = screen(cohort, received.among(sent.ids, cohort.ids), limits)
+        limits = replace(
+            limits or Limits(), max_ratio=None, max_growth=None
+        )  # the median would let one client decide about another
+    cohort, length = _screened(cohort, received.among(sent.ids, cohort.ids), limits, usual)
     cohort, looked = _look_back(algorithm, engine, cohort, received.among(sent.ids, cohort.ids), seed)
     sound, cohort = cohort.ids, if_enough(cohort, limits)
-    nothing = Conclusion(state, cohort, sound, {}, looked.up)
+    nothing = Conclusion(state, cohort, sound, {}, looked.up, length if len(cohort) else None)
     if not len(cohort) and not _moves_alone(server):
         return nothing  # a round without a usable reply changes nothing
     try:
@@ -199,6 +217,18 @@ def conclude(
     except (Diverged, Invalid) as problem:
         return nothing._replace(problem=problem)
     return nothing._replace(state=after, notes=notes)
+
+
+def _screened(
+    cohort: Cohort, received: Broadcast, limits: Limits | None, usual: float | None
+) -> tuple[Cohort, float | None]:
+    """The usable replies; and, where updates may grow only so much, their median length before any is clipped."""
+    everyone = cohort.ids
+    if limits is None or limits.max_growth is None:
+        return screen(cohort, received, limits), None
+    checked = screen(cohort, received, replace(limits, max_growth=None))
+    length = median_length(checked, received.among(everyone, checked.ids))
+    return screen(cohort, received, limits, usual), length
 
 
 def _moves_alone(server: ServerRule) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -17,6 +18,7 @@ from consilience.core.settings import Count, Invalid, Positive, Whole, check
 from consilience.core.tree import Tree
 
 MODEL, PARAMS = "model/", "model/params"
+REMEMBERED = 20  # rounds whose median update length counts for `Limits.max_growth`
 ROOM = 4  # times that the longest usable tree could be longer before its squares overflow: for differences and sums
 
 
@@ -29,6 +31,10 @@ class Limits:
         None  # of an update (its parameters; its floating buffers alike): longer ones are clipped
     )
     max_ratio: Positive | None = 1000.0  # of an update's length to the round's median and to the model; None: no bound
+    max_growth: Positive | None = (
+        None  # of an update to the running median of the rounds before: longer ones are clipped
+    )
+    examples_ratio: Positive | None = None  # of the rows that count to the median of all clients; deployments only
     max_examples: Count = 10_000_000  # rows that a client may say it has
     on_excess: Literal["refuse", "cap"] = "refuse"  # what happens to replies that claim more
     max_steps: Count = 10_000_000  # local steps that a client may say it did
@@ -44,12 +50,15 @@ class Limits:
                 raise Invalid(f"Limits.castable = {name!r} is not one of float16, bfloat16, float32, float64")
 
 
-def screen(cohort: Cohort, received: Broadcast | None = None, limits: Limits | None = None) -> Cohort:
+def screen(
+    cohort: Cohort, received: Broadcast | None = None, limits: Limits | None = None, usual: float | None = None
+) -> Cohort:
     """The replies that can be used, no update longer than allowed; the others are dropped.
 
     Refused are NaN and infinite values (`nonfinite`), finite values whose squares overflow, and updates beyond
     `limits.max_ratio` (both `too_large`). `received` is what the cohort's clients were sent: updates are measured from
-    there. With `limits.max_norm`, long updates are clipped instead.
+    there. With `limits.max_norm`, long updates are clipped instead; with `limits.max_growth`, those longer than so many
+    times `usual`, which is `running_median` of the rounds before, or, in the first, `median_length` of this one.
     """
     if not len(cohort):
         return cohort
@@ -63,13 +72,45 @@ def screen(cohort: Cohort, received: Broadcast | None = None, limits: Limits | N
             cohort, rough = _without(cohort, rough, _nonfinite(cohort, ~finite))
     for name in [name for name in rough if not (clips and name.startswith(MODEL))]:
         cohort, rough = _without(cohort, rough, _overflowing(cohort, name, rough[name]))
-    if clips or limits.max_ratio is not None:
-        start = received and received.among(everyone, cohort.ids)
-        if limits.max_norm is not None:
-            return _bounded(cohort, start, limits.max_norm) if len(cohort) else cohort
-        assert limits.max_ratio is not None
+    start = received and received.among(everyone, cohort.ids)
+    if limits.max_norm is not None:
+        cohort = _bounded(cohort, start, limits.max_norm) if len(cohort) else cohort
+    elif limits.max_ratio is not None:
         cohort, _ = _without(cohort, rough, _out_of_proportion(cohort, start, limits.max_ratio, rough))
+    if limits.max_growth is not None and len(cohort) and (starts := _start_of(cohort, received)):
+        usual = usual or median_length(cohort, received) or 0.0
+        return _bounded(cohort, starts, limits.max_growth * usual, ("params",)) if usual > 0 else cohort
     return cohort
+
+
+def median_length(cohort: Cohort, received: Broadcast | None) -> float | None:
+    """The median length of the updates of a cohort's models, the smaller of two; None where replies hold no model."""
+    if not len(cohort) or (start := _start_of(cohort, received)) is None:
+        return None
+    anchor = {**start.shared, **start.personal}["model"]["params"]
+    params = cohort.reply["model"]["params"]
+    moved = {name: leaf for name, leaf in params.items() if leaf.is_floating_point() and leaf.numel()}
+    if not moved:
+        return None
+    lengths = np.sort(exact_lengths(list(moved.values()), [anchor[name] for name in moved]))
+    return float(lengths[(len(lengths) - 1) // 2])
+
+
+def running_median(lengths: Sequence[float]) -> float | None:
+    """The median of what `median_length` was in the last rounds; None before the first."""
+    recent = sorted(lengths[-REMEMBERED:])
+    return recent[(len(recent) - 1) // 2] if recent else None
+
+
+def _start_of(cohort: Cohort, received: Broadcast | None) -> Broadcast | None:
+    """What the clients of a cohort were sent, if that and their replies are models."""
+    sent = {} if received is None else {**received.shared, **received.personal}
+    model, anchor = cohort.reply.get("model"), sent.get("model")
+    if not isinstance(model, dict) or not isinstance(anchor, dict) or not isinstance(model.get("params"), dict):
+        return None
+    if not set(model["params"]) <= set(anchor.get("params", {})):
+        return None
+    return received
 
 
 def unusable(model: Tree) -> str:
@@ -194,7 +235,9 @@ def _nonfinite(cohort: Cohort, bad: np.ndarray) -> list[Refusal]:
     ]
 
 
-def _bounded(cohort: Cohort, received: Broadcast | None, bound: float) -> Cohort:
+def _bounded(
+    cohort: Cohort, received: Broadcast | None, bound: float, kinds: tuple[str, ...] = ("params", "buffers")
+) -> Cohort:
     """Updates longer than `bound` shortened to it: parameters together, and floating buffers together."""
     sent = {} if received is None else {**received.shared, **received.personal}
     model, anchor = cohort.reply.get("model"), sent.get("model")
@@ -204,7 +247,7 @@ def _bounded(cohort: Cohort, received: Broadcast | None, bound: float) -> Cohort
             f"{', '.join(cohort.reply)}: leave it out"
         )
     after, long = dict(model), np.zeros(len(cohort), dtype=bool)
-    for kind, leaves in model.items():
+    for kind, leaves in ((kind, model[kind]) for kind in kinds if kind in model):
         moves = {name: leaf for name, leaf in leaves.items() if leaf.is_floating_point() and leaf.numel()}
         short, rows = _shortened(moves, anchor[kind], bound)
         after[kind] = {**leaves, **short}

@@ -14,6 +14,7 @@ from consilience.core.capabilities import own_model_of
 from consilience.core.evaluate import Evaluate
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.metrics import ClientScores, Metrics, Scores, host
+from consilience.core.plausibility import plausible
 from consilience.core.protocols import RunnerEngine
 from consilience.core.tree import Tree
 
@@ -31,6 +32,7 @@ def federated_test(engine: RunnerEngine) -> FederatedTest | None:
         if not len(ids):
             return None
         said = engine.exchange(Evaluate(), Plain(), Broadcast(shared={"model": model}), ids, round=0, seed=0)
+        said = plausible(said, engine.task, np.asarray(engine.test_sizes))
         if not len(said):
             return None
         metrics: Metrics = engine.task.metrics
@@ -60,7 +62,7 @@ def client_scores(metrics: Metrics, said: Cohort, clients: int) -> ClientScores:
         (sums,) = host([said.reply])
         loss[said.ids] = metrics.of_clients(sums, "loss")
         values[said.ids] = metrics.of_clients(sums, metrics.main)
-    return ClientScores(main=metrics.main_row, loss=loss, values=values)
+    return ClientScores(main=metrics.main_row, loss=loss, values=values, refusals=said.refusals)
 
 
 PersonalTest = Callable[[Tree], ClientScores]
@@ -81,6 +83,7 @@ def personal_test(algorithm: Algorithm, engine: RunnerEngine) -> PersonalTest | 
             return ClientScores(main=metrics.main_row, loss=unknown, values=unknown)
         broadcast = algorithm.server.broadcast(state, ids)
         answer = engine.exchange(Evaluate(rule=own), Plain(), broadcast, ids, round=0, seed=0)
+        answer = plausible(answer, engine.task, np.asarray(engine.test_sizes))
         return client_scores(metrics, answer, len(engine.sizes))
 
     return test

@@ -7,6 +7,7 @@ from consilience.server.averaging.weighting.by_size import ByExamples, UniformWe
 from consilience.server.averaging.weighting.capped import CappedWeights
 from consilience.server.averaging.weighting.dual import DualWeights
 from consilience.server.averaging.weighting.simprox import SimProxWeights
+from consilience.server.averaging.weighting.vouched import VouchedWeights
 from consilience.server.rules.dual_averaging import LayerwiseDual
 
 __all__ = [
@@ -18,5 +19,6 @@ __all__ = [
     "Replace",
     "SimProxWeights",
     "UniformWeights",
+    "VouchedWeights",
     "WeightedMean",
 ]

@@ -17,7 +17,7 @@ import torch
 
 from consilience.core import tree
 from consilience.core.exchange import Cohort
-from consilience.core.refusal import Refusal, Refused, plain, tally
+from consilience.core.refusal import Refusal, Refused, contained, plain, tally
 from consilience.core.screening import Limits
 from consilience.core.tree import Tree
 from consilience.wire import arrays
@@ -93,10 +93,12 @@ def admit(
     notes: list[str] = []
     for arrival in arrivals:
         try:
-            client = _expected(arrival, round, run, asked)
-            if client in accepted:
-                raise Refused("duplicate", detail=f"it has answered round {round} already: the first answer is kept")
-            accepted[client] = _checked(arrival, template, limits, notes)
+            with contained():
+                client = _expected(arrival, round, run, asked)
+                if client in accepted:
+                    detail = f"it has answered round {round} already: the first answer is kept"
+                    raise Refused("duplicate", detail=detail)
+                accepted[client] = _checked(arrival, template, limits, notes)
         except Refused as problem:
             refusals.append(
                 problem.by(arrival.client if isinstance(arrival.client, (int, str)) else _shown(arrival.client))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 aten = torch.ops.aten
 Flat = list[Any]  # tensors, and None where there is none
@@ -99,8 +100,7 @@ class _Record(TorchDispatchMode):
         super().__init__()
         self.graph = fx.Graph()
         self.constants: dict[str, Tensor] = {}
-        self._nodes: dict[int, fx.Node] = {}
-        self._held: list[Tensor] = []  # nothing is freed while recording, so that identities stay unique
+        self._nodes = WeakTensorKeyDictionary()  # by tensor; what is not used any more is freed while recording
         for position, leaf in enumerate(inputs):
             node = self.graph.placeholder(f"input_{position}")
             if isinstance(leaf, Tensor):
@@ -133,17 +133,16 @@ class _Record(TorchDispatchMode):
         """The node that made a tensor; a tensor from outside is a constant."""
         if not isinstance(value, Tensor):
             return value
-        if id(value) not in self._nodes:
+        if value not in self._nodes:
             name = f"constant_{len(self.constants)}"
             self.constants[name] = value
             self._know(value, self.graph.create_node("get_attr", name))
-        return self._nodes[id(value)]
+        return self._nodes[value]
 
     def _know(self, value: Tensor, node: fx.Node) -> None:
         node.meta["shape"], node.meta["dtype"] = value.shape, value.dtype
         node.meta["stride"], node.meta["device"] = value.stride(), value.device
-        self._nodes[id(value)] = node
-        self._held.append(value)
+        self._nodes[value] = node
 
 
 def _is_flags(index: Any) -> bool:
@@ -159,11 +158,11 @@ def recurrent_layer(*args: Any) -> Any:
 def simplify(graph: fx.Graph) -> None:
     """Drop what changes nothing: detached copies, first powers, second transposes and casts, unused results."""
     changed = overwritten(graph)
-    casts: dict[Any, fx.Node] = {}  # of single numbers, such as a rate for every parameter
+    casts: dict[Any, fx.Node] = {}  # a rate for every parameter, or what several layers read in half precision
     for node in list(graph.nodes):
         if node.target in SAME or _is_first_power(node, changed):
             node.replace_all_uses_with(node.args[0])
-        elif node.target == aten._to_copy.default and node.meta["shape"] == () and _lasts(node, changed):
+        elif node.target == aten._to_copy.default and _lasts(node, changed):
             node.replace_all_uses_with(casts.setdefault((node.args, tuple(node.kwargs.items())), node))
         elif node.target == aten.ones_like.default and node.meta["shape"] == ():
             # backpropagation's start: without the objective's value, whose terms may be unused

@@ -165,11 +165,13 @@ class Steps:
         """The step for this carry, which it overwrites; for one of several threads, with pictures channels last."""
         return BoundSteps(self, carry, context, threaded)
 
-    def function(self, carry_spec: Any, context_spec: Any, batch_spec: Any, masked: bool) -> Callable[..., Flat]:
+    def function(
+        self, carry_spec: Any, context_spec: Any, batch_spec: Any, masked: bool, weighted: bool
+    ) -> Callable[..., Flat]:
         """(carry leaves, batch leaves, context leaves) -> carry leaves."""
         step: Callable[..., Tree] = self._step
         if self.grouped:
-            batch_dims = Batch(0, 0, 0 if masked else None, 0, 0)  # type: ignore[arg-type]
+            batch_dims = Batch(0, 0, 0 if masked else None, 0, 0, 0 if weighted else None)  # type: ignore[arg-type]
             step = vmap(step, in_dims=(0, batch_dims, CONTEXT_DIMS), randomness="different")
 
         def flat_step(carry: Flat, batch: Flat, context: Flat) -> Flat:
@@ -249,7 +251,8 @@ class BoundSteps:
 
     def _function(self, batch: Batch) -> Callable[..., Flat]:
         _, spec = pytree.tree_flatten(batch)
-        return self._steps.function(self._carry_spec, self._context_spec, spec, batch.mask is not None)
+        masked, weighted = batch.mask is not None, batch.weight is not None
+        return self._steps.function(self._carry_spec, self._context_spec, spec, masked, weighted)
 
     def _trace(self, signature: Any, batch: Batch, leaves: Flat) -> InPlace | None:
         """The traced step; None where what it does depends on values, so that it cannot be."""

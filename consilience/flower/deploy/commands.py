@@ -84,13 +84,29 @@ def keys(
     folder: Annotated[Path, typer.Argument(help="Where the files go.")] = Path("keys"),
     host: Annotated[list[str] | None, typer.Option(help="Names and addresses of the SuperLink.")] = None,
     node: Annotated[bool, typer.Option("--node", help="Only a SuperNode's key pair.")] = False,
+    member: Annotated[
+        Path | None,
+        typer.Option(metavar="NODE.PUB", exists=True, dir_okay=False, help="Enter a node's key into members.toml."),
+    ] = None,
+    clients: Annotated[str, typer.Option(help="With --member: its clients, such as 0 or 0,1.")] = "",
+    train: Annotated[str, typer.Option(help="With --member: most training rows of each.")] = "",
+    test: Annotated[str, typer.Option(help="With --member: most test rows of each.")] = "",
     debug: Debug = False,
 ) -> None:
-    """Make a CA and a server certificate for the server's side, or a key pair for a SuperNode."""
+    """Make a CA and a server certificate for the server's side, or a key pair for a SuperNode.
+
+    With --member, write down in members.toml which clients a node's key may speak for: others are refused.
+    """
 
     def work() -> int:
         from consilience.flower.deploy import keys as making
+        from consilience.flower.deploy import member_list
 
+        if member is not None:
+            rows = {name: _numbers(name, said) for name, said in (("train", train), ("test", test)) if said}
+            member_list.add(folder / member_list.FILE, member, _numbers("clients", clients), **rows)
+            print(folder / member_list.FILE)
+            return 0
         if node:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             print(making.node_key(folder / "node"))
@@ -279,6 +295,15 @@ def _write_unit(file: Path, name: str, words: Sequence[str], allow: Sequence[str
     file.write_text(service.unit(name, [name, *words, *more]), encoding="utf-8")
     print(file)
     return 0
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    """Whole numbers with commas between."""
+    from consilience.core.settings import Invalid
+
+    if not text or not all(part.isascii() and part.isdigit() for part in _listed(text)):
+        raise Invalid(f"--{name} {text!r}: give whole numbers with commas between, such as --{name} 0,1")
+    return [int(part) for part in _listed(text)]
 
 
 def _listed(text: str) -> list[str]:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from consilience.core.settings import Invalid
-from consilience.flower.deploy import keys, pins, programs
+from consilience.flower.deploy import keys, member_list, pins, programs
 from consilience.flower.deploy.processes import (
     Process,
     ProcessFailed,
@@ -96,6 +96,9 @@ class LocalDeployment:
         if self._secure and self.keys is None:
             hosts = tuple(dict.fromkeys((self._host, LOOPBACK, "localhost")))
             self.keys = keys.make(self.place / "keys", hosts=hosts, nodes=len(self._shares))
+            self._members.unlink(missing_ok=True)
+            for node, share in zip(self.keys.nodes, self._shares):
+                member_list.add(self._members, Path(f"{node}.pub"), share)
         self.start_link()
         for number in range(len(self._shares)):
             self.start_node(number)
@@ -142,6 +145,10 @@ class LocalDeployment:
     @property
     def _secret(self) -> Path:
         return keys.secret(self.place / "keys" / "superexec")
+
+    @property
+    def _members(self) -> Path:
+        return self.place / "keys" / member_list.FILE
 
     @property
     def _allowed(self) -> Path:
@@ -197,5 +204,6 @@ class LocalDeployment:
 
     def _process(self, name: str, command: Sequence[str], home: str = "home", connection: str = "") -> Process:
         (self.place / home).mkdir(parents=True, exist_ok=True, mode=0o700)
-        around = {**environment(self.place / home), CONNECTION: connection}
+        listed = str(self._members) if self.keys else ""
+        around = {**environment(self.place / home), CONNECTION: connection, member_list.MEMBERS: listed}
         return Process(name, command, self.place / "logs" / f"{name}.log", around)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from consilience.flower.deploy import keys, pins, programs
+from consilience.flower.deploy import keys, member_list, pins, programs
+from consilience.flower.deploy.member_list import FILE, MEMBERS
 from consilience.flower.deploy.processes import (
     Process,
     environment,
@@ -64,9 +65,10 @@ class Service:
             stop([process])
         signal.signal(signal.SIGTERM, self._before)
 
-    def start(self, name: str, command: Sequence[str], connection: str = "") -> Process:
+    def start(self, name: str, command: Sequence[str], connection: str = "", members: Path | None = None) -> Process:
         """Start one of them; its log is in the folder."""
-        around = {**environment(self.place / "home"), CONNECTION: connection}
+        listed = "" if members is None else str(members)
+        around = {**environment(self.place / "home"), CONNECTION: connection, MEMBERS: listed}
         self.processes[name] = Process(name, command, self.place / "logs" / f"{name}.log", around)
         return self.processes[name]
 
@@ -97,14 +99,15 @@ class Pinned:
 def link(pinned: Pinned, *, listen: str, folder: Path, place: Path, control: int, say: Say) -> NoReturn:
     """The server's side: a SuperLink on loopback, the executor of the allowed app, and the gateway for nodes."""
     host, port = programs.address(listen, "--listen")
-    made = keys.load(folder)
+    made, members = keys.load(folder), Path(folder).resolve() / FILE
+    listed = member_list.read(members) if members.exists() else None
     with Service(place, say) as service:
         secret, allowed = keys.secret(service.place / "superexec"), service.place / "allowed"
         digest = pinned.write(allowed)
         command = programs.superlink(control, keys=made, secret=secret, database=service.place / "state.db")
         wait_until_listening(service.start("superlink", command), programs.LOOPBACK, control)
         begin = programs.executor(pins.SERVER, control, secret=secret, allowed=allowed, authority=made.authority)
-        service.start("serverapps", begin, connection="tls")
+        service.start("serverapps", begin, connection="tls", members=None if listed is None else members)
         guard = programs.gateway(host, port, superlink=control, keys=made)
         near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # one of those that it listens on
         wait_until_listening(service.start("gateway", guard), near, port)
@@ -113,6 +116,8 @@ def link(pinned: Pinned, *, listen: str, folder: Path, place: Path, control: int
         say(f"nodes connect to {listen}, which serves the routes of nodes only")
         say(f"keys are registered and runs started on this machine: export FLWR_HOME={shlex.quote(str(home))}")
         say(f"the app that may run: {digest}")
+        if listed is None:
+            say(f"no {members}: any registered node may say that it is any client (`consilience deploy keys --help`)")
         ends = 0
 
         def again(name: str) -> bool:

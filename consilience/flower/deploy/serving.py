@@ -12,19 +12,22 @@ from typing import Any
 import torch
 
 from consilience.core import tree
+from consilience.core.refusal import plain
 from consilience.core.rounds import Diverged, TooFewClients
 from consilience.core.settings import Invalid
 from consilience.experiments.config.config import Config
 from consilience.experiments.experiment import Experiment
 from consilience.experiments.live_run import Run
+from consilience.flower.deploy import member_list
 from consilience.flower.deploy.hosting import settings_of
 from consilience.flower.deploy.settings import DeployedConfig, load
 from consilience.flower.deploy.sources import Source, source_of
 from consilience.flower.engine import wire
 from consilience.flower.engine.engine import FlowerEngine
-from consilience.runs import checkpoint, identity
+from consilience.runs import identity
 from consilience.runs.folder import RunFolder
 from consilience.runs.observation import Observation
+from consilience.runs.verification import newest_checkpoint
 
 log = logging.getLogger("consilience.flower")
 
@@ -72,6 +75,10 @@ def serve(grid: Any, folder: Path, run_config: Any, case: str = "") -> Path:
             run.folder.record(status="refused" if isinstance(problem, Invalid) else status, reason=str(problem))
             log.error("%s", problem)
             raise
+        except Exception as problem:  # a run that has ended must not be called running
+            run.folder.record(status="failed", reason=plain(f"{type(problem).__name__}: {problem}"))
+            log.error("%s: %s", type(problem).__name__, plain(problem))
+            raise
         log.info("%s: %s", run.folder.facts().get("status"), run.folder.path)
         return run.folder.path
 
@@ -85,7 +92,7 @@ def opened(experiment: Experiment, runs: Path) -> Iterator[Run]:
         RunFolder.create(runs, config.label, config.toml(), {**made, "deployed": True})
     folder = RunFolder.open(path)
     with folder.lock():
-        saved = checkpoint.load_latest(folder.checkpoints)
+        saved = newest_checkpoint(folder)
         refuse_another_run(folder, config, computed=saved is not None)
         yield Run(folder, experiment, saved)
 
@@ -137,6 +144,7 @@ def _engine(grid: Any, config: DeployedConfig, source: Source, case: str) -> Flo
         dtype=config.engine.get("dtype", "float32"),
         lane=config.engine.get("lane", "auto"),
         secure=config.build_terms(),
+        members=member_list.read(Path(listed)) if (listed := os.environ.get(member_list.MEMBERS, "")) else None,
     )
 
 

@@ -21,6 +21,7 @@ from consilience.runs import toml_text
 from consilience.runs.names import safe_name
 
 CONFIG, FEDERATION = "config.toml", "federation.py"
+DEPLOYED = {"max_growth": 5.0, "examples_ratio": 10.0}  # [limits] that only deployments have by default
 OWN = ("data", "partition", "model", "data_dir")  # federation.py replaces these
 
 
@@ -133,7 +134,15 @@ def from_given(
     for key in OWN if own else ():
         if key in table:
             raise Invalid(f"{source}: {key} comes from {FEDERATION} in a deployment: leave it out here")
+    if isinstance(table.get("limits", {}), Mapping):
+        usual = {key: value for key, value in DEPLOYED.items() if key != "max_growth" or "defence" not in table}
+        table["limits"] = {**usual, **table.get("limits", {})}
     base = from_table(table, source=source)
+    if base.validation.share is not None:
+        raise Invalid(
+            f"{source}: validation.share is not supported in a deployment, where the server has no validation rows: "
+            "leave the section [validation] out, and choose the number of rounds in a simulation"
+        )
     if own and base.evaluation.validation is not None:
         raise Invalid(f"{source}: evaluation.validation is not supported with {FEDERATION}: give test rows there")
     if base.engine.get("lane") == "auto":  # each message is a process of its own, in which measuring would not pay

@@ -29,6 +29,7 @@ CODES = {
     "too few clients": TOO_FEW_CLIENTS,
     "refused": BAD_SETTINGS,
     "interrupted": INTERRUPTED,
+    "failed": UNEXPECTED,
 }
 RESTARTS = 1  # of a server that died: more would hide a bug
 
@@ -94,7 +95,7 @@ def follow(stage: LocalDeployment, run: Process, folder: Path, say: Say) -> None
         if started:
             stage.servers.add(facts["server_pid"])
         lost = stage.link is not None and stage.link.code is not None
-        if started and facts.get("status") in CODES and not (lost and facts["status"] == "interrupted"):
+        if started and facts.get("status") in CODES and not (lost and facts["status"] in ("interrupted", "failed")):
             run.wait(10)
             _pass_on(log, place, say)
             return

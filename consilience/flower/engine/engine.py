@@ -30,6 +30,7 @@ from consilience.flower.engine import wire
 from consilience.flower.engine.agreement import PRE_TRAINING, TRAIN, agreement, name_of, rules_of
 from consilience.flower.engine.inbox import Inbox, read
 from consilience.flower.engine.mail import Mail, Post, Waiting
+from consilience.flower.engine.members import Members
 from consilience.flower.engine.pulling import Bound
 from consilience.flower.engine.roster import Roster
 from consilience.flower.engine.templates import reply_template
@@ -49,7 +50,8 @@ class FlowerEngine:
     `algorithm` is built on both sides from one config, so only trees and small settings are sent. `test`: rows that the
     server may test on; without them clients test on their own. min_available: clients that must be connected for a
     round to begin; left out, all at first, and any number later. secure: of the replies to training, the server sees
-    only the sum. Memories stay with their clients: `recall` gives their digests.
+    only the sum. members: which node keys may speak for which clients; None: a registered node may be any. Memories
+    stay with their clients: `recall` gives their digests.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class FlowerEngine:
         dtype: str = "float32",
         lane: LaneName = "serial",
         secure: SecureTerms | None = None,
+        members: Members | None = None,
     ) -> None:
         self._placement = Placement.of(device, dtype)
         self.device, self.dtype = self._placement
@@ -90,7 +93,9 @@ class FlowerEngine:
             agreement=self._agreement,
             waiting=self._waiting,
             limits=self._limits,
+            members=members,
         )
+        self._declared = frozenset(client for one in (members or {}).values() for client in one.train)
         self._at_first, self._least = min_available or clients, min_available or (FEWEST if secure else 1)
         self._test = None if test is None else self._placement.rows(test)
         start = self.start()
@@ -306,17 +311,30 @@ class FlowerEngine:
         refusals = admitted.refusals
         if len(workload.ids):
             refusals, self._stale = (*refusals, *self._stale), []
-        more = {"silent": workload.counts.get("silent", 0) + silent, "memory_lost": lost, **tally(refusals)}
+        examples, capped = self._capped(admitted.ids, admitted.examples)
+        more = {"silent": workload.counts.get("silent", 0) + silent, "memory_lost": lost, "capped_examples": capped}
+        more |= tally(refusals)
         return Cohort(
             reply=tree.to(admitted.reply, self.device),
             ids=workload.ids[kept],
-            examples=admitted.examples.to(self.device),
+            examples=examples.to(self.device),
             steps=workload.steps[kept],
             round=round,
             heard=workload.heard[kept],
             counts={**workload.counts, **{reason: count for reason, count in more.items() if count}},
             refusals=refusals,
         )
+
+    def _capped(self, ids: np.ndarray, examples: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """[m] the rows that count, and how many were lowered: of what a client claims, no more than
+        `limits.examples_ratio` times the median of all, unless its rows were declared beforehand."""
+        known = self.sizes[self.sizes > 0]
+        if self._limits.examples_ratio is None or not len(known):
+            return examples, 0
+        most = float(np.sort(known)[(len(known) - 1) // 2] * self._limits.examples_ratio)
+        claimed = torch.from_numpy(~np.isin(ids, list(self._declared)))
+        lowered = torch.where(claimed, examples.clamp(max=most), examples)
+        return lowered, int((lowered < examples).sum())
 
     def _template(self, name: str, client: ClientRule, channel: Channel, broadcast: Broadcast) -> Template:
         """What replies must look like; the same in every round."""

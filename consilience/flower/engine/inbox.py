@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from consilience.core.refusal import Refusal, Refused
+from consilience.core.refusal import Refusal, Refused, contained, plain
 from consilience.core.screening import Limits
 from consilience.engines.workload import Workload
 from consilience.flower.engine import wire
@@ -52,21 +52,25 @@ def read(
     memory: dict[int, tuple[str, bool]] = {}
     refusals: list[Refusal] = []
     steps = dict(zip(workload.ids.tolist(), workload.steps.tolist()))
+    asked = {client: (count, rows) for (client, count), rows in zip(steps.items(), workload.sizes.tolist())}
     for node, content in sorted(post.replies.items()):
         try:
-            said = wire.get_answer(content)
+            with contained():
+                said = wire.get_answer(content)
+                if len(said) > len(steps):
+                    raise Refused("format", key="answer", detail=f"{len(said)} answers for {len(steps)} clients")
         except Refused as problem:
             refusals.append(problem.by(f"of node {node}"))
             continue
         for one in said:
             try:
-                arrival, kept = _arrival(one, content, steps, node_of.get(one.client) == node), memory_of(one)
+                with contained():
+                    arrival, kept = _arrival(one, content, asked, node_of.get(one.client) == node), memory_of(one)
                 arrivals.append(arrival)
                 memory.setdefault(one.client, kept)
-            except (Refused, TypeError) as problem:
-                refused = problem if isinstance(problem, Refused) else Refused("format", detail=str(problem))
+            except Refused as problem:
                 mine = type(one.client) is int and node_of.get(one.client) == node
-                refusals.append(refused.by(one.client if mine else f"of node {node}"))
+                refusals.append(problem.by(one.client if mine else f"of node {node}"))
     for node, unread in sorted(post.refused.items()):
         refusals += [unread.by(client) for client in steps if node_of.get(client) == node]
     admitted, _ = admit(arrivals, template=template, round=round, asked=set(steps), run=run, limits=limits)
@@ -84,12 +88,19 @@ def read(
     )
 
 
-def _arrival(said: wire.ReplyReport, content: Any, steps: Mapping[int, int], is_its_node: bool) -> Arrival:
+def _arrival(said: wire.ReplyReport, content: Any, asked: Mapping[int, tuple[int, int]], is_its_node: bool) -> Arrival:
+    """One reply, if it answers the order; `asked`: client -> (steps ordered, rows at its introduction)."""
     client = said.client
     if type(client) is not int or not is_its_node:
         raise Refused("identity", detail="it is not a client of the node that answered")
-    if said.steps != steps.get(client):
-        raise Refused("steps", detail=f"it says {said.steps!r} steps where {steps.get(client)} were ordered")
+    if client not in asked:
+        raise Refused("unasked", detail="it was not asked in this round")
+    steps, rows = asked[client]
+    if said.steps != steps:
+        raise Refused("steps", detail=f"it says {plain(said.steps, most=40)} steps where {steps} were ordered")
+    if said.examples != rows:
+        detail = f"it says {plain(said.examples, most=40)} rows where its introduction said {rows}"
+        raise Refused("examples", detail=detail)
     name = wire.reply_name(client)
     if name not in content:
         raise Refused("missing_key", key=name, detail="there is no reply")

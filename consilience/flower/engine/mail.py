@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from consilience.core.refusal import Refused, plain
 from consilience.core.settings import NonNegative, Positive, Whole, check
 from consilience.flower.engine.fetching import Fetching
 from consilience.flower.engine.limited_log import LimitedLog
+from consilience.flower.engine.members import keys_of
 from consilience.flower.engine.pulling import Bound, UnreadReply
 
 GRACE = 30.0  # seconds that a message lives beyond its deadline: then the SuperLink drops it
@@ -56,10 +58,24 @@ class Mail:
         """The nodes that are online."""
         return sorted(self._grid.get_node_ids())
 
+    def keys(self) -> dict[int, str]:
+        """The nodes that are online, each with its key's fingerprint."""
+        return keys_of(self._grid)
+
     def ask(
-        self, contents: Mapping[int, Any], kind: str, group: str, deadline: float, bounds: Mapping[int, Bound]
+        self,
+        contents: Mapping[int, Any],
+        kind: str,
+        group: str,
+        deadline: float,
+        bounds: Mapping[int, Bound],
+        *,
+        linger: float = math.inf,
     ) -> Post:
-        """Send each node its content and wait for whole replies, at most `deadline` seconds."""
+        """Send each node its content and wait for whole replies, at most `deadline` seconds.
+
+        linger: once some have answered, how long the others are waited for after the last answer.
+        """
         from flwr.app import Message
 
         post = Post()
@@ -68,12 +84,13 @@ class Mail:
         end = time.monotonic() + deadline
         sent = {message: node for node, message in zip(nodes, self._grid.push_messages(messages)) if message}
         self._fetching.expect({message: bounds[node] for message, node in sent.items()})
-        pause = POLLS[0]
+        pause, last = POLLS[0], math.inf
         with LimitedLog(group) as warnings:
             while True:
                 for reply in self._fetching.look([*sent, *self._overdue], end):
                     self._sort(reply, sent, post, kind, warnings)
-                left = end - time.monotonic()
+                    last = time.monotonic()
+                left = min(end, last + linger) - time.monotonic()
                 if not sent or left <= 0:
                     break
                 time.sleep(min(pause, max(left, 0.01)))

@@ -7,17 +7,18 @@ may name one chunk any number of times, and Flower's `pull_messages` joins them 
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import json
 import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from consilience.core.refusal import Refused, plain
+from consilience.core.refusal import Refused, contained, plain
 from consilience.core.settings import Invalid
 from consilience.wire import arrays
 
@@ -62,9 +63,16 @@ Pull = Callable[[str, Bound], list[Any]]
 
 def puller(grid: Any) -> Pull:
     """How to fetch replies from this grid; only those that come over a network have to be assembled."""
-    if not _over_network(grid):
-        return lambda message, bound: list(grid.pull_messages([message]))
-    return _Bounded(grid).pull
+    return _Bounded(grid).pull if _over_network(grid) else functools.partial(_pulled, grid)
+
+
+def _pulled(grid: Any, message: str, bound: Bound) -> list[Any]:
+    """The reply that a grid has assembled itself; one that it cannot assemble is refused, and nothing else."""
+    try:
+        with contained():
+            return list(grid.pull_messages([message]))
+    except Refused as problem:
+        return [UnreadReply(metadata=SimpleNamespace(reply_to_message_id=message, src_node_id=0), problem=problem)]
 
 
 def _over_network(grid: Any) -> bool:
@@ -101,7 +109,8 @@ class _Bounded:
             name, metadata = reply.metadata.message_id, metadata_from_proto(reply.metadata)
             try:
                 read: Any = assembled(name, self._fetch, bound)
-                read.__dict__["_metadata"] = metadata  # as the SuperLink knows it, not as its sender claims
+                with contained():
+                    read.__dict__["_metadata"] = metadata  # as the SuperLink knows it, not as its sender claims
             except Refused as problem:
                 read = UnreadReply(metadata=metadata, problem=problem)
             # the SuperLink need not keep it
@@ -204,7 +213,7 @@ def assembled(root: str, fetch: Callable[[str, int], bytes], bound: Bound) -> An
         parts: dict[str, None] = {}
         for name in level:
             content = fetch(name, counted.left(kinds[0]))
-            with _well_formed():
+            with contained():
                 kind, named, body = _head(content)
                 if kind not in kinds:
                     raise Refused("format", detail=f"{plain(kind, most=40)} where {' or '.join(kinds)} is expected")
@@ -217,7 +226,7 @@ def assembled(root: str, fetch: Callable[[str, int], bytes], bound: Bound) -> An
         kinds = tuple(part for kind in kinds for part in _PARTS.get(kind, ()))
         if level and not kinds:
             raise Refused("format", detail="a part that is made of others")
-    with _well_formed():
+    with contained():
         return inflate_object_from_contents(root, contents)
 
 
@@ -228,17 +237,6 @@ def _head(content: bytes) -> tuple[str, list[str], int]:
 
     kind, named, _ = get_object_head_values_from_object_content(content)
     return kind, named, content.index(HEAD_BODY_DIVIDER) + len(HEAD_BODY_DIVIDER)
-
-
-@contextlib.contextmanager
-def _well_formed() -> Iterator[None]:
-    """`Refused` for whatever Flower's code raises on malformed input."""
-    try:
-        yield
-    except Refused:
-        raise
-    except Exception as problem:
-        raise Refused("format", detail=f"{type(problem).__name__}: {plain(problem, most=80)}") from None
 
 
 def _too_large(what: str) -> Refused:

@@ -9,28 +9,43 @@ from typing import Any
 
 import numpy as np
 
-from consilience.core.refusal import Refused, plain
+from consilience.core.refusal import Refused, contained, plain
 from consilience.core.rounds import TooFewClients
 from consilience.core.screening import Limits
 from consilience.flower.engine import wire
 from consilience.flower.engine.agreement import differences
 from consilience.flower.engine.limited_log import LimitedLog
 from consilience.flower.engine.mail import Mail, Post, Waiting
+from consilience.flower.engine.members import Members, refuse_shared
 from consilience.flower.engine.pulling import TEXT, Bound
 from consilience.wire.admission import identities
 
 log = logging.getLogger("consilience.flower")
 
-INTRODUCTION = Bound(arrays=0, text=wire.LONGEST + TEXT)  # what a node may say of its clients
-AGAIN = 30.0  # seconds that a node which never answers can delay each round in the end
+EACH = 64  # characters of an introduction for one client: its number, and its rows
+STRANGERS = 64  # nodes beyond the number of clients that are asked at once: more wait until these have answered
+AGAIN = 30.0  # seconds that nodes which never answer can delay each round, in the end or where others have answered
 
 
 class Roster:
     """Clients by node, and their sizes; nodes may come and go at any time."""
 
     def __init__(
-        self, mail: Mail, *, clients: int, case: str, agreement: dict[str, str], waiting: Waiting, limits: Limits
+        self,
+        mail: Mail,
+        *,
+        clients: int,
+        case: str,
+        agreement: dict[str, str],
+        waiting: Waiting,
+        limits: Limits,
+        members: Members | None = None,
     ) -> None:
+        if members is not None:
+            refuse_shared(members, clients)
+        self._members = members  # None: a registered node may be any client
+        self._introduction = Bound(arrays=0, text=TEXT + EACH * clients)
+        self._asked: Counter[int] = Counter()  # node -> how often it was asked: those asked least come first
         self._mail, self._case, self._agreement = mail, case, agreement
         self._waiting, self._limits = waiting, limits
         self.train = np.zeros(clients, dtype=np.int64)
@@ -40,22 +55,36 @@ class Roster:
         self._refused: dict[int, str] = {}
         self._logged: Counter[str] = Counter()  # warnings about each sender; many are asked, and refused, every round
         self._unanswered: Counter[int] = Counter()  # node -> how often it did not answer
+        self._strangers: set[int] = set()  # nodes online whose keys are not in the list
 
     def __len__(self) -> int:
         return len(self.train)
 
     def present(self) -> np.ndarray:
         """[K] who is online, after an update."""
-        online = set(self._mail.nodes())
+        keys = self._online()
+        online = set(keys)
         gone = [client for client, node in self.node_of.items() if node not in online]
         for client in gone:
             del self.node_of[client]
         self._met &= online
         self._refused = {node: why for node, why in self._refused.items() if node in online}
-        self._meet(sorted(online - self._met))
+        self._meet(keys, sorted(online - self._met, key=lambda node: (self._asked[node], node)))
         here = np.zeros(len(self), dtype=bool)
         here[list(self.node_of)] = True
         return here
+
+    def _online(self) -> dict[int, str]:
+        """The nodes that may speak, with the fingerprints of their keys ("" without a list of members)."""
+        if self._members is None:
+            return dict.fromkeys(self._mail.nodes(), "")
+        keys = self._mail.keys()
+        with LimitedLog("introductions", self._logged) as warnings:
+            for node in sorted(set(keys) - self._strangers):
+                if keys[node] not in self._members:
+                    warnings.add("strangers", f"node {node} is not asked: its key is not in the list of members")
+        self._strangers = {node for node, key in keys.items() if key not in self._members}
+        return {node: key for node, key in keys.items() if key in self._members}
 
     def alone(self) -> dict[int, int]:
         """Client -> node, of the clients that are alone on their node."""
@@ -84,10 +113,13 @@ class Roster:
             "it continues after the last finished round"
         )
 
-    def _meet(self, nodes: list[int]) -> None:
-        """Ask new nodes which clients they hold."""
+    def _meet(self, keys: dict[int, str], nodes: list[int]) -> None:
+        """Ask new nodes which clients they hold, so many at once that strangers do not hold the others up."""
         if not nodes:
             return
+        nodes = nodes[: len(self) + STRANGERS]
+        self._asked = Counter({node: self._asked[node] for node in keys})
+        self._asked.update(nodes)
         contents = {}
         for node in nodes:
             contents[node] = wire.records().RecordDict()
@@ -95,20 +127,25 @@ class Roster:
         most = min(self._waiting.deadline, self._waiting.wait)
         # a new node gets the full time; if all were silent before, half of their last time
         patience = max(min(AGAIN, most), most * 0.5 ** min(self._unanswered[node] for node in nodes))
-        post = self._mail.ask(contents, "query", "introduction", patience, dict.fromkeys(nodes, INTRODUCTION))
+        bounds = dict.fromkeys(nodes, self._introduction)
+        post = self._mail.ask(contents, "query", "introduction", patience, bounds, linger=min(AGAIN, most))
         post.failures.update((node, str(problem)) for node, problem in post.refused.items())
         answered = {*post.replies, *post.failures}
         self._unanswered = Counter({node: self._unanswered[node] + 1 for node in nodes if node not in answered})
         with LimitedLog("introductions", self._logged) as warnings:
-            self._learn(post, warnings)
+            self._learn(post, keys, warnings)
 
-    def _learn(self, post: Post, warnings: LimitedLog) -> None:
+    def _learn(self, post: Post, keys: dict[int, str], warnings: LimitedLog) -> None:
         """Record which clients the nodes report, as far as that is valid."""
         claims: list[tuple[int, Any]] = []
         sizes: dict[int, tuple[int, int]] = {}
         for node, content in post.replies.items():
             try:
-                found = self._read(content)
+                with contained():
+                    found = self._read(content)
+                    if self._members is not None:
+                        self._members[keys[node]].refuse_claims(found)
+                    self._refuse_other_sizes(found)
             except Refused as problem:
                 self._refuse(node, str(problem), warnings)
                 continue
@@ -130,6 +167,13 @@ class Roster:
             self.train[client], self.test[client] = sizes[client]
             self._met.add(node)
 
+    def _refuse_other_sizes(self, found: dict[int, tuple[int, int]]) -> None:
+        """Rows are fixed by a client's first introduction: its weight must not grow during a run."""
+        for client, rows in found.items():
+            known = 0 <= client < len(self) and (int(self.train[client]), int(self.test[client]))
+            if known and any(known) and known != rows:
+                raise Refused("examples", detail=f"client {client} had {known} training and test rows, now {rows}")
+
     def _refuse(self, node: int, why: str, warnings: LimitedLog) -> None:
         self._refused[node] = why
         self._met.add(node)  # not asked again while it stays online
@@ -144,8 +188,10 @@ class Roster:
         if differing:
             raise Refused("settings", detail=f"its settings differ: {differing}")
         columns = [said.get(key) for key in ("clients", "train", "test")]
-        if not all(isinstance(column, list) and len(column) == len(columns[0] or ()) for column in columns):
-            raise Refused("format", detail="clients, train and test are not lists of one length")
+        if not all(
+            isinstance(column, list) and len(column) == len(columns[0] or ()) <= len(self) for column in columns
+        ):
+            raise Refused("format", detail=f"clients, train and test are not lists of one length, up to {len(self)}")
         for number in (*columns[0], *columns[1], *columns[2]):  # type: ignore[misc]
             if type(number) is not int or not 0 <= number <= self._limits.max_examples:
                 raise Refused("examples", detail=f"{plain(repr(number), most=40)} is no count that is allowed")

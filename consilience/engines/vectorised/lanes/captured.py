@@ -95,7 +95,7 @@ class Captured:
             torch.zeros(room, *plan.keys.shape[1:], dtype=torch.int64, device=device),
             torch.zeros(room, *plan.first.shape[1:], dtype=torch.bool, device=device),
         ]
-        self._data, self._data_spec = pytree.tree_flatten((store.x, store.y))
+        self._data, self._data_spec = pytree.tree_flatten((store.x, store.y, store.weight))
         self._graphs: dict[tuple[bool, int], torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle()
         # cuBLAS keeps one workspace per stream: graphs that may run side by side are captured on streams of their own
@@ -160,14 +160,16 @@ class Captured:
         def advance(carry: Flat, context: Flat, plan: Flat, data: Flat) -> Flat:
             at = plan[0].reshape(1)
             rows, live, keys, first = (part.index_select(0, at).squeeze(0) for part in plan[1:])
-            x, y = pytree.tree_unflatten(data, self._data_spec)
+            x, y, weight = pytree.tree_unflatten(data, self._data_spec)
             x = tree.map_leaves(lambda leaf: formatted(leaf[rows], self._channels_last), x)
             mask = None
             if masked:
                 slots = torch.arange(rows.shape[-1], device=rows.device)
                 mask = (slots < live.unsqueeze(-1)).to(self._program.dtype)
-            leaves, spec = pytree.tree_flatten(Batch(x=x, y=y[rows], mask=mask, key=keys, first=first))
-            step = self._steps.function(self._carry_spec, self._context_spec, spec, masked)
+            weight = None if weight is None else weight[rows]
+            batch = Batch(x=x, y=y[rows], mask=mask, key=keys, first=first, weight=weight)
+            leaves, spec = pytree.tree_flatten(batch)
+            step = self._steps.function(self._carry_spec, self._context_spec, spec, masked, weight is not None)
             after = step(carry, leaves, context)
             return [_where(live > 0, new, old) for new, old in zip(after, carry)] if keeps_old else after
 

@@ -1,0 +1,72 @@
+"""Checks of what clients say about tests on their own rows: nobody may report what cannot be true."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from consilience.core import tree
+from consilience.core.exchange import Cohort
+from consilience.core.kinds import LOSSES
+from consilience.core.metrics import SHARE, MeanOf, Metric, Metrics
+from consilience.core.refusal import Refused, contained, tally
+from consilience.core.task import Task
+from consilience.core.tree import Tree
+
+REASON = "implausible"
+ROUNDING = 1e-6  # of sums, relative to the rows
+
+
+def plausible(said: Cohort, task: Task, rows: np.ndarray) -> Cohort:
+    """The answers to a test that can be true; the others are refused by name. rows: [K] test rows of every client."""
+    if not len(said):
+        return said
+    refusals = []
+    for row, client in enumerate(said.ids.tolist()):
+        try:
+            with contained():
+                sums = tree.map_leaves(lambda leaf, row=row: leaf[row].detach().to("cpu", torch.float64), said.reply)
+                _refuse(task, sums, int(rows[client]))
+        except Refused as problem:
+            refusals.append(Refused(REASON, key=problem.key, detail=problem.detail).by(client))
+    if not refusals:
+        return said
+    kept = ~np.isin(said.ids, [refusal.client for refusal in refusals])
+    return said.only(kept, **tally(refusals)).refusing(refusals)
+
+
+def _refuse(task: Task, sums: Tree, rows: int) -> None:
+    """`Refused` if one client's sums cannot be those of so many rows."""
+    metrics: Metrics = task.metrics
+    for path, leaf in tree.flatten(sums).items():
+        if not bool(leaf.isfinite().all()):
+            raise Refused(REASON, key=path, detail="a sum that is not finite")
+    counted = float(sums["loss"]["count"])
+    if counted != rows:
+        raise Refused(REASON, key="loss", detail=f"{counted:g} rows, where it has {rows}")
+    if task.loss_name in LOSSES and float(sums["loss"]["total"]) < 0:
+        raise Refused(REASON, key="loss", detail="a negative loss")
+    main = sums.get(metrics.part(metrics.main), {})
+    entries = rows if metrics.entries is None or "count" not in main else int(main["count"])
+    for metric in metrics.metrics[1:]:
+        mine = sums.get(metrics.part(metric.key))
+        if mine is None:
+            continue
+        if isinstance(metric.sums, MeanOf):
+            _refuse_mean(metric, mine["total"], mine["count"], rows if metrics.entries is None else None)
+        what = metric.implausible(mine, entries) if metric.implausible is not None else ""
+        if what:
+            raise Refused(REASON, key=metric.key, detail=what)
+
+
+def _refuse_mean(metric: Metric, total: Tensor, count: Tensor, rows: int | None) -> None:
+    """`Refused` if a mean is over other rows, or beyond what a row can have."""
+    number, value = float(count), float(total)
+    if number < 0 or (rows is not None and number != rows):
+        raise Refused(REASON, key=metric.key, detail=f"a mean over {number:g} rows, where it has {rows}")
+    least, most = metric.bounds or ((0.0, 1.0) if metric.unit == SHARE else (None, None))
+    room = ROUNDING * max(1.0, number)
+    if (least is not None and value < least * number - room) or (most is not None and value > most * number + room):
+        detail = f"a sum of {value:g} over {number:g} rows, of which each has {least} to {most}"
+        raise Refused(REASON, key=metric.key, detail=detail)

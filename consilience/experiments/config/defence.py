@@ -1,0 +1,41 @@
+"""`defence = "auto"`: the bounds and the robust rule for a declared number of untrusted members."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from consilience.core.algorithm import Algorithm
+from consilience.core.screening import Limits
+from consilience.core.settings import Invalid
+from consilience.server.averaging.averaging import Averaging
+from consilience.server.averaging.weighting.vouched import VouchedWeights
+from consilience.server.protocols import uses_weights
+
+GROWTH = 2.0  # times the running median that an update may be long
+
+
+def defended(algorithm: Algorithm, untrusted: int) -> Algorithm:
+    """The algorithm with weights that leave out whom the others do not vouch for."""
+    server = algorithm.server
+    if not isinstance(server, Averaging) or not uses_weights(server.combine):
+        what = type(server).__name__ if not isinstance(server, Averaging) else f"combine = {server.combine!r}"
+        raise Invalid(
+            f"defence = 'auto' lowers the weights of single replies, and {what} has none: "
+            "use an algorithm that averages, or leave it out"
+        )
+    return replace(
+        algorithm, server=replace(server, weighting=VouchedWeights(inner=server.weighting, untrusted=untrusted))
+    )
+
+
+def bounded(limits: Limits) -> Limits:
+    """The limits, with a bound on updates unless one was given."""
+    return limits if limits.max_growth is not None else replace(limits, max_growth=GROWTH)
+
+
+def check(defence: str | None, untrusted: int | None) -> None:
+    """Refuse one setting without the other."""
+    if (defence is None) != (untrusted is None):
+        raise Invalid(
+            "defence = 'auto' and untrusted, the number of members that may be hostile, belong together: give both"
+        )

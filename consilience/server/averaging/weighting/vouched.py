@@ -1,0 +1,129 @@
+"""Weights for cohorts with untrusted members: who moves against most others, round after round, is left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from consilience.core.capabilities import Wraps
+from consilience.core.exchange import Cohort, Notes
+from consilience.core.settings import Decay, Fraction, Positive, check
+from consilience.core.tree import Tree, flatten
+from consilience.server.averaging.combining.tolerance import Faulty, faulty, require
+from consilience.server.averaging.weighting.by_size import ByExamples
+from consilience.server.averaging.weighting.capped import connected
+from consilience.server.geometry.geometry import measure_updates
+from consilience.server.protocols import Weighting
+
+
+@dataclass(frozen=True, kw_only=True)
+class VouchedWeights(Wraps):
+    """`inner`'s weights, without up to `untrusted` clients whose updates the others do not vouch for.
+
+    Of n replies, f may be hostile. Updates longer than `far` times the median are left out. Near copies of each other
+    (cosines of at least `min_cosine`; groups of more than f + 1 must be honest, and are none) count as one reply. Then
+    client j's score is the mean cosine of its update with the others', without the f highest, since f accomplices would
+    vouch for each other; cosines are averaged over weight matrices (labels that differ between clients show most in the
+    last layer), and scores over rounds. Of what f allows after the long ones and the copies, the
+    lowest scores are left out. No client counts more than `most` times the median weight.
+    """
+
+    inner: Weighting = field(default_factory=ByExamples)
+    untrusted: Faulty = 0.2
+    memory: Decay = 0.9  # of the scores
+    far: Positive = 3.0
+    min_cosine: Fraction = 0.99
+    most: Positive = 2.0
+    holds = "inner"
+    needs_each_reply = True  # it compares them
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self)
+
+    def init(self, start: Tree, clients: int) -> Tree:
+        """The inner state, every client's score, and in how many rounds it was measured."""
+        require("a defence", self.untrusted, clients, times=2, plus=1)
+        zeros = torch.zeros(clients, dtype=torch.float64, device=next(iter(start["params"].values())).device)
+        return {"inner": self.inner.init(start, clients), "score": zeros, "rounds": zeros.clone()}
+
+    def weigh(self, cohort: Cohort, model: Tree, state: Tree) -> tuple[Tensor, Tree, Notes]:
+        """The inner weights of those who are kept."""
+        weights, inner, notes = self.inner.weigh(cohort, model, state["inner"])
+        f = min(faulty(self.untrusted, len(cohort)), (len(cohort) - 1) // 2)
+        if f == 0:
+            return weights, {**state, "inner": inner}, notes
+        geometry = measure_updates(cohort.reply["model"]["params"], model["params"])
+        cosine, moved = geometry.cosine.cpu().numpy(), geometry.movement.cpu().numpy()
+        far = _far(moved, self.far, f)
+        labels = _copies(cosine, ~far, self.min_cosine, f)
+        left = max(0, f - int(far.sum()) - _spare(labels, ~far))
+        share = np.where(far, 0.0, 1 / np.bincount(labels, minlength=len(labels))[labels])  # of one reply
+        ids = torch.from_numpy(np.asarray(cohort.ids)).to(state["score"].device)
+        before, rounds = state["score"][ids].cpu().numpy(), state["rounds"][ids].cpu().numpy()
+        now = scores(_by_matrix(cohort.reply["model"]["params"], model["params"]), share, labels, left)
+        score = np.where(rounds > 0, self.memory * before + (1 - self.memory) * now, now)
+        kept = share * _best(score, labels, ~far, left)
+        given = weights.detach().to("cpu", torch.float64).numpy()
+        given = np.minimum(given, self.most * np.median(given)) * kept
+        if not given.sum() > 0:
+            given = kept
+        after = {
+            "inner": inner,
+            "score": state["score"].index_copy(0, ids, torch.from_numpy(score).to(state["score"])),
+            "rounds": state["rounds"].index_add(0, ids, torch.ones_like(ids, dtype=torch.float64)),
+        }
+        return torch.from_numpy(given / given.sum()).to(weights), after, {**notes, "vouched": torch.from_numpy(score)}
+
+
+def _by_matrix(stacked: Tree, anchor: Tree) -> np.ndarray:
+    """[m, m] the mean over weight matrices of the updates' cosines; over all tensors where there are no matrices."""
+    flat, start = flatten(stacked), flatten(anchor)
+    moving = [path for path, leaf in start.items() if leaf.is_floating_point() and leaf.numel()]
+    matrices = [path for path in moving if start[path].dim() > 1] or moving
+    found = [measure_updates({path: flat[path]}, {path: start[path]}).cosine for path in matrices]
+    return torch.stack(found).mean(0).cpu().numpy()
+
+
+def scores(cosine: np.ndarray, share: np.ndarray, labels: np.ndarray, f: int) -> np.ndarray:
+    """[m] mean cosine with the others, each counting as `share` of a reply, without the f highest; copies do not vote
+    for each other."""
+    found = np.zeros(len(cosine))
+    for row in range(len(cosine)):
+        others = (labels != labels[row]) & (share > 0)
+        order = np.argsort(-cosine[row][others], kind="stable")
+        value, count = cosine[row][others][order], share[others][order]
+        counted = np.clip(np.cumsum(count) - f, 0, count)
+        found[row] = (counted @ value) / counted.sum() if counted.sum() > 0 else 0.0
+    return found
+
+
+def _far(moved: np.ndarray, times: float, f: int) -> np.ndarray:
+    """[m] whose updates are too long: of these the f longest at most."""
+    far = moved > times * np.sort(moved)[(len(moved) - 1) // 2]
+    far[np.argsort(-moved, kind="stable")[f:]] = False
+    return far
+
+
+def _copies(cosine: np.ndarray, near: np.ndarray, least: float, f: int) -> np.ndarray:
+    """[m] everyone's group of copies, by its first member's place; alone in it where there are none, or too many."""
+    alike = (cosine >= least) & near[:, None] & near[None, :]
+    labels = connected(alike)
+    size = np.bincount(labels, minlength=len(labels))[labels]
+    return np.where(size <= f + 1, labels, np.arange(len(labels)))
+
+
+def _spare(labels: np.ndarray, near: np.ndarray) -> int:
+    """How many replies are copies of another."""
+    return int(near.sum()) - len(np.unique(labels[near]))
+
+
+def _best(score: np.ndarray, labels: np.ndarray, near: np.ndarray, f: int) -> np.ndarray:
+    """[m] False for the members of the f groups with the lowest mean scores."""
+    groups = np.unique(labels[near])
+    means = np.array([score[near & (labels == group)].mean() for group in groups])
+    lowest = groups[np.argsort(means, kind="stable")[:f]]
+    return near & ~np.isin(labels, lowest)
