@@ -65,7 +65,12 @@ UNSUPPORTED = {
     "fedprox_fedsplit": ("weighting",),  # needs keeps_z
     "fedsplit": ("weighting",),
     "fedswap": ("ledgers",),
-    "flexlora": ("memory", "step", "ledgers", "server_lr_schedule"),  # they follow factors, which are new in every round
+    "flexlora": (
+        "memory",
+        "step",
+        "ledgers",
+        "server_lr_schedule",
+    ),  # they follow factors, which are new in every round
     "flora": ("memory", "ledgers"),
     "scaffold": ("momentum", "personal_layers", *CHANGED_STEPS),
     "simfedswap": ("ledgers",),
