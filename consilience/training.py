@@ -123,8 +123,14 @@ def train(
     if chosen is not None and chosen.wants_best and chosen.round is not None:
         values = best
     example = to(rows(federation.train.x, slice(0, 2)), "cpu")
-    found = chosen.facts if chosen else None
-    return Result(task=task, values=to(values, "cpu"), history=history, example=example, best=found)
+    return Result(
+        task=task,
+        values=to(values, "cpu"),
+        history=history,
+        example=example,
+        label_names=federation.label_names,
+        best=chosen.facts if chosen else None,
+    )
 
 
 def _task(model: nn.Module | Task, federation: Federation, kind: str | Kind | None, loss: str | Loss | None) -> Task:

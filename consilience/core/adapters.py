@@ -137,8 +137,15 @@ def mergeable(task: Task, factors: Factors = LORA) -> Task:
     return task.with_module(module)
 
 
+def has_merged(module: nn.Module) -> bool:
+    """Whether layers have room for merged products."""
+    return any(MERGED in layer._buffers for layer in module.modules())
+
+
 def folded(module: nn.Module) -> nn.Module:
-    """A copy in which merged products are part of the layers' own weights, and the buffers for them are gone."""
+    """The module with merged products in the layers' own weights; the module itself where nothing was merged."""
+    if not has_merged(module):
+        return module
     module = copy.deepcopy(module)
     for layer in module.modules():
         if MERGED in layer._buffers:

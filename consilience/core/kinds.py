@@ -185,7 +185,8 @@ class _Classes:
             yield from measures.per_class(counts, count, self.class_names)
 
     def _wanted(self) -> dict[str, list[int]]:
-        known, found = ("auroc", "iou", "per_class", "top_K"), {}
+        known = ("auroc", "iou", "per_class", "top_K")
+        found: dict[str, list[int]] = {}
         for name in self.metrics:
             top = _TOP.fullmatch(name)
             if name not in known[:-1] and top is None:

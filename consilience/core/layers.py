@@ -118,6 +118,8 @@ def make_exact(module: nn.Module) -> nn.Module:
         elif type(layer) in _DROPOUTS and id(layer) not in inside:
             rate, whole = layer.p, _DROPOUTS[type(layer)]
             swapped[id(layer)] = KeyedDropout(rate, len(swapped), whole)
+        elif isinstance(layer, nn.RNNBase):
+            layer.flatten_parameters = _leave_apart  # type: ignore[method-assign]
         elif isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and not layer.scale_grad_by_freq:
             layer.sparse = False  # the same gradient, as a plain tensor
         else:
@@ -127,6 +129,10 @@ def make_exact(module: nn.Module) -> nn.Module:
             if id(child) in swapped:
                 setattr(parent, name, swapped[id(child)])
     return swapped.get(id(module), module)
+
+
+def _leave_apart() -> None:
+    """The weights are values of their own in every call: nothing to gather for cuDNN here."""
 
 
 def _refuse_inexact(name: str, layer: nn.Module) -> None:

@@ -27,6 +27,7 @@ from consilience.data import datasets
 from consilience.data.dataset import Dataset, Texts
 from consilience.data.federate import federate
 from consilience.data.partition import fingerprint
+from consilience.data.relabel import relabelled
 from consilience.data.tokenized import tokenized
 from consilience.data.validation import held_back, validated
 from consilience.environments.environment import Environment
@@ -123,7 +124,8 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
 
 def read_data(config: Config) -> Dataset:
     """The data set that the settings name."""
-    return datasets.load(config.data.name, data_dir=config.data_dir, **config.data.options)
+    data = datasets.load(config.data.name, data_dir=config.data_dir, **config.data.options)
+    return relabelled(data, config.task.labels)
 
 
 def spread(config: Config, data: Dataset) -> tuple[Federation, list[np.ndarray]]:
@@ -250,6 +252,8 @@ def refuse_other_size(task: Task, output: Any, y: torch.Tensor, model: str, data
     kind = task.kind
     if kind.name not in BUILT_IN or task.losses not in kind.losses or not isinstance(output, torch.Tensor):
         return
+    if kind.multiclass and output.dim() > 1:
+        kind.knowing(output.shape[kind.class_axis])  # refuses another number of class weights
     if not kind.multiclass and output.numel() != y.numel():
         have, need = output[:1].numel(), y[:1].numel()
         raise Invalid(f"{model} gives {have} numbers a row, but {data} have {need} targets: change its last layer")
@@ -259,9 +263,9 @@ def refuse_other_size(task: Task, output: Any, y: torch.Tensor, model: str, data
     if len(axes) == y.dim() + 1:
         del axes[kind.class_axis]
     if kind.multiclass and axes != list(y.shape):
-        have, need = (" x ".join(map(str, shape[1:])) for shape in (axes, y.shape))
+        given, wanted = (" x ".join(map(str, shape[1:])) for shape in (axes, y.shape))
         what = "pixels" if kind.name == "dense" else "tokens"
-        raise Invalid(f"{model} gives outputs for {have} {what}, but {data} have targets of {need}: make them equal")
+        raise Invalid(f"{model} gives outputs for {given} {what}, but {data} have targets of {wanted}: make them equal")
 
 
 def try_client(algorithm: Algorithm, task: Task, federation: Federation | None = None) -> Task:
@@ -281,6 +285,8 @@ def _try_surroundings(config: Config, algorithm: Algorithm, engine: Engine) -> N
     if careful is None:
         return
     careful.check_surroundings(algorithm, engine, config.limits)
+    if config.task.class_weights == "balanced":
+        raise Invalid("a private run cannot have task.class_weights = 'balanced': it counts all clients' labels")
     refuse_shared_preparation(config.data.name, config.data.options)
 
 

@@ -271,6 +271,9 @@ class Run:
         self.folder.uncover(MODEL, MANIFEST)
         export(self.folder.path, experiment.task, values, facts)
         self.folder.cover(MODEL, MANIFEST)
+        save_tokenizer = getattr(experiment.task.module, "save_tokenizer", None)
+        if save_tokenizer is not None:
+            save_tokenizer(self.folder.path / "tokenizer")
 
 
 def _example(engine: RunnerEngine) -> Any:

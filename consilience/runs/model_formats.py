@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from consilience.core import tree
+from consilience.core.adapters import folded, has_merged
 from consilience.core.settings import Invalid, nearest
 from consilience.runs import canonical
 from consilience.runs.disk import replace_file
@@ -46,10 +47,12 @@ def write_model(
         raise Invalid(f"adapters = {adapters!r} is not one of {', '.join(get_args(Adapters))}")
     if format in ("torch-export", "onnx") and example is None:
         raise Invalid(f"format = {format!r} records the module on rows: give some as example=...")
+    if adapters == "separate" and has_merged(module):
+        raise Invalid("adapters = 'separate' is not supported for FLoRA, which has changed the weights: use 'merged'")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / FILES[format]
-    module = module.eval()
+    module = folded(module.eval())
     free_rows = True
     if format == "safetensors":
         _write_safetensors(module, file)

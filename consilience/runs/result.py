@@ -7,8 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
+from consilience.core.adapters import folded
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.runs.metric_table import columns
@@ -31,7 +33,7 @@ class Result:
     @cached_property
     def model(self) -> nn.Module:
         """Your module with the trained values, in evaluation mode."""
-        return self.task.trained(self.values)
+        return folded(self.task.trained(self.values))
 
     def export(self, folder: Path | str, format: Format = "safetensors", *, adapters: Adapters = "merged") -> Path:
         """Write the model for other programs; the file, or the folder of `format="hugging_face"`.
@@ -49,6 +51,17 @@ class Result:
             adapters=adapters,
             facts=facts,
         )
+
+    @torch.no_grad()
+    def predict(self, x: Any) -> Any:
+        """What the model says of these rows: names of classes where there are any, class numbers, or real values."""
+        output, _ = self.task.apply(self.values, x, train=False)
+        if self.task.kind.decide is None:
+            return output
+        decided = self.task.kind.decide(output)
+        if not self.label_names or not self.task.kind.class_per_row:
+            return decided
+        return [self.label_names[number] for number in decided.tolist()]
 
     def table(self, rows: int = 10) -> str:
         """The last rows of the history as text."""

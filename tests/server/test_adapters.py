@@ -96,7 +96,7 @@ def ffa_lora() -> ByHand:
     return here
 
 
-def flexlora(ranks: tuple[int, ...] = (RANK,) * len(SIZES)) -> ByHand:
+def flexlora(split: str, ranks: tuple[int, ...] = (RANK,) * len(SIZES)) -> ByHand:
     here = ByHand()
     for _ in range(ROUNDS):
         product = np.zeros((OUT, IN))
@@ -104,7 +104,8 @@ def flexlora(ranks: tuple[int, ...] = (RANK,) * len(SIZES)) -> ByHand:
             a, b = here.train(k, here.a[: ranks[k]], here.b[:, : ranks[k]])
             product += p * b @ a
         u, s, vh = np.linalg.svd(product)
-        here.a, here.b = vh[:RANK], u[:, :RANK] * s[:RANK]
+        root = s[:RANK, None] ** (0.5 if split == "even" else 0)
+        here.a, here.b = root * vh[:RANK], u[:, :RANK] * s[:RANK] / root.T
     return here
 
 
@@ -153,10 +154,11 @@ def test_ffa_lora_trains_b_alone_and_its_average_is_that_of_the_products(lane: s
 
 
 @pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("split", ["even", "b"])
 @pytest.mark.parametrize("ranks", [None, (1, 3, 2, 2)])
-def test_flexlora_gives_the_best_approximation_of_the_mean_product(lane: str, ranks: Any) -> None:
-    params = trained(cs.flexlora(**USUAL, ranks=ranks), layer(), lane=lane)[-1].model["params"]
-    here = flexlora(*([ranks] if ranks else []))
+def test_flexlora_gives_the_best_approximation_of_the_mean_product(lane: str, split: Any, ranks: Any) -> None:
+    params = trained(cs.flexlora(**USUAL, ranks=ranks, split=split), layer(), lane=lane)[-1].model["params"]
+    here = flexlora(split, *([ranks] if ranks else []))
     assert_close(params[B] @ params[A], here.b @ here.a)
     sign = np.sign(np.take_along_axis(here.a, np.abs(here.a).argmax(1, keepdims=True), 1))
     assert_close(params[A], here.a * sign)
@@ -268,10 +270,10 @@ def test_the_decomposition_of_stacked_factors_is_that_of_their_product() -> None
 def test_directions_that_nobody_uses_keep_the_a_that_was_broadcast() -> None:
     before = torch.arange(1.0, 9.0, dtype=torch.float64).reshape(2, 4)
     nothing = torch.zeros(3, 1, dtype=torch.float64)
-    a, b = truncated(*svd_of_product(nothing, nothing.new_zeros(1, 4)), before)
+    a, b = truncated(*svd_of_product(nothing, nothing.new_zeros(1, 4)), before, "even")
     assert torch.equal(a, before) and not bool(b.any())
     one = torch.tensor([[0.0, 2.0, 0.0, 0.0]], dtype=torch.float64)
-    a, b = truncated(*svd_of_product(nothing + 1, one), before)  # of rank 1
+    a, b = truncated(*svd_of_product(nothing + 1, one), before, "even")  # of rank 1
     assert torch.equal(a[1], before[1]) and not bool(b[:, 1].any())
     np.testing.assert_allclose((b @ a).numpy(), (nothing + 1) @ one, atol=1e-14)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -16,12 +16,16 @@ from consilience.core.tree import Tree
 from consilience.server.averaging.combining.weighted_mean import WeightedMean
 from consilience.server.protocols import Combine, CombineAround
 
+Split = Literal["even", "b"]
 NEGLIGIBLE = 1e-12  # singular values below this share of the largest are rounding
 
 
 @dataclass(frozen=True, kw_only=True)
 class Redecomposed(Wraps):
-    """D = sum_k weight_k B_k A_k = U S V', then B = U_r S_r and A = V_r', the best product of the adapter's rank r.
+    """D = sum_k weight_k B_k A_k = U S V', of which B A is the best approximation of the adapter's rank r.
+
+    `split` says which factor has the singular values: both their roots, B = U_r S_r^1/2 and A = S_r^1/2 V_r', or B all
+    of them, B = U_r S_r and A = V_r'.
 
     `combine` merges the products, and all leaves that are no adapters; the mean of products is computed from their
     factors, another rule sees each product [out, in]. A direction that D does not use keeps the row of A that was
@@ -29,6 +33,7 @@ class Redecomposed(Wraps):
     """
 
     combine: Combine = field(default_factory=WeightedMean)
+    split: Split = "even"
     factors: Factors = LORA
     holds = "combine"
     replaces: ClassVar[Reasons] = {
@@ -62,7 +67,7 @@ class Redecomposed(Wraps):
             found = {pair: _svd(merged["params"].pop(pair.key).to(torch.float64)) for pair in pairs}
         factors: Tree = {}
         for pair, (u, s, vh) in found.items():
-            a, b = truncated(u, s, vh, centre["params"][pair.a].to(torch.float64))
+            a, b = truncated(u, s, vh, centre["params"][pair.a].to(torch.float64), self.split)
             factors |= {pair.a: a.to(params[pair.a].dtype), pair.b: b.to(params[pair.b].dtype)}
         together = {**merged["params"], **factors}
         return {**merged, "params": {name: together[name] for name in params}}
@@ -88,11 +93,10 @@ def svd_of_product(b: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return left @ u, s, vh @ right.mT
 
 
-def truncated(u: Tensor, s: Tensor, vh: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+def truncated(u: Tensor, s: Tensor, vh: Tensor, before: Tensor, split: Split) -> tuple[Tensor, Tensor]:
     """(A, B) of the rank of `before` [r, in], the A that was broadcast, whose rows stand where there is no direction.
 
-    Paper: U S V' is cut and shared out between A and B, how is not said. Here: B = U S and A = V', because a direction
-    of which both factors were 0, as with the root of S in each, could never be learned again.
+    With a row of A that is 0 beside a column of B that is 0, the direction could never be learned again.
     """
     rank = len(before)
     used = (s[:rank] > NEGLIGIBLE * s[:1]) & (s[:rank] > 0)
@@ -101,8 +105,9 @@ def truncated(u: Tensor, s: Tensor, vh: Tensor, before: Tensor) -> tuple[Tensor,
     # a singular pair is unique up to a sign: the entry of V' that is largest in size is positive
     sign = rows.gather(1, rows.abs().argmax(1, keepdim=True)).sign()  # [count, 1]
     a, b = before.clone(), u.new_zeros(len(u), rank)
-    a[:count] = torch.where(used.unsqueeze(1), rows * sign, before[:count])
-    b[:, :count] = torch.where(used, u[:, :count] * s[:count] * sign.T, 0.0)
+    shared = s[:count].sqrt() if split == "even" else torch.ones_like(s[:count])  # what A has of the values
+    a[:count] = torch.where(used.unsqueeze(1), rows * sign * shared.unsqueeze(1), before[:count])
+    b[:, :count] = torch.where(used, u[:, :count] * (s[:count] / torch.where(used, shared, 1)) * sign.T, 0.0)
     return a, b
 
 
