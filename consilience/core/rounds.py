@@ -193,7 +193,9 @@ def conclude(
     cohort = labelled(replace(decoded, seed=seed), sent.ids, received, staleness, late)
     independent = capability(server, IndependentReplies)
     if independent is not None and independent.independent_replies:
-        limits = replace(limits or Limits(), max_ratio=None, max_growth=None)  # the median would let one client decide about another
+        limits = replace(
+            limits or Limits(), max_ratio=None, max_growth=None
+        )  # the median would let one client decide about another
     cohort, length = _screened(cohort, received.among(sent.ids, cohort.ids), limits, usual)
     cohort, looked = _look_back(algorithm, engine, cohort, received.among(sent.ids, cohort.ids), seed)
     sound, cohort = cohort.ids, if_enough(cohort, limits)

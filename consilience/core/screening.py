@@ -31,7 +31,9 @@ class Limits:
         None  # of an update (its parameters; its floating buffers alike): longer ones are clipped
     )
     max_ratio: Positive | None = 1000.0  # of an update's length to the round's median and to the model; None: no bound
-    max_growth: Positive | None = None  # of an update to the running median of the rounds before: longer ones are clipped
+    max_growth: Positive | None = (
+        None  # of an update to the running median of the rounds before: longer ones are clipped
+    )
     examples_ratio: Positive | None = None  # of the rows that count to the median of all clients; deployments only
     max_examples: Count = 10_000_000  # rows that a client may say it has
     on_excess: Literal["refuse", "cap"] = "refuse"  # what happens to replies that claim more

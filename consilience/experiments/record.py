@@ -61,7 +61,10 @@ class Observer:
         row |= {**(personal.recorded("personal") if personal else {}), **_training(round, before)}
         row |= {"bytes_up": round.bytes_up, "bytes_down": round.bytes_down}
         row |= {"bytes_up_total": up, "bytes_down_total": down}
-        row |= {**{reason: round.cohort.counts.get(reason, 0) for reason in COUNTS}, **_refusals(round.cohort, scores, personal)}
+        row |= {
+            **{reason: round.cohort.counts.get(reason, 0) for reason in COUNTS},
+            **_refusals(round.cohort, scores, personal),
+        }
         row |= {"simulated_seconds": round.clock, **_staleness(round)}
         row |= {key: round.notes[key] for key in ("epsilon", "private") if key in round.notes}
         row |= {key: count for key in WHERE_NEEDED if (count := round.cohort.counts.get(key, 0))}

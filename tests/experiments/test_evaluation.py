@@ -174,4 +174,9 @@ def test_worst_tenth_is_the_mean_of_the_worst_tenth(clients: int, worst: int) ->
 
 
 def test_nobody_has_test_rows() -> None:
-    assert fairness(np.array([np.nan, np.nan]), "higher") == {"mean": None, "median": None, "worst_tenth": None, "spread": None}
+    assert fairness(np.array([np.nan, np.nan]), "higher") == {
+        "mean": None,
+        "median": None,
+        "worst_tenth": None,
+        "spread": None,
+    }

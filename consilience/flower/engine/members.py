@@ -57,9 +57,7 @@ def fingerprint(public_key: bytes) -> str:
             key = load(public_key)
         except Exception:  # of many kinds, for whatever is no key
             continue
-        return hashlib.sha256(
-            key.public_bytes(form.Encoding.DER, form.PublicFormat.SubjectPublicKeyInfo)
-        ).hexdigest()
+        return hashlib.sha256(key.public_bytes(form.Encoding.DER, form.PublicFormat.SubjectPublicKeyInfo)).hexdigest()
     return ""
 
 

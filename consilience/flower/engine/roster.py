@@ -188,7 +188,9 @@ class Roster:
         if differing:
             raise Refused("settings", detail=f"its settings differ: {differing}")
         columns = [said.get(key) for key in ("clients", "train", "test")]
-        if not all(isinstance(column, list) and len(column) == len(columns[0] or ()) <= len(self) for column in columns):
+        if not all(
+            isinstance(column, list) and len(column) == len(columns[0] or ()) <= len(self) for column in columns
+        ):
             raise Refused("format", detail=f"clients, train and test are not lists of one length, up to {len(self)}")
         for number in (*columns[0], *columns[1], *columns[2]):  # type: ignore[misc]
             if type(number) is not int or not 0 <= number <= self._limits.max_examples:
