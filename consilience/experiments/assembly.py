@@ -215,6 +215,16 @@ def _model(config: Config, data: Dataset, kind: Kind) -> torch.nn.Module:
     return made("model", lambda: models.build(name, inputs, outputs, seed=config.seed, **options), {})
 
 
+def _try_draws(task: Task, x: Any) -> None:
+    """Refuse a model that draws random numbers in training in a way that no other run could repeat."""
+    try:
+        task.apply(task.start(), x, train=True, key=torch.zeros((), dtype=torch.int64))
+    except Invalid:
+        raise
+    except Exception:  # whatever else fails in training says so there, with the client's own rows
+        return
+
+
 @torch.no_grad()
 def try_model(task: Task, federation: Federation, model: str, data: str) -> Task:
     """Pass two rows through the model, so that a model that does not fit the data is refused with the reason.
@@ -233,6 +243,7 @@ def try_model(task: Task, federation: Federation, model: str, data: str) -> Task
         raise Invalid(
             f"{model} with loss = {task.loss_name!r} does not fit {data} (a row is {', '.join(shapes)}): {reason}"
         ) from problem
+    _try_draws(task, x)
     if losses.shape != y.shape[:1]:
         raise Invalid(f"loss = {task.loss_name!r} gives {tuple(losses.shape)} values for {len(y)} rows: choose another")
     width = task.kind.outputs(y, federation.classes)

@@ -43,7 +43,9 @@ def test_scores_by_hand() -> None:
     alone = np.arange(3)
     np.testing.assert_allclose(scores(cosine, np.ones(3), alone, 0), [0.15, 0.3, -0.05])
     np.testing.assert_allclose(scores(cosine, np.ones(3), alone, 1), [-0.2, 0.1, -0.2])
-    np.testing.assert_allclose(scores(cosine, np.array([1.0, 0.5, 1.0]), alone, 0), [(0.25 - 0.2) / 1.5, 0.3, -0.15 / 1.5])
+    np.testing.assert_allclose(
+        scores(cosine, np.array([1.0, 0.5, 1.0]), alone, 0), [(0.25 - 0.2) / 1.5, 0.3, -0.15 / 1.5]
+    )
 
 
 def test_who_moves_against_the_others_is_left_out_at_any_length() -> None:
@@ -87,7 +89,9 @@ def test_attackers_have_no_weight_in_a_run(attack: object) -> None:
 
 
 def test_a_mimic_shares_its_victims_weight_and_a_resumed_run_is_the_same() -> None:
-    algorithm = build("fedavg", channel=Mimic(clients=(1,)), weighting=VouchedWeights(inner=UniformWeights(), untrusted=1))
+    algorithm = build(
+        "fedavg", channel=Mimic(clients=(1,)), weighting=VouchedWeights(inner=UniformWeights(), untrusted=1)
+    )
     rounds = list(run(algorithm, tiny.engine(dtype="float64"), rounds=4, seed=1))
     assert rounds[0].notes["weights"].tolist() == pytest.approx([0.125, 0.125, 0.25, 0.25, 0.25])
     again = list(run(algorithm, tiny.engine(dtype="float64"), rounds=4, seed=1, resume=rounds[1].snapshot))
