@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from consilience.data.tokenized import tokenized
     from consilience.engines.vectorised.engine import Vectorised
     from consilience.environments.environment import Environment
+    from consilience.experiments.stopping import Validation
     from consilience.meta import Schedule, learn_schedule
     from consilience.models import build as build_model
     from consilience.models.hugging_face import HuggingFace
@@ -60,6 +61,7 @@ __all__ = [
     "SlidingWindow",
     "Task",
     "Uniform",
+    "Validation",
     "Vectorised",
     "Work",
     "build_model",
@@ -95,6 +97,7 @@ _MODULES = {
     "Task": "core.task",
     "Uniform": "selection",
     "Vectorised": "engines.vectorised.engine",
+    "Validation": "experiments.stopping",
     "Work": "core.plans",
     "build_model": "models:build",
     "federate": "data.federate",

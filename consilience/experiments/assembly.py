@@ -15,7 +15,7 @@ from consilience import models
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm
 from consilience.core.capabilities import ChecksRows, ChecksSurroundings, PoolsData, capability
-from consilience.core.federation import Federation
+from consilience.core.federation import Federation, Rows
 from consilience.core.kind import Kind
 from consilience.core.kinds import KINDS as BUILT_IN
 from consilience.core.kinds import kind_named, kind_of_targets, kind_with_loss
@@ -28,13 +28,14 @@ from consilience.data.federate import federate
 from consilience.data.partition import fingerprint
 from consilience.data.relabel import relabelled
 from consilience.data.tokenized import tokenized
-from consilience.data.validation import validated
+from consilience.data.validation import held_back, validated
 from consilience.environments.environment import Environment
 from consilience.experiments.cohort_size import try_selection
 from consilience.experiments.config.catalogue import ENGINES, KINDS
 from consilience.experiments.config.config import Config
 from consilience.experiments.experiment import Experiment
 from consilience.experiments.privacy_ledger import refuse_overspending
+from consilience.experiments.stopping import best_so_far
 from consilience.experiments.targets import refuse_wrong
 from consilience.options.parts import made
 
@@ -52,6 +53,7 @@ class Simulation:
     algorithm: Algorithm
     data: Dataset
     prints: dict[str, str]  # fingerprints of the data and of their partition
+    validation: Rows | None = None  # held back from training, by client
 
     @property
     def experiment(self) -> Experiment:
@@ -66,6 +68,7 @@ class Simulation:
             inputs=tree.map_leaves(lambda x: list(x.shape[1:]), self.data.x),
             label_names=self.data.label_names,
             prints=self.prints,
+            validation=self.validation,
         )
 
     def close(self) -> None:
@@ -83,6 +86,9 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
         torch.set_num_threads(config.threads)
     data = _readable(config, read_data(config) if data is None else data)
     federation, rows = spread(config, data)
+    validation = None
+    if config.validation.share is not None:
+        federation, validation, rows = held_back(federation, rows, share=config.validation.share, seed=config.seed)
     algorithm: Algorithm = config.algorithm.built
     if capability(algorithm.selection, PoolsData) is not None:
         federation = federation.pooled()
@@ -90,6 +96,7 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
     task = Task(_model(config, data, kind), kind, loss=None if config.loss == "auto" else config.loss)
     task = try_model(task, federation, f"model.name = {config.model.name!r}", f"data.name = {config.data.name!r}")
     task = try_client(algorithm, task, federation)
+    best_so_far(config.validation, task)  # refuses a metric that is not there
     environment = config.environment.built
     made("environment", lambda: environment.check_against(len(federation)), {})
     settings = {**config.engine, "environment": environment, "rounds_ahead": config.rounds}
@@ -111,6 +118,7 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
         algorithm=algorithm,
         data=data,
         prints=prints,
+        validation=validation,
     )
 
 
@@ -207,6 +215,16 @@ def _model(config: Config, data: Dataset, kind: Kind) -> torch.nn.Module:
     return made("model", lambda: models.build(name, inputs, outputs, seed=config.seed, **options), {})
 
 
+def _try_draws(task: Task, x: Any) -> None:
+    """Refuse a model that draws random numbers in training in a way that no other run could repeat."""
+    try:
+        task.apply(task.start(), x, train=True, key=torch.zeros((), dtype=torch.int64))
+    except Invalid:
+        raise
+    except Exception:  # whatever else fails in training says so there, with the client's own rows
+        return
+
+
 @torch.no_grad()
 def try_model(task: Task, federation: Federation, model: str, data: str) -> Task:
     """Pass two rows through the model, so that a model that does not fit the data is refused with the reason.
@@ -225,6 +243,7 @@ def try_model(task: Task, federation: Federation, model: str, data: str) -> Task
         raise Invalid(
             f"{model} with loss = {task.loss_name!r} does not fit {data} (a row is {', '.join(shapes)}): {reason}"
         ) from problem
+    _try_draws(task, x)
     if losses.shape != y.shape[:1]:
         raise Invalid(f"loss = {task.loss_name!r} gives {tuple(losses.shape)} values for {len(y)} rows: choose another")
     width = task.kind.outputs(y, federation.classes)

@@ -22,10 +22,11 @@ class Result:
     """The trained model and one row of metrics per round."""
 
     task: Task
-    values: Tree  # the model's parameters and buffers
+    values: Tree  # the model's parameters and buffers: the last one, or the best on the validation rows
     history: list[dict[str, Any]]
     folder: Path | None = None
     stopped: int = 0  # the signal that ended it early
+    best: dict[str, Any] | None = None  # round, metric and value of the best model on the validation rows
     example: Any = None  # some rows that the model reads
     label_names: tuple[str, ...] = ()  # of the classes, where they have names
 

@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from declared import build
+from declared import COMBINED, build
 
 from consilience import algorithms
+from consilience.algorithms.fedavg import fedavg
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.evaluate import Evaluate
@@ -53,7 +54,7 @@ ENVIRONMENT = Environment(communication=0.85, rows_per_second=20.0, upload=1e5, 
 OPTIONS: dict[str, dict[str, Any]] = {"fedbuff": {"buffer": 2, "concurrency": 4}}
 NAMES = (
     *("fedavg", "simprox", "scaffold", "fedsplit", "fedsiam_da", "simfedswap", "fedbn", "duw_fedavg", "fedper", "krum"),
-    *("fedbuff", "ifca", "fedfa", "asking"),  # ifca looks first, fedfa looks back
+    *("fedbuff", "ifca", "fedfa", "asking", "combined"),  # ifca looks first, fedfa looks back
 )
 model = functools.partial(tiny.with_heads, tiny.mlp)
 PLAIN = ("dp_fedavg", "fedma")  # that need a chain of layers without batch norm
@@ -90,6 +91,8 @@ def cluster(session: None) -> Iterator[Callable[..., RayCluster]]:
 def _algorithm(name: str) -> Algorithm:
     if name == "asking":
         return build("fedavg", selection=PowerOfChoice(count=3, candidates=4))
+    if name == "combined":
+        return fedavg(**COMBINED)
     return build(name, **OPTIONS.get(name, {}))
 
 

@@ -41,6 +41,7 @@ from consilience.experiments.config.catalogue import (
 )
 from consilience.experiments.config.overrides import overridden
 from consilience.experiments.config.schedules import refuse_idle_rounds, with_horizons
+from consilience.experiments.stopping import Validation
 from consilience.options import parts, recipes
 from consilience.runs import canonical, toml_text
 from consilience.runs.names import safe_name
@@ -122,7 +123,12 @@ class Checkpointing:
         check(self)
 
 
-FIXED: dict[str, type] = {"evaluation": Evaluation, "checkpoint": Checkpointing, "limits": Limits}
+FIXED: dict[str, type] = {
+    "evaluation": Evaluation,
+    "validation": Validation,
+    "checkpoint": Checkpointing,
+    "limits": Limits,
+}
 """Sections that mean the same in every run, and are written in full."""
 TASK: dict[str, type] = {"task": TaskSettings}
 """Written only where it is not as by default, since runs of before there were kinds have none."""
@@ -150,6 +156,7 @@ class Config:
     engine: Table = field(default_factory=dict)
     task: TaskSettings = field(default_factory=TaskSettings)
     evaluation: Evaluation = field(default_factory=Evaluation)
+    validation: Validation = field(default_factory=Validation)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     limits: Limits = field(default_factory=Limits)
 
@@ -170,6 +177,8 @@ class Config:
         ends = {"engine": self.engine, **{key: _set_options(getattr(self, key)) for key in FIXED}}
         if self.task.changed():
             ends["task"] = self.task.changed()
+        if self.validation == Validation():
+            del ends["validation"]
         return {**scalars, **sections, **{key: parts.write(table) for key, table in ends.items()}}
 
     def toml(self) -> str:
