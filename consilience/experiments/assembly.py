@@ -21,7 +21,6 @@ from consilience.core.kinds import KINDS as BUILT_IN
 from consilience.core.kinds import kind_named, kind_of_targets, kind_with_loss
 from consilience.core.protocols import Engine, RunnerEngine
 from consilience.core.settings import Invalid, options_of
-from consilience.core.targets import refuse_wrong
 from consilience.core.task import Task
 from consilience.data import datasets
 from consilience.data.dataset import Dataset, Texts
@@ -37,6 +36,7 @@ from consilience.experiments.config.config import Config
 from consilience.experiments.experiment import Experiment
 from consilience.experiments.privacy_ledger import refuse_overspending
 from consilience.experiments.stopping import best_so_far
+from consilience.experiments.targets import refuse_wrong
 from consilience.options.parts import made
 
 

@@ -14,9 +14,9 @@ from consilience.core.capabilities import own_model_of
 from consilience.core.evaluate import Evaluate
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.metrics import ClientScores, Metrics, Scores, host
-from consilience.core.plausibility import plausible
 from consilience.core.protocols import RunnerEngine
 from consilience.core.tree import Tree
+from consilience.experiments.plausibility import plausible
 
 FederatedTest = Callable[[Tree], Scores | None]
 """From a model to its scores over all clients that answered; None if none did."""
