@@ -1,6 +1,6 @@
 """Rows per second of models with attention and of LSTMs: every lane against a loop in plain PyTorch, in one run.
 
-    python benchmarks/sequence_models.py [--device cuda] [--small] [--only vit,lstm] [--lanes batched,streams,auto]
+    python benchmarks/sequence_models.py [--device cuda] [--small] [--only vit,lstm] [--lanes batched,batched+compile]
 
 The first column is the loop a researcher writes by hand: one client after another, eager, torch.optim.SGD, in the same
 precision. Rates count whole rounds after the first. `bert` needs `transformers` (random weights, LoRA of rank 8 on
@@ -28,6 +28,7 @@ from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
 
 CLASSES = 10
+PROFILE = False
 
 
 class Patches(nn.Module):
@@ -178,20 +179,31 @@ def by_hand(work: Workload, data: list[tuple[Tensor, Tensor]], device: str) -> f
     return best
 
 
-def in_lane(work: Workload, data: list[tuple[Tensor, Tensor]], device: str, lane: Any, rounds: int) -> str:
+def in_lane(work: Workload, data: list[tuple[Tensor, Tensor]], device: str, how: str, rounds: int) -> str:
     """Rows per second of whole rounds and the most memory in use, or why it does not run."""
+    lane, _, compiled = how.partition("+")
+    options: Any = {"device": device, "precision": work.precision, "lane": lane, "compile": bool(compiled)}
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     try:
         torch.manual_seed(0)
+        convolves = work.name == "vit" and lane == "batched"
+        options["lane"] = "batched-matmul" if convolves else lane
         task = Task(work.model())
-        engine = Vectorised(task, Federation.from_clients(data), device=device, precision=work.precision, lane=lane)  # type: ignore[arg-type]
+        engine = Vectorised(task, Federation.from_clients(data), **options)
         times, began = [], time.perf_counter()
         for _ in run(fedavg(lr=0.01, batch_size=work.batch), engine, rounds=rounds):
             wait(device)
             times.append(time.perf_counter() - began)
             began = time.perf_counter()
+        if PROFILE:
+            with torch.profiler.profile() as profile:
+                list(run(fedavg(lr=0.01, batch_size=work.batch), engine, rounds=1))
+                wait(device)
+            print(
+                profile.key_averages().table(sort_by="self_device_time_total", row_limit=14, max_name_column_width=70)
+            )
     except Exception as problem:
         return f"{type(problem).__name__}: {' '.join(str(problem).split())[:300]}"
     rate = work.clients * work.steps * work.batch / min(times[1:])
@@ -212,9 +224,12 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--only", default="vit,lstm,encoder,bert")
-    parser.add_argument("--lanes", default="batched,streams")
+    parser.add_argument("--lanes", default="batched,batched+compile,streams", help="+compile: compiled")
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--profile", action="store_true", help="also print the kernels that take longest")
     options = parser.parse_args()
+    global PROFILE
+    PROFILE = options.profile
     table = []
     for work in workloads(options.small):
         if work.name not in options.only.split(","):

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from consilience.core.algorithm import Algorithm
@@ -19,6 +20,7 @@ from consilience.core.screening import Limits
 from consilience.core.settings import Count, Invalid, Whole, check_value
 from consilience.core.task import Task
 from consilience.core.tree import rows, to
+from consilience.data.validation import held_back
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
 from consilience.experiments.assembly import try_client, try_model
@@ -28,6 +30,7 @@ from consilience.experiments.config.catalogue import engine_options
 from consilience.experiments.config.schedules import refuse_idle_rounds
 from consilience.experiments.privacy_ledger import counted, refuse_overspending
 from consilience.experiments.record import Observer
+from consilience.experiments.stopping import Validation, best_so_far, placed
 from consilience.options.parts import read_options
 from consilience.reporting.progress import shown
 from consilience.runs.observation import Observation
@@ -48,6 +51,7 @@ def train(
     evaluate_local: bool = False,
     progress: bool = True,
     limits: Limits | None = None,
+    validation: Validation | None = None,
     **engine: Any,
 ) -> Result:
     """Train a module over a federation; `result.model` is the trained module, `result.history` one row per round.
@@ -70,12 +74,17 @@ def train(
     evaluate_local: test the clients' own models as well, as they are before the server merges them.
     progress: show a progress bar.
     limits: what a client's update may be at most, and how many replies a round needs.
+    validation: rows held back from training, which choose the best model and may end the run early.
     engine: settings of `Vectorised`, such as `device="cuda"`, `lane="batched"`, `dtype="float64"`.
     """
     rounds, seed = check_value("rounds", rounds, Count), check_value("seed", seed, Whole)
     evaluate_every = check_value("evaluate_every", evaluate_every, Whole)
     if not isinstance(federation, Federation):
         federation = Federation.from_clients(federation)
+    settings, held = validation or Validation(), None
+    if settings.share is not None:
+        nowhere = [np.arange(int(size)) for size in federation.train.sizes]
+        federation, held, _ = held_back(federation, nowhere, share=settings.share, seed=seed)
     if capability(algorithm.selection, PoolsData) is not None:
         federation = federation.pooled()
     task = _task(model, federation, kind, loss)
@@ -91,6 +100,8 @@ def train(
         rounds=rounds,
         local=evaluate_local,
         personal=personal_test(algorithm, vectorised),
+        validation=placed(held, vectorised.start()),
+        best=best_so_far(settings, task),
     )
     alone = lone_client(algorithm, len(federation), seed)
     if alone is not None:
@@ -100,11 +111,26 @@ def train(
     finished = counted(run(algorithm, vectorised, rounds=rounds, seed=seed, limits=limits), algorithm.server)
     observations = observer.watch(finished, vectorised.start())
     history, values = [], vectorised.start()
+    best = values
     for observation in shown(observations, rounds=rounds) if progress else observations:
         history.append(observation.row)
         values = observation.round.model
+        if observation.is_best:
+            best = values
+        if observer.best is not None and observer.best.ends:
+            break
+    chosen = observer.best
+    if chosen is not None and chosen.wants_best and chosen.round is not None:
+        values = best
     example = to(rows(federation.train.x, slice(0, 2)), "cpu")
-    return Result(task=task, values=to(values, "cpu"), history=history, example=example)
+    return Result(
+        task=task,
+        values=to(values, "cpu"),
+        history=history,
+        example=example,
+        label_names=federation.label_names,
+        best=chosen.facts if chosen else None,
+    )
 
 
 def _task(model: nn.Module | Task, federation: Federation, kind: str | Kind | None, loss: str | Loss | None) -> Task:

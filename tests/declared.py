@@ -95,6 +95,23 @@ DECLARED: dict[str, Declared] = {
 }
 
 
+# every option of local training at once
+COMBINED: dict[str, Any] = {
+    "lr": 0.05,
+    "epochs": 2,
+    "batch_size": 4,
+    "optimiser": "adamw",
+    "weight_decay": 0.1,
+    "lr_schedule": {"name": "warm_up", "length": 1, "then": {"name": "cosine", "horizon": 5}},
+    "lr_schedule_in_round": {"name": "step_decay", "every": 2, "factor": 0.5},
+    "server_lr_schedule": {"name": "linear", "horizon": 5, "floor": 0.5},
+    "clip_norm": 0.5,
+    "accumulate": 2,
+    "augment": ["flip", {"name": "crop", "padding": 1}, {"name": "cutout", "size": 2}, "mixup"],
+    "class_shares": "equal",
+}
+
+
 def model_of(name: str, model: str) -> Callable[[], nn.Module]:
     """The model of that name that a recipe is tested on."""
     return {**tiny.MODELS, **DECLARED.get(name, Declared()).models}[model]

@@ -102,6 +102,8 @@ class Superlink:
         assert self.clients is not None
         asked: Any = inflate_object_from_contents(name, dict(self.store))
         asked.metadata.__dict__["_message_id"] = name
+        if asked.metadata.dst_node_id in self.clients.deaf:
+            return
         del self._asked[name]
         with self.clients._one:
             reply = self.clients.answer(asked)

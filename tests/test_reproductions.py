@@ -31,13 +31,14 @@ make = module("docs/make_reproductions.py")
 verdicts = module("docs/verdicts.py")
 cells = module("benchmarks/reproduction_cells.py")
 pool = module("benchmarks/reproduction_pool.py")
+starts = module("benchmarks/duw_starts.py")
 CLAIMS = tomllib.loads((make.RESULTS / "claims.toml").read_text(encoding="utf-8"))["claim"]
 EXPERIMENTS = cells.read_experiments()
 
 
-def test_the_page_is_up_to_date() -> None:
-    text = make.PAGE.read_text(encoding="utf-8")
-    assert text == make.written(text), "out of date: run `make docs`"
+def test_the_pages_are_up_to_date() -> None:
+    for page, text in make.written().items():
+        assert page.read_text(encoding="utf-8") == text, f"{page.name} is out of date: run `make docs`"
 
 
 def test_an_interval_is_that_of_a_paired_t_test() -> None:
@@ -171,13 +172,18 @@ def test_every_claim_names_what_exists() -> None:
             assert (make.RESULTS / f"{claim['experiment']}.json").exists(), label
 
 
-def test_stored_starts_are_those_of_the_methods_page() -> None:
-    """The same number in two places is the same number."""
-    page = (ROOT / "docs" / "methods" / "duw.md").read_text(encoding="utf-8").replace("*", "")
-    for name in ("duw_environment_1", "duw_environment_2", "duw_environment_3", "duw_environment_4"):
-        for stored in cells.stored([cells.RESULTS], name):
-            line = " | ".join(f"{100 * test['accuracy']:.1f}" for test in stored["tests"])
-            assert line in page, f"{name}: {stored['method']}, start {stored['seed']}"
+def test_emphasised_clients_by_hand() -> None:
+    """Ten rounds of five clients; what the paper says about the learned weights, as one number."""
+    first = [[0.1, 0.1, 0.1, 0.1, 0.6]] * 9 + [[0.2] * 5]
+    assert starts.emphasis(1, first) == pytest.approx(0.5)  # client 4, and the last round does not count
+    labels = [[0.2] * 5] * 5 + [[0.35, 0.35, 0.1, 0.1, 0.1]] * 5
+    assert starts.emphasis(2, labels) == pytest.approx(0.25)  # clients 0 and 1, second half
+    assert starts.emphasis(3, [[0.6, 0.1, 0.1, 0.1, 0.1]] * 10) == pytest.approx(0.5)
+    assert starts.emphasis(4, [[0.05, 0.1, 0.2, 0.3, 0.35]] * 5 + [[0.9, 0.1, 0, 0, 0]] * 5) == pytest.approx(1.0)
+    found = {"environment": 3, "start": 7, "algorithm": "duw_fedavg", "accuracy": [0.5, 0.75], "seconds": 3}
+    made = starts.row_of({**found, "iterations": 2, "weights": [[0.6, 0.1, 0.1, 0.1, 0.1]] * 2}, "cpu")
+    assert (made["method"], made["seed"], made["final"], made["status"]) == ("duw_fedavg", 7, 0.75, "finished")
+    assert made["tests"][-1] == {"round": 2, "accuracy": 0.75, "emphasis": pytest.approx(0.5)}
 
 
 def test_rows_are_merged_by_cell_and_a_longer_one_wins(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def qffl(*, q: NonNegative = 1.0, lipschitz: Positive | None = None, **common: U
     # count the same, so that the objective is sum_k F_k^(q+1) / (q + 1).
     given = common.get("ledgers", ())
     optimiser = common.get("optimiser", "sgd")
-    rate = common.get("lr", 0.01) if isinstance(optimiser, str) else optimiser.lr
+    rate = getattr(optimiser, "lr", common.get("lr", 0.01))  # a solver brings its own
     constant = lipschitz or 1 / rate
     options: Common = {"weighting": QfflWeights(q=q), **common}
     options["ledgers"] = (*given, QfflStep(q=q, lipschitz=constant))

@@ -195,6 +195,12 @@ class Mixed(NamedTuple):
 
 def refuse_misfits(augment: tuple[Augmentation, ...], task: Task) -> None:
     """Refuse to mix targets where that has no meaning, or twice."""
+    moving = [part for part in augment if isinstance(part, (Flip, Crop))]
+    if moving and task.kind.name == "dense":
+        raise Invalid(
+            f"{type(moving[0]).__name__} moves pixels, and the targets of {task.kind.name} tasks, which belong to "
+            "pixels, would stay: leave it out of augment"
+        )
     mixing = [part for part in augment if isinstance(part, MixUp)]
     if len(mixing) > 1:
         raise Invalid(f"augment = {list(augment)!r} mixes rows {len(mixing)} times: leave one MixUp")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from consilience.client.augmentations import Augmentation, augmented, losses, refuse_misfits
-from consilience.client.memory.memory import ChecksSolver, Done, Memory, OwnModel
+from consilience.client.memory.memory import ChecksSolver, Memory, OwnModel, TrainingEnd
 from consilience.client.personal_layers import PersonalLayers, joined, split
 from consilience.client.solver_wrappers import WeighsBatches, finished, solve
 from consilience.client.solvers import SGD, Solver
@@ -131,7 +131,7 @@ class LocalTraining:
         """The model, and the mean loss met along the way (0 if no step was done)."""
         model, kept = finished(self.solver, carry["model"], carry["solver"], message["round"]), {}
         steps = carry["steps"] if self.memory else carry["rows"]  # nobody reads it without memories
-        done = Done(model, self._received(message, memory), memory, steps, self.solver)
+        done = TrainingEnd(model, self._received(message, memory), memory, steps, self.solver)
         if self.personal_layers is not None:
             kept["personal_layers"], model = split(model, self.personal_layers.personal_names(model))
         reply = {"model": model, "loss": carry["loss"] / carry["rows"].clamp(min=1)}
@@ -177,8 +177,8 @@ class LocalTraining:
         if self.personal_layers is None or not self.personal_epochs:
             return solve(self.solver, params, grads, carry["solver"], round, rows)
         names, states = self.personal_layers.personal_names(carry["model"]), {}
-        at_home = carry["epoch"] + batch.first <= self.personal_epochs
-        for part, turn, mine in (("personal_layers", at_home, True), ("shared", ~at_home, False)):
+        personal_turn = carry["epoch"] + batch.first <= self.personal_epochs
+        for part, turn, mine in (("personal_layers", personal_turn, True), ("shared", ~personal_turn, False)):
             old = {name: value for name, value in params.items() if (name in names) == mine}
             new, state = self.solver.step(old, {n: grads[n] for n in old}, carry["solver"][part], round)
             params = {**params, **tree.where(turn, new, old)}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from consilience.client.memory.memory import Done
+from consilience.client.memory.memory import TrainingEnd
 from consilience.client.terms.term import Context
 from consilience.core.plans import Batch
 from consilience.core.settings import Fraction, Positive, check
@@ -60,7 +60,7 @@ class Centring:
         """z = x = the initial model."""
         return dict(start["params"])
 
-    def update(self, old: Tree, done: Done) -> tuple[Tree, Tree]:
+    def update(self, old: Tree, done: TrainingEnd) -> tuple[Tree, Tree]:
         """z moves in proportion to the model, so that the reply, which holds the model, already tells the server."""
         ended, began = done.model["params"], done.message["model"]["params"]
         return map_leaves(lambda z, w, x: z + 2 * self.relaxation * (w - x), old, ended, began), {}

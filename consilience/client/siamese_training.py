@@ -11,7 +11,7 @@ from torch.func import grad
 
 from consilience.client.augmentations import Augmentation, augmented, losses, refuse_misfits
 from consilience.client.cosine import cosine
-from consilience.client.memory.memory import Done, Memory
+from consilience.client.memory.memory import Memory, TrainingEnd
 from consilience.client.memory.models import PreviousModel
 from consilience.client.solver_wrappers import finished, solve
 from consilience.client.solvers import SGD, Solver
@@ -135,7 +135,7 @@ class SiameseTraining:
         model = finished(self.solver, carry["model"], carry["solver"], message["round"])
         reply = {"model": model, "loss": carry["loss"] / carry["rows"].clamp(min=1)}
         kept: Tree = {}
-        done = Done(model, message, memory, carry["steps"], self.solver)
+        done = TrainingEnd(model, message, memory, carry["steps"], self.solver)
         for part in self.memory:
             kept[part.name], said = part.update(memory[part.name], done)
             reply = {**reply, **said}

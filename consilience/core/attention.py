@@ -12,22 +12,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C._functorch import TransformType, get_interpreter_stack
 
-
-def grouped() -> bool:
-    """Whether this is a group of clients: one vmap, and inside it at most one gradient."""
-    levels = [level.key() for level in get_interpreter_stack() or ()]
-    return levels in ([TransformType.Vmap], [TransformType.Vmap, TransformType.Grad])
+from consilience.core import grouped
 
 
 def folded(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, **options: Any
 ) -> Tensor:
     """PyTorch's attention; for a group of clients, of all rows of all clients at once."""
-    if not grouped():
+    if not grouped.grouped():
         return F.scaled_dot_product_attention(query, key, value, attn_mask, is_causal=is_causal, **options)
-    return _Attention.apply(query, key, value, attn_mask, _Call(is_causal=is_causal, **options))
+    return grouped.apply(_Call(is_causal=is_causal, **options), query, key, value, attn_mask)
 
 
 def with_dropout(
@@ -97,48 +92,3 @@ def _rows(mask: Tensor | None, query: Tensor) -> Tensor | None:
     missing = query.dim() - mask.dim()
     mask = mask.reshape(mask.shape[0], *(1,) * missing, *mask.shape[1:])
     return mask.expand(-1, query.shape[1], *mask.shape[2:]).flatten(0, 1)
-
-
-class _Attention(torch.autograd.Function):
-    """The kernel, with clients as rows."""
-
-    @staticmethod
-    def forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: _Call) -> Tensor:
-        return call.forward(None, query, key, value, mask)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.call = inputs[-1]
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Tensor, int]:
-        stacked = [_stacked(part, dim, info.batch_size) for part, dim in zip(given[:-1], in_dims)]
-        return given[-1].forward(info.batch_size, *stacked), 0
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return (*_Gradient.apply(grad, ctx.call), None)
-
-
-class _Gradient(torch.autograd.Function):
-    """The kernel's gradient, with clients as rows."""
-
-    @staticmethod
-    def forward(grad: Tensor, call: _Call) -> tuple[Tensor | None, ...]:
-        return call.backward(grad)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        pass
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], grad: Tensor, call: _Call) -> tuple[Any, Any]:
-        found = call.backward(_stacked(grad, in_dims[0], info.batch_size))
-        return found, tuple(None if part is None else 0 for part in found)
-
-
-def _stacked(part: Any, dim: int | None, clients: int) -> Any:
-    """[clients, ...] of what each client has, or all have alike."""
-    if part is None:
-        return None
-    return part.expand(clients, *part.shape) if dim is None else part.movedim(dim, 0)

@@ -193,7 +193,8 @@ def _side_by_side(clients: Sequence[Given]) -> Rows:
     sizes = torch.tensor([len(y) for _, y in clients], dtype=torch.int64)
     x = tree.concatenate([x for x, _ in clients])
     y = torch.cat([y for _, y in clients])
-    weight = None if weights[0] is None else torch.cat([one.to(torch.get_default_dtype()) for one in weights])
+    given = [one.to(torch.get_default_dtype()) for one in weights if one is not None]
+    weight = torch.cat(given) if given else None
     return Rows(x=x, y=y, starts=torch.cumsum(sizes, 0) - sizes, sizes=sizes, weight=weight)
 
 

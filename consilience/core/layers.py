@@ -118,6 +118,8 @@ def make_exact(module: nn.Module) -> nn.Module:
         elif type(layer) in _DROPOUTS and id(layer) not in inside:
             rate, whole = layer.p, _DROPOUTS[type(layer)]
             swapped[id(layer)] = KeyedDropout(rate, len(swapped), whole)
+        elif isinstance(layer, nn.RNNBase):
+            layer.flatten_parameters = _leave_apart  # type: ignore[method-assign]
         elif isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and not layer.scale_grad_by_freq:
             layer.sparse = False  # the same gradient, as a plain tensor
         else:
@@ -127,6 +129,10 @@ def make_exact(module: nn.Module) -> nn.Module:
             if id(child) in swapped:
                 setattr(parent, name, swapped[id(child)])
     return swapped.get(id(module), module)
+
+
+def _leave_apart() -> None:
+    """The weights are values of their own in every call: nothing to gather for cuDNN here."""
 
 
 def _refuse_inexact(name: str, layer: nn.Module) -> None:
@@ -172,6 +178,10 @@ class MatmulConv2d(nn.Module):
         x = F.pad(x, (left, left, top, top))
         reach = [d * (k - 1) + 1 for d, k in zip(self.dilation, self.kernel)]
         height, width = ((x.shape[2 + i] - reach[i]) // self.stride[i] + 1 for i in (0, 1))
+        if self._cuts(x):
+            patches = x.unflatten(3, (width, right)).unflatten(2, (height, down)).permute(0, 2, 4, 1, 3, 5)
+            out = F.linear(patches.flatten(3).flatten(1, 2), self.weight.flatten(1), self.bias)
+            return out.transpose(1, 2).unflatten(-1, (height, width))
         # shifted views, not F.unfold: the gradient is then a sum of padded slices, which needs no atomic additions
         shifted = [
             x[:, :, i : i + (height - 1) * down + 1 : down, j : j + (width - 1) * right + 1 : right]
@@ -181,6 +191,11 @@ class MatmulConv2d(nn.Module):
         columns = torch.stack(shifted, 2).flatten(1, 2).flatten(2)  # [B, C kh kw, L]
         out = F.linear(columns.transpose(1, 2), self.weight.flatten(1), self.bias)  # [B, L, O]
         return out.transpose(1, 2).unflatten(-1, (height, width))
+
+    def _cuts(self, x: Tensor) -> bool:
+        """Whether pictures are cut into patches that neither overlap nor leave a rest, as vision transformers do."""
+        fits = x.shape[2] % self.stride[0] == 0 and x.shape[3] % self.stride[1] == 0
+        return fits and self.kernel == self.stride and self.dilation == (1, 1) and self.kernel != (1, 1)
 
 
 def use_matmul(module: nn.Module) -> nn.Module:

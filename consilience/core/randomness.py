@@ -35,7 +35,7 @@ class KeyedDraws(TorchFunctionMode):
 
     def __init__(self, key: Tensor | None, mask: Tensor | None = None) -> None:
         super().__init__()
-        self._key, self._mask, self._calls = key, mask, 0
+        self._key, self.mask, self._calls = key, mask, 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -64,9 +64,9 @@ class KeyedDraws(TorchFunctionMode):
 
     def permutation(self, func: Any, length: int) -> Tensor:
         """An order of `length` things; if these are the rows of a batch with padding, of the live ones among them."""
-        rows = self._mask is not None and self._mask.shape[0] == length
+        rows = self.mask is not None and self.mask.shape[0] == length
         key = self.key(func)
-        live = self._mask.sum().to(torch.int64) if rows else torch.full((), length, device=key.device)  # type: ignore[union-attr]
+        live = self.mask.sum().to(torch.int64) if rows else torch.full((), length, device=key.device)  # type: ignore[union-attr]
         return rng.permutations(key, live, length)
 
     def spread(self, value: Tensor) -> Tensor:
@@ -305,6 +305,19 @@ def _normalize(mode: KeyedDraws, func: Any, *args: Any, out: Tensor | None = Non
     return func(*args, **options) if out is None else out.copy_(func(*args, **options))  # vmap has no rule for out=
 
 
+def _embedding_renorm(
+    mode: KeyedDraws, func: Any, weight: Tensor, input: Tensor, max_norm: float, norm_type: float
+) -> Tensor:
+    # torch's kernel for a GPU depends on how many tokens differ, which a captured step cannot; padding does not count
+    live = torch.ones_like(input, dtype=torch.int64)
+    if mode.mask is not None and input.dim() > 0 and input.shape[0] == mode.mask.shape[0]:
+        live = live * mode.mask.to(torch.int64).reshape(-1, *(1,) * (input.dim() - 1))
+    used = torch.zeros_like(weight[:, 0], dtype=torch.int64).scatter_add(0, input.flatten(), live.flatten())
+    norm = torch.linalg.vector_norm(weight, norm_type, -1)
+    scale = torch.where((used > 0) & (norm > max_norm), max_norm / (norm + 1e-7), torch.ones_like(norm))
+    return weight.copy_(weight * scale.unsqueeze(-1))
+
+
 def _group_norm(mode: KeyedDraws, func: Any, input: Tensor, *args: Any, **options: Any) -> Tensor:
     # torch crashes in the gradient by the weight alone if the input has its channels last
     if torch.is_grad_enabled() and not input.requires_grad and peek_interpreter_stack() is None:
@@ -334,6 +347,8 @@ NESTED = {
     F.multi_head_attention_forward,
     F.fractional_max_pool2d_with_indices,
     F.fractional_max_pool3d_with_indices,
+    F.embedding,
+    F.embedding_bag,
 }
 REPLACED: dict[Any, Replacement] = {
     torch.rand: _factory(samplers.uniform, like=False),
@@ -371,6 +386,7 @@ REPLACED: dict[Any, Replacement] = {
     **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _recurrent),
     F.fractional_max_pool2d: functools.partial(_fractional_pool, F.fractional_max_pool2d_with_indices),
     F.fractional_max_pool3d: functools.partial(_fractional_pool, F.fractional_max_pool3d_with_indices),
+    torch.embedding_renorm_: _embedding_renorm,
     F.group_norm: _group_norm,
     F.normalize: _normalize,
     torch.empty: _empty,

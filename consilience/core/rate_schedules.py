@@ -76,6 +76,7 @@ class Exponential:
     """factor^t."""
 
     factor: Fraction = 0.99
+    zero_from = None  # never
 
     def __post_init__(self) -> None:
         check(self)
@@ -84,11 +85,6 @@ class Exponential:
         """A geometric sequence."""
         return _power(self.factor, position)
 
-    @property
-    def zero_from(self) -> int | None:
-        """Never."""
-        return None
-
 
 @dataclass(frozen=True, kw_only=True)
 class StepDecay:
@@ -96,6 +92,7 @@ class StepDecay:
 
     every: Count
     factor: Fraction = 0.1
+    zero_from = None  # never
 
     def __post_init__(self) -> None:
         check(self)
@@ -104,11 +101,6 @@ class StepDecay:
         """One power for each interval that is over."""
         return _power(self.factor, torch.div(position, self.every, rounding_mode="floor"))
 
-    @property
-    def zero_from(self) -> int | None:
-        """Never."""
-        return None
-
 
 @dataclass(frozen=True, kw_only=True)
 class Milestones:
@@ -116,6 +108,7 @@ class Milestones:
 
     at: tuple[Count, ...]
     factor: Fraction = 0.1
+    zero_from = None  # never
 
     def __post_init__(self) -> None:
         check(self)
@@ -127,11 +120,6 @@ class Milestones:
         return _power(
             self.factor, sum(((position >= at).to(torch.int64) for at in self.at), torch.zeros_like(position))
         )
-
-    @property
-    def zero_from(self) -> int | None:
-        """Never."""
-        return None
 
 
 @dataclass(frozen=True, kw_only=True)

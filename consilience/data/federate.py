@@ -10,7 +10,8 @@ import numpy as np
 from consilience.core import tree
 from consilience.core.federation import Federation, Rows
 from consilience.core.rng import host
-from consilience.data.dataset import Dataset
+from consilience.core.settings import Invalid
+from consilience.data.dataset import Dataset, Texts
 from consilience.data.partition.apportion import by_owner
 from consilience.data.partition.assignment import Partition, assign
 from consilience.data.partition.shifts import Shift, apply
@@ -22,6 +23,11 @@ def federate(dataset: Dataset, partition: Partition, *, seed: int) -> tuple[Fede
     Test rows go to clients of the same natural group where the partition keeps groups, and otherwise class by
     class in proportion to the clients' training rows. Test rows like no client's come last, unshifted.
     """
+    if isinstance(dataset.x, Texts):
+        raise Invalid(
+            f"the rows of {dataset.name!r} are texts: tokenise them first, with "
+            "cs.tokenized(data, model.tokenization), or load the data with features='words' or 'ngrams'"
+        )
     labels = dataset.y.numpy(force=True)
     groups = None if dataset.groups is None else dataset.groups.numpy(force=True)
     assigned = assign(partition, labels, groups=groups, seed=seed)

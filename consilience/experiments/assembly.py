@@ -15,7 +15,7 @@ from consilience import models
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm
 from consilience.core.capabilities import ChecksRows, ChecksSurroundings, PoolsData, capability
-from consilience.core.federation import Federation
+from consilience.core.federation import Federation, Rows
 from consilience.core.kind import Kind
 from consilience.core.kinds import KINDS as BUILT_IN
 from consilience.core.kinds import kind_named, kind_of_targets, kind_with_loss
@@ -27,14 +27,16 @@ from consilience.data import datasets
 from consilience.data.dataset import Dataset, Texts
 from consilience.data.federate import federate
 from consilience.data.partition import fingerprint
+from consilience.data.relabel import relabelled
 from consilience.data.tokenized import tokenized
-from consilience.data.validation import validated
+from consilience.data.validation import held_back, validated
 from consilience.environments.environment import Environment
 from consilience.experiments.cohort_size import try_selection
 from consilience.experiments.config.catalogue import ENGINES, KINDS
 from consilience.experiments.config.config import Config
 from consilience.experiments.experiment import Experiment
 from consilience.experiments.privacy_ledger import refuse_overspending
+from consilience.experiments.stopping import best_so_far
 from consilience.options.parts import made
 
 
@@ -51,6 +53,7 @@ class Simulation:
     algorithm: Algorithm
     data: Dataset
     prints: dict[str, str]  # fingerprints of the data and of their partition
+    validation: Rows | None = None  # held back from training, by client
 
     @property
     def experiment(self) -> Experiment:
@@ -65,6 +68,7 @@ class Simulation:
             inputs=tree.map_leaves(lambda x: list(x.shape[1:]), self.data.x),
             label_names=self.data.label_names,
             prints=self.prints,
+            validation=self.validation,
         )
 
     def close(self) -> None:
@@ -82,6 +86,9 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
         torch.set_num_threads(config.threads)
     data = _readable(config, read_data(config) if data is None else data)
     federation, rows = spread(config, data)
+    validation = None
+    if config.validation.share is not None:
+        federation, validation, rows = held_back(federation, rows, share=config.validation.share, seed=config.seed)
     algorithm: Algorithm = config.algorithm.built
     if capability(algorithm.selection, PoolsData) is not None:
         federation = federation.pooled()
@@ -89,6 +96,7 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
     task = Task(_model(config, data, kind), kind, loss=None if config.loss == "auto" else config.loss)
     task = try_model(task, federation, f"model.name = {config.model.name!r}", f"data.name = {config.data.name!r}")
     task = try_client(algorithm, task, federation)
+    best_so_far(config.validation, task)  # refuses a metric that is not there
     environment = config.environment.built
     made("environment", lambda: environment.check_against(len(federation)), {})
     settings = {**config.engine, "environment": environment, "rounds_ahead": config.rounds}
@@ -110,12 +118,14 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
         algorithm=algorithm,
         data=data,
         prints=prints,
+        validation=validation,
     )
 
 
 def read_data(config: Config) -> Dataset:
     """The data set that the settings name."""
-    return datasets.load(config.data.name, data_dir=config.data_dir, **config.data.options)
+    data = datasets.load(config.data.name, data_dir=config.data_dir, **config.data.options)
+    return relabelled(data, config.task.labels)
 
 
 def spread(config: Config, data: Dataset) -> tuple[Federation, list[np.ndarray]]:
@@ -205,6 +215,16 @@ def _model(config: Config, data: Dataset, kind: Kind) -> torch.nn.Module:
     return made("model", lambda: models.build(name, inputs, outputs, seed=config.seed, **options), {})
 
 
+def _try_draws(task: Task, x: Any) -> None:
+    """Refuse a model that draws random numbers in training in a way that no other run could repeat."""
+    try:
+        task.apply(task.start(), x, train=True, key=torch.zeros((), dtype=torch.int64))
+    except Invalid:
+        raise
+    except Exception:  # whatever else fails in training says so there, with the client's own rows
+        return
+
+
 @torch.no_grad()
 def try_model(task: Task, federation: Federation, model: str, data: str) -> Task:
     """Pass two rows through the model, so that a model that does not fit the data is refused with the reason.
@@ -223,6 +243,7 @@ def try_model(task: Task, federation: Federation, model: str, data: str) -> Task
         raise Invalid(
             f"{model} with loss = {task.loss_name!r} does not fit {data} (a row is {', '.join(shapes)}): {reason}"
         ) from problem
+    _try_draws(task, x)
     if losses.shape != y.shape[:1]:
         raise Invalid(f"loss = {task.loss_name!r} gives {tuple(losses.shape)} values for {len(y)} rows: choose another")
     width = task.kind.outputs(y, federation.classes)
@@ -242,6 +263,8 @@ def refuse_other_size(task: Task, output: Any, y: torch.Tensor, model: str, data
     kind = task.kind
     if kind.name not in BUILT_IN or task.losses not in kind.losses or not isinstance(output, torch.Tensor):
         return
+    if kind.multiclass and output.dim() > 1:
+        kind.knowing(output.shape[kind.class_axis])  # refuses another number of class weights
     if not kind.multiclass and output.numel() != y.numel():
         have, need = output[:1].numel(), y[:1].numel()
         raise Invalid(f"{model} gives {have} numbers a row, but {data} have {need} targets: change its last layer")
@@ -251,9 +274,9 @@ def refuse_other_size(task: Task, output: Any, y: torch.Tensor, model: str, data
     if len(axes) == y.dim() + 1:
         del axes[kind.class_axis]
     if kind.multiclass and axes != list(y.shape):
-        have, need = (" x ".join(map(str, shape[1:])) for shape in (axes, y.shape))
+        given, wanted = (" x ".join(map(str, shape[1:])) for shape in (axes, y.shape))
         what = "pixels" if kind.name == "dense" else "tokens"
-        raise Invalid(f"{model} gives outputs for {have} {what}, but {data} have targets of {need}: make them equal")
+        raise Invalid(f"{model} gives outputs for {given} {what}, but {data} have targets of {wanted}: make them equal")
 
 
 def try_client(algorithm: Algorithm, task: Task, federation: Federation | None = None) -> Task:
@@ -273,6 +296,8 @@ def _try_surroundings(config: Config, algorithm: Algorithm, engine: Engine) -> N
     if careful is None:
         return
     careful.check_surroundings(algorithm, engine, config.limits)
+    if config.task.class_weights == "balanced":
+        raise Invalid("a private run cannot have task.class_weights = 'balanced': it counts all clients' labels")
     refuse_shared_preparation(config.data.name, config.data.options)
 
 

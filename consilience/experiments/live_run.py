@@ -23,6 +23,7 @@ from consilience.experiments.config.config import Config
 from consilience.experiments.experiment import Experiment
 from consilience.experiments.export import MANIFEST, MODEL, export
 from consilience.experiments.record import Observer
+from consilience.experiments.stopping import best_so_far, placed
 from consilience.runs import checkpoint, identity
 from consilience.runs.checkpoint import Checkpoint
 from consilience.runs.folder import RunFolder
@@ -48,7 +49,9 @@ class Run:
         self._model = experiment.engine.start()
         self._resume: Snapshot | None = None
         self._traffic = (0, 0)
+        self._reached = 0  # rounds finished
         self._tracker: trackers.Tracker | None = None
+        self._best: Tree | None = None  # the best model on the validation rows
         alone = lone_client(experiment.algorithm, experiment.clients, self.config.seed)
         self.notes: list[str] = [alone] if alone is not None else []
         if saved is not None and self.config.rounds < saved.round:
@@ -61,6 +64,7 @@ class Run:
             self._continue(saved)
         else:
             folder.cut_back(_NOTHING, _NOTHING)
+        self._progress = best_so_far(self.config.validation, experiment.task, folder.rows().rows)
 
     @property
     def done(self) -> int:
@@ -79,7 +83,11 @@ class Run:
             local=config.evaluation.local,
             personal=personal_test(experiment.algorithm, engine),
             remote=federated_test(engine),
+            validation=placed(experiment.validation, self._model),
+            best=self._progress,
         )
+        if self._ends:  # patience was over before
+            return
         with Interrupts() as interrupts:
             rounds = run(
                 experiment.algorithm,
@@ -96,11 +104,16 @@ class Run:
                     done = self._privacy.accounted(done)
                 observation = observer.observe(done, self._model, traffic, time.perf_counter() - began)
                 position = self._record(observation)
-                due = self._is_due(observation.round.number)
+                self._model = observation.round.model
+                if observation.is_best:
+                    self._best = self._model
+                due = self._is_due(observation.round.number) or self._ends
                 if due:
                     self._save(observation, position)
-                self._model = observation.round.model
+                self._reached = observation.round.number
                 yield observation
+                if self._ends:
+                    return
                 if interrupts.asked and observation.round.number < config.rounds:
                     self.stopped = interrupts.asked
                     if not due:
@@ -126,7 +139,7 @@ class Run:
             self.folder.record(status="interrupted")
         else:
             self._export()
-            self.folder.record(status="finished")
+            self.folder.record(status="finished", **self._outcome())
         return self.result()
 
     def result(self) -> Result:
@@ -134,13 +147,34 @@ class Run:
         history = self.folder.rows().rows
         return Result(
             task=self.experiment.task,
-            values=tree.to(self._model, "cpu"),
+            values=tree.to(self._ended_with[0], "cpu"),
             history=history,
             folder=self.folder.path,
             stopped=self.stopped,
+            best=self._outcome().get("best"),
             example=_example(self.experiment.engine),
             label_names=tuple(self.experiment.label_names),
         )
+
+    @property
+    def _ends(self) -> bool:
+        """Whether the model has not become better for so long that the run stops."""
+        return self._progress is not None and self._progress.ends
+
+    @property
+    def _ended_with(self) -> tuple[Tree, int]:
+        """(the model that the run ends with, its round)."""
+        progress = self._progress
+        if progress is not None and progress.wants_best and self._best is not None and progress.round is not None:
+            return self._best, progress.round
+        return self._model, self._reached
+
+    def _outcome(self) -> dict[str, Any]:
+        """What the record says about the best model, and about a run that stopped before its last round."""
+        if self._progress is None:
+            return {}
+        early = self._reached if self._ends and self._reached < self.config.rounds else None
+        return {"best": self._progress.facts, "stopped_early": early}
 
     def _continue(self, saved: Checkpoint) -> None:
         """Restore a checkpoint: server, memories, losses, and the metrics as they were then."""
@@ -161,6 +195,9 @@ class Run:
             pending=engine.place(saved.trees.get("pending", {})),
         )
         self._model = algorithm.server.model(server)
+        self._reached = saved.round
+        if "best" in saved.trees:
+            self._best = engine.place(saved.trees["best"])
         self._traffic = (saved.facts["bytes_up"], saved.facts["bytes_down"])
         self.notes += [f"fell back to round {saved.round}: {reason}" for reason in saved.skipped]
 
@@ -190,6 +227,7 @@ class Run:
                 "memory": here.memory,
                 "losses": {"last": torch.from_numpy(here.losses)},
                 "pending": here.pending,
+                **({} if self._best is None else {"best": self._best}),
             },
             {
                 "metrics": position,
@@ -215,9 +253,10 @@ class Run:
 
     def _export(self) -> None:
         experiment, config = self.experiment, self.config
-        values = tree.to(self._model, "cpu")
+        model, reached = self._ended_with
+        values = tree.to(model, "cpu")
         facts = {
-            "round": config.rounds,
+            "round": reached,
             "model": config.table()["model"],
             "inputs": experiment.inputs,
             "classes": experiment.classes,
@@ -232,6 +271,9 @@ class Run:
         self.folder.uncover(MODEL, MANIFEST)
         export(self.folder.path, experiment.task, values, facts)
         self.folder.cover(MODEL, MANIFEST)
+        save_tokenizer = getattr(experiment.task.module, "save_tokenizer", None)
+        if save_tokenizer is not None:
+            save_tokenizer(self.folder.path / "tokenizer")
 
 
 def _example(engine: RunnerEngine) -> Any:

@@ -17,6 +17,7 @@ from consilience.models.entries import small_unet, token_transformer
 from consilience.models.frozen import linear_head
 from consilience.models.fusion import early_fusion, late_fusion
 from consilience.models.hugging_face import hugging_face
+from consilience.models.libraries import timm, torchvision
 from consilience.models.perceptrons import logistic, mlp
 from consilience.models.recurrent import char_lstm, text_lstm
 from consilience.models.residual import resnet18, resnet20, resnet34, resnet50
@@ -40,7 +41,9 @@ __all__ = [
     "siamese",
     "small_unet",
     "text_lstm",
+    "timm",
     "token_transformer",
+    "torchvision",
 ]
 
 

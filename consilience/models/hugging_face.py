@@ -67,8 +67,12 @@ class HuggingFace(nn.Module):
             model.save_pretrained(folder)
             if adapted and not merged:
                 core.config.save_pretrained(folder)
-            if self.tokenization is not None:
-                self.tokenization.tokenizer().save_pretrained(folder)
+        self.save_tokenizer(folder)
+
+    def save_tokenizer(self, folder: str | Path) -> None:
+        """The tokenizer's files, where the model has one."""
+        if self.tokenization is not None:
+            self.tokenization.tokenizer().save_pretrained(folder)
 
     def _inputs(self, x: Any) -> dict[str, Any]:
         if isinstance(x, Tensor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,7 +42,9 @@ def with_adapters(
         modules_to_save=list(heads) or None,
         fan_in_fan_out=any(type(layer).__name__ == "Conv1D" for layer in _chosen(model, names).values()),
     )
-    return peft.get_peft_model(model, settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # between PEFT and transformers
+        return peft.get_peft_model(model, settings)
 
 
 def _targets(peft: Any, model: nn.Module, targets: Sequence[str] | None) -> Sequence[str] | str:

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from consilience.core.adapters import folded
@@ -21,10 +22,11 @@ class Result:
     """The trained model and one row of metrics per round."""
 
     task: Task
-    values: Tree  # the model's parameters and buffers
+    values: Tree  # the model's parameters and buffers: the last one, or the best on the validation rows
     history: list[dict[str, Any]]
     folder: Path | None = None
     stopped: int = 0  # the signal that ended it early
+    best: dict[str, Any] | None = None  # round, metric and value of the best model on the validation rows
     example: Any = None  # some rows that the model reads
     label_names: tuple[str, ...] = ()  # of the classes, where they have names
 
@@ -49,6 +51,17 @@ class Result:
             adapters=adapters,
             facts=facts,
         )
+
+    @torch.no_grad()
+    def predict(self, x: Any) -> Any:
+        """What the model says of these rows: names of classes where there are any, class numbers, or real values."""
+        output, _ = self.task.apply(self.values, x, train=False)
+        if self.task.kind.decide is None:
+            return output
+        decided = self.task.kind.decide(output)
+        if not self.label_names or not self.task.kind.class_per_row:
+            return decided
+        return [self.label_names[number] for number in decided.tolist()]
 
     def table(self, rows: int = 10) -> str:
         """The last rows of the history as text."""

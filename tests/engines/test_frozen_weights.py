@@ -33,7 +33,7 @@ def rounds_of(family: str, train: str, algorithm: Any = None, **options: Any) ->
     model = made(family, train)
     data = tiny.federation() if family == "vit" else transformers_tiny.federation(model)
     engine = tiny.engine(lambda: model, data, **options)
-    return list(run(algorithm or cs.fedavg(lr=0.5, batch_size=4, epochs=2), engine, rounds=2, seed=3))
+    return list(run(algorithm or cs.fedavg(lr=0.1, batch_size=4, epochs=2), engine, rounds=2, seed=3))
 
 
 @pytest.mark.parametrize(("family", "train"), CASES)
@@ -138,7 +138,7 @@ def test_through_ray() -> None:
     data = transformers_tiny.federation(module)
     engine = RayCluster(Task(module), data, workers=2, dtype="float64", lane="serial", device="cpu")
     try:
-        there = list(run(cs.fedavg(lr=0.5, batch_size=4, epochs=2), engine, rounds=2, seed=3))
+        there = list(run(cs.fedavg(lr=0.1, batch_size=4, epochs=2), engine, rounds=2, seed=3))
     finally:
         engine.close()
     here = rounds_of("distilbert", "lora", lane="serial")
@@ -154,7 +154,7 @@ def test_through_flower() -> None:
     from consilience.flower.engine.engine import FlowerEngine
 
     module = made("bert", "lora")
-    algorithm, data = cs.fedavg(lr=0.5, batch_size=4, epochs=2), transformers_tiny.federation(module)
+    algorithm, data = cs.fedavg(lr=0.1, batch_size=4, epochs=2), transformers_tiny.federation(module)
     grid = Loopback(apps(algorithm, lambda: Task(copy.deepcopy(module)), data, ([0], [1, 2])))
     sizes: list[int] = []
 

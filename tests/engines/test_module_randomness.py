@@ -47,20 +47,18 @@ def gap(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
 def test_lanes_agree_traced_or_not(name: str) -> None:
     torch.manual_seed(0)
     first = trained(name, "serial")
-    for lane in LANES:
-        torch.manual_seed(hash(lane) % 1000)
-        assert gap(first, trained(name, lane, traced=True)) < 1e-12, lane
-    assert gap(first, trained(name, "batched")) < 1e-12
-
-
-@pytest.mark.parametrize("name", ["LSTM, dropout", "encoder", "draws"])
-def test_equal_runs_are_bit_equal_in_single_precision(name: str) -> None:
-    for lane in LANES:
+    for lane in ("streams", "batched"):
         torch.manual_seed(1)
-        once = trained(name, lane, dtype="float32", traced=True)
-        torch.manual_seed(2)
-        again = trained(name, lane, dtype="float32", traced=True)
-        assert all(torch.equal(once[key], again[key]) for key in once), lane
+        assert gap(first, trained(name, lane, traced=True)) < 1e-12, lane
+
+
+@pytest.mark.parametrize(("name", "lane"), [("LSTM, dropout", "serial"), ("encoder", "streams"), ("draws", "batched")])
+def test_equal_runs_are_bit_equal_in_single_precision(name: str, lane: str) -> None:
+    torch.manual_seed(1)
+    once = trained(name, lane, dtype="float32", traced=True)
+    torch.manual_seed(2)
+    again = trained(name, lane, dtype="float32")
+    assert all(torch.equal(once[key], again[key]) for key in once), "traced or not"
 
 
 def test_a_resumed_run_is_equal() -> None:
@@ -83,7 +81,7 @@ def test_evaluation_with_draws_is_the_same_in_every_lane() -> None:
     for lane in LANES:
         engine = engine_for(sequence_layers.model("draws"), lane, False)
         cohort = engine.exchange(
-            Evaluate(), Plain(), Broadcast(shared={"model": engine.start()}), np.arange(5), round=0, seed=0
+            Evaluate(), Plain(), Broadcast(shared={"model": engine.start()}), np.arange(3), round=0, seed=0
         )
         found.append(cohort.reply)
     for other in found[1:]:

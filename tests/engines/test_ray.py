@@ -13,17 +13,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import kind_tasks
 import numpy as np
 import pytest
 import tiny
 import torch
-from declared import build
+from declared import COMBINED, build
 
 from consilience import algorithms
+from consilience.algorithms.fedavg import fedavg
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.evaluate import Evaluate
 from consilience.core.exchange import Broadcast
+from consilience.core.federation import Federation
 from consilience.core.remote import RemoteTensor
 from consilience.core.rounds import Round, Snapshot, run
 from consilience.core.settings import Invalid
@@ -39,6 +42,7 @@ from consilience.engines.vectorised.engine import Vectorised
 from consilience.engines.vectorised.tuning import LaneChoice
 from consilience.environments.environment import Environment
 from consilience.experiments import runner
+from consilience.experiments.assembly import try_model
 from consilience.experiments.config import config
 from consilience.selection.by_loss import PowerOfChoice
 
@@ -50,7 +54,7 @@ ENVIRONMENT = Environment(communication=0.85, rows_per_second=20.0, upload=1e5, 
 OPTIONS: dict[str, dict[str, Any]] = {"fedbuff": {"buffer": 2, "concurrency": 4}}
 NAMES = (
     *("fedavg", "simprox", "scaffold", "fedsplit", "fedsiam_da", "simfedswap", "fedbn", "duw_fedavg", "fedper", "krum"),
-    *("fedbuff", "ifca", "fedfa", "asking"),  # ifca looks first, fedfa looks back
+    *("fedbuff", "ifca", "fedfa", "asking", "combined"),  # ifca looks first, fedfa looks back
 )
 model = functools.partial(tiny.with_heads, tiny.mlp)
 PLAIN = ("dp_fedavg", "fedma")  # that need a chain of layers without batch norm
@@ -87,6 +91,8 @@ def cluster(session: None) -> Iterator[Callable[..., RayCluster]]:
 def _algorithm(name: str) -> Algorithm:
     if name == "asking":
         return build("fedavg", selection=PowerOfChoice(count=3, candidates=4))
+    if name == "combined":
+        return fedavg(**COMBINED)
     return build(name, **OPTIONS.get(name, {}))
 
 
@@ -360,3 +366,23 @@ def test_run_folders_do_not_tell_the_engines_apart(tmp_path: Path, session: None
     assert tiny.same(alone.values, last.values)
     with pytest.raises(Invalid, match=r"engine\.threads"):
         runner.proceed(tmp_path / "ray", ["rounds=5", "engine=ray", "engine.threads=2"])
+
+
+def test_another_kind_of_task_with_weights_of_rows() -> None:
+    """Pixels: class weights, ignored pixels and weights of rows reach the workers, and metrics come back."""
+    draw = torch.Generator().manual_seed(0)
+    rows = kind_tasks.CASES["dense"].rows
+    clients = [(*rows(size, draw), torch.rand(size, generator=draw) + 0.1) for size in (4, 2, 3)]
+    federation = Federation.from_clients(clients, client_tests=[rows(2, draw) for _ in clients])
+    task = try_model(kind_tasks.task("dense", class_weights=(1.0, 2.0, 3.0)), federation, "the model", "the data")
+    settings = {"device": "cpu", "dtype": "float64", "lane": "serial"}
+    cluster, here = RayCluster(task, federation, workers=2, **settings), Vectorised(task, federation, **settings)
+    try:
+        (there,), (mine,) = (run(build("fedavg"), engine, rounds=1, seed=1) for engine in (cluster, here))
+        assert tiny.same(tree.here(there.model), mine.model)
+        everyone = np.arange(3)
+        asked = Broadcast(shared={"model": mine.model})
+        said = [e.exchange(Evaluate(), Plain(), asked, everyone, round=0, seed=0) for e in (cluster, here)]
+        assert tiny.same(tree.here(said[0].reply), said[1].reply)
+    finally:
+        cluster.close()

@@ -16,7 +16,7 @@ from consilience.experiments import retest, runner
 from consilience.experiments.config.config import Config, from_table
 from consilience.models.tokenization import BYTE_VOCABULARY
 
-pytest.importorskip("transformers", reason="needs transformers: pip install 'consilience[text]'")
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'consilience[text]'")
 pytest.importorskip("peft", reason="needs peft: pip install 'consilience[text]'")
 
 
@@ -56,6 +56,8 @@ def test_a_run_resumes_and_is_tested_with_the_same_frozen_weights(tmp_path: Path
         assert file.stat().st_size < frozen / 2  # neither checkpoints nor the model hold frozen weights
     assert names_in(tmp_path / "whole" / "model.safetensors") == learned
     assert 0 <= whole.history[-1]["bytes_up"] / 3 - sent <= 64
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "whole" / "tokenizer")
+    assert len(tokenizer) == BYTE_VOCABULARY
     facts = retest.RunFolder.open(tmp_path / "whole").facts()
     assert facts["prints"]["frozen_weights"] == whole.task.frozen_digest != ""
 
@@ -77,8 +79,6 @@ def test_other_frozen_weights_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_runs_model_is_exported_with_its_classes(tmp_path: Path) -> None:
-    import transformers
-
     runner.execute(config(tmp_path, "rounds=1"), folder=tmp_path / "run")
     result, round = retest.latest(tmp_path / "run")
     result.export(tmp_path / "out", "hugging_face")

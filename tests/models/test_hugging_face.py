@@ -19,6 +19,7 @@ from consilience.models.tokenization import BYTE_VOCABULARY, IGNORED, Tokenizati
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'consilience[text]'")
 pytest.importorskip("peft", reason="needs peft: pip install 'consilience[text]'")
 TEXTS = ["send money", "my card is stolen", "é€ 漢字"]
+SMALL = tiny.CONFIGS["bert"]
 BYTES = Tokenization(source="bytes", length=tiny.LENGTH)
 
 
@@ -169,3 +170,25 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, package: st
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(Invalid, match=r'not installed: pip install "consilience\[text\]"'):
         tiny.model("bert", train, seed=9)
+
+
+def test_a_model_of_ones_own() -> None:
+    config = transformers.BertConfig(
+        vocab_size=30, num_labels=2, **{k: v for k, v in SMALL.items() if k != "model_type"}
+    )
+    own = transformers.BertForSequenceClassification(config).eval()
+    x, y = torch.randint(0, 30, (12, 9)), torch.arange(12) % 2
+    mask = torch.ones(12, 9, dtype=torch.int64)
+    mask[::3, 5:] = 0
+    wrapped = cs.HuggingFace(own)
+    assert torch.allclose(
+        wrapped({"input_ids": x, "attention_mask": mask}), own(x, attention_mask=mask).logits, atol=1e-6
+    )
+    halves = [(x[part], y[part]) for part in (slice(0, 6), slice(6, 12))]
+    result = cs.train(
+        wrapped, cs.Federation.from_clients(halves, test=(x, y)), cs.fedavg(lr=0.1), rounds=1, progress=False
+    )
+    assert 0 <= result.history[-1]["accuracy"] <= 1
+    assert not torch.equal(result.model.core.classifier.weight, own.classifier.weight)
+    with pytest.raises(Invalid, match="this model has no tokenizer"):
+        wrapped.tokenize(["send"])

@@ -189,7 +189,8 @@ def test_prediction_head_under_vmap() -> None:
 
 
 def test_no_layer_works_in_place_and_every_catalogue_entry_is_tried() -> None:
-    assert {name for name, _, _ in TINY.values()} == set(models.__all__)
+    others = {"hugging_face", "timm", "torchvision"}  # of other libraries, which have tests of their own
+    assert {name for name, _, _ in TINY.values()} == set(models.__all__) - others
     for label in TINY:
         assert not any(getattr(layer, "inplace", False) for layer in tiny(label).modules()), label
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from consilience.client.memory.memory import Done
+from consilience.client.memory.memory import TrainingEnd
 from consilience.client.solver_wrappers import plain_sgd, rate_in
 from consilience.client.solvers import Solver
 from consilience.core.settings import Invalid, Positive, check
@@ -46,7 +46,7 @@ class ControlVariate:
         """Zero."""
         return map_leaves(torch.zeros_like, start["params"])
 
-    def update(self, old: Tree, done: Done) -> tuple[Tree, Tree]:
+    def update(self, old: Tree, done: TrainingEnd) -> tuple[Tree, Tree]:
         """A client that did no step keeps its c_i."""
         worked = done.steps > 0
         scale = torch.where(worked, 1 / (done.steps.clamp(min=1) * rate_in(done.solver, done.message["round"])), 0.0)
@@ -69,7 +69,7 @@ class Drift:
         """Zero."""
         return map_leaves(torch.zeros_like, start["params"])
 
-    def update(self, old: Tree, done: Done) -> tuple[Tree, Tree]:
+    def update(self, old: Tree, done: TrainingEnd) -> tuple[Tree, Tree]:
         """Add this round's move; nothing is added to the reply."""
         start = done.message["model"]["params"]
         return map_leaves(lambda h, w, x: h + (w - x), old, done.model["params"], start), {}
@@ -89,7 +89,7 @@ class Gradient:
         """Zero."""
         return map_leaves(torch.zeros_like, start["params"])
 
-    def update(self, old: Tree, done: Done) -> tuple[Tree, Tree]:
+    def update(self, old: Tree, done: TrainingEnd) -> tuple[Tree, Tree]:
         """By how far the client moved; nothing is added to the reply."""
         start = done.message["model"]["params"]
         return map_leaves(lambda g, w, x: g - self.alpha * (w - x), old, done.model["params"], start), {}

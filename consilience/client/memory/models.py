@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from consilience.client.memory.memory import Done
+from consilience.client.memory.memory import TrainingEnd
 from consilience.core.settings import check
 from consilience.core.tree import Tree, leaves, where
 
@@ -35,7 +35,7 @@ class PreviousModel:
         """The start model, which is not the client's own."""
         return {"model": start, "known": torch.zeros((), dtype=torch.bool, device=next(leaves(start)).device)}
 
-    def update(self, old: Tree, done: Done) -> tuple[Tree, Tree]:
+    def update(self, old: Tree, done: TrainingEnd) -> tuple[Tree, Tree]:
         """The model just trained; a client that did no step keeps the one it had."""
         worked = done.steps > 0
         kept = {"model": where(worked, done.model, old["model"]), "known": old["known"] | worked}
@@ -65,6 +65,6 @@ class TrainedModel:
         """The initial model."""
         return start
 
-    def update(self, old: Tree, done: Done) -> tuple[Tree, Tree]:
+    def update(self, old: Tree, done: TrainingEnd) -> tuple[Tree, Tree]:
         """What training ended with; nothing is added to the reply."""
         return done.model, {}

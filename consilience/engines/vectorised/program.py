@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -261,6 +262,10 @@ class BoundSteps:
             step = InPlace(trace(self._function(batch), self._carry, leaves, self._context), len(self._carry))
         except Untraceable as reason:
             self._steps.untraceable = str(reason)
+            warnings.warn(
+                f"a client's step cannot be traced, since {reason}: it runs as it is, slower for a small model",
+                stacklevel=2,
+            )
             return None
         if self._threaded:
             step.leave_lock(self._carry, leaves, self._context)

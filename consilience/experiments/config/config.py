@@ -41,6 +41,7 @@ from consilience.experiments.config.catalogue import (
 )
 from consilience.experiments.config.overrides import overridden
 from consilience.experiments.config.schedules import refuse_idle_rounds, with_horizons
+from consilience.experiments.stopping import Validation
 from consilience.options import parts, recipes
 from consilience.runs import canonical, toml_text
 from consilience.runs.names import safe_name
@@ -48,7 +49,8 @@ from consilience.runs.names import safe_name
 Seed = Annotated[int, Range(least=0, below=2**63)]
 Table = dict[str, Any]
 if TYPE_CHECKING:
-    LossName = KindName = str
+    LossName = str
+    KindName = str
 else:
     LossName = Literal[("auto", *LOSSES)]  # those of the kinds of task
     KindName = Literal[("auto", *TASK_KINDS)]
@@ -86,7 +88,8 @@ class TaskSettings:
     class_weights: of the classes (or labels) in the loss; "balanced" makes all classes of all training rows weigh the
     same. label_smoothing: the share of a target that is spread over all classes. ignore_index: the target that does not
     count (tokens, dense, multi_label; -100). outputs: targets of a row, for a deployment without data at the server.
-    metrics: further ones by name, such as "per_class", "auroc", "top_5".
+    labels: the names of the classes in the order of their numbers, where targets are texts; by default those that
+    occur, sorted. metrics: further ones by name, such as "per_class", "auroc", "top_5".
     """
 
     kind: KindName = "auto"
@@ -94,6 +97,7 @@ class TaskSettings:
     label_smoothing: Decay = 0.0
     ignore_index: int | None = None
     outputs: Count | None = None
+    labels: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -105,7 +109,7 @@ class TaskSettings:
 
     def of_kind(self) -> Table:
         """What the kind is made with."""
-        return {key: value for key, value in self.changed().items() if key not in ("kind", "outputs")}
+        return {key: value for key, value in self.changed().items() if key not in ("kind", "outputs", "labels")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,12 +124,14 @@ class Checkpointing:
 
 
 FIXED: dict[str, type] = {
-    "task": TaskSettings,
     "evaluation": Evaluation,
+    "validation": Validation,
     "checkpoint": Checkpointing,
     "limits": Limits,
 }
-"""Sections that mean the same in every run."""
+"""Sections that mean the same in every run, and are written in full."""
+TASK: dict[str, type] = {"task": TaskSettings}
+"""Written only where it is not as by default, since runs of before there were kinds have none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +156,7 @@ class Config:
     engine: Table = field(default_factory=dict)
     task: TaskSettings = field(default_factory=TaskSettings)
     evaluation: Evaluation = field(default_factory=Evaluation)
+    validation: Validation = field(default_factory=Validation)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     limits: Limits = field(default_factory=Limits)
 
@@ -167,9 +174,11 @@ class Config:
         scalars = {key: getattr(self, key) for key in _scalars() if getattr(self, key) not in (None, "")}
         chosen = {section: getattr(self, section) for section in KINDS}
         sections = {section: {"name": it.name, **parts.write(it.options)} for section, it in chosen.items()}
-        ends = {"engine": self.engine, **{key: _set_options(getattr(self, key)) for key in FIXED if key != "task"}}
-        if self.task.changed():  # else there is no section, as in a run of before there were kinds
+        ends = {"engine": self.engine, **{key: _set_options(getattr(self, key)) for key in FIXED}}
+        if self.task.changed():
             ends["task"] = self.task.changed()
+        if self.validation == Validation():
+            del ends["validation"]
         return {**scalars, **sections, **{key: parts.write(table) for key, table in ends.items()}}
 
     def toml(self) -> str:
@@ -195,7 +204,7 @@ def load(path: Path | str | None = None, overrides: Iterable[str] = ()) -> Confi
 
 def from_table(given: Mapping[str, Any], overrides: Iterable[str] = (), *, source: str = "the config") -> Config:
     """A checked config from plain tables; what is left out has its default."""
-    table = overridden(_with_tables(given), overrides, source)
+    table = _with_tables(overridden(_with_tables(given), overrides, source))
     fields = [f.name for f in dataclasses.fields(Config)]
     refuse_unknown(table, fields, "")
     hints = hints_of(Config)
@@ -204,7 +213,7 @@ def from_table(given: Mapping[str, Any], overrides: Iterable[str] = (), *, sourc
     for section in KINDS:
         checked[section] = _chosen(section, table.get(section, {}), rounds)
     checked["engine"] = _engine(table.get("engine", {}))
-    for section, kind in FIXED.items():
+    for section, kind in (TASK | FIXED).items():
         known = {f.name: Option(hints_of(kind)[f.name], f.default) for f in dataclasses.fields(kind)}
         checked[section] = kind(**_section(section, table, known))
     defence.check(checked.get("defence"), checked.get("untrusted"))
@@ -217,7 +226,7 @@ def from_table(given: Mapping[str, Any], overrides: Iterable[str] = (), *, sourc
 
 
 def _scalars() -> list[str]:
-    return [f.name for f in dataclasses.fields(Config) if f.name not in (*KINDS, "engine", *FIXED)]
+    return [f.name for f in dataclasses.fields(Config) if f.name not in (*KINDS, "engine", *TASK, *FIXED)]
 
 
 def _set_options(section: Any) -> Table:
@@ -229,7 +238,7 @@ def _with_tables(given: Mapping[str, Any]) -> Table:
     """The tables, with `data = "mnist"` spelled `data = {name = "mnist"}`."""
     named = (*KINDS, "engine")
     spelled = {k: {"name": v} if k in named and isinstance(v, str) else v for k, v in given.items()}
-    for key in (*KINDS, "engine", *FIXED):
+    for key in (*KINDS, "engine", *TASK, *FIXED):
         if not isinstance(spelled.get(key, {}), Mapping):
             raise Invalid(f"{key} = {spelled[key]!r} must be a table: write [{key}] and its settings below it")
     return spelled

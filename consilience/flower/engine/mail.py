@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Mapping
@@ -62,9 +63,19 @@ class Mail:
         return keys_of(self._grid)
 
     def ask(
-        self, contents: Mapping[int, Any], kind: str, group: str, deadline: float, bounds: Mapping[int, Bound]
+        self,
+        contents: Mapping[int, Any],
+        kind: str,
+        group: str,
+        deadline: float,
+        bounds: Mapping[int, Bound],
+        *,
+        linger: float = math.inf,
     ) -> Post:
-        """Send each node its content and wait for whole replies, at most `deadline` seconds."""
+        """Send each node its content and wait for whole replies, at most `deadline` seconds.
+
+        linger: once some have answered, how long the others are waited for after the last answer.
+        """
         from flwr.app import Message
 
         post = Post()
@@ -73,12 +84,13 @@ class Mail:
         end = time.monotonic() + deadline
         sent = {message: node for node, message in zip(nodes, self._grid.push_messages(messages)) if message}
         self._fetching.expect({message: bounds[node] for message, node in sent.items()})
-        pause = POLLS[0]
+        pause, last = POLLS[0], math.inf
         with LimitedLog(group) as warnings:
             while True:
                 for reply in self._fetching.look([*sent, *self._overdue], end):
                     self._sort(reply, sent, post, kind, warnings)
-                left = end - time.monotonic()
+                    last = time.monotonic()
+                left = min(end, last + linger) - time.monotonic()
                 if not sent or left <= 0:
                     break
                 time.sleep(min(pause, max(left, 0.01)))

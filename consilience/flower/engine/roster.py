@@ -24,7 +24,7 @@ log = logging.getLogger("consilience.flower")
 
 EACH = 64  # characters of an introduction for one client: its number, and its rows
 STRANGERS = 64  # nodes beyond the number of clients that are asked at once: more wait until these have answered
-AGAIN = 30.0  # seconds that a node which never answers can delay each round in the end
+AGAIN = 30.0  # seconds that nodes which never answer can delay each round, in the end or where others have answered
 
 
 class Roster:
@@ -127,7 +127,8 @@ class Roster:
         most = min(self._waiting.deadline, self._waiting.wait)
         # a new node gets the full time; if all were silent before, half of their last time
         patience = max(min(AGAIN, most), most * 0.5 ** min(self._unanswered[node] for node in nodes))
-        post = self._mail.ask(contents, "query", "introduction", patience, dict.fromkeys(nodes, self._introduction))
+        bounds = dict.fromkeys(nodes, self._introduction)
+        post = self._mail.ask(contents, "query", "introduction", patience, bounds, linger=min(AGAIN, most))
         post.failures.update((node, str(problem)) for node, problem in post.refused.items())
         answered = {*post.replies, *post.failures}
         self._unanswered = Counter({node: self._unanswered[node] + 1 for node in nodes if node not in answered})

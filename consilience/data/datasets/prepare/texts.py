@@ -15,6 +15,7 @@ from torch import Tensor
 from consilience.core.settings import Invalid, Range
 from consilience.data.dataset import Texts
 
+NumericForm = Literal["words", "characters", "ngrams", "encoder"]
 TextForm = Literal["words", "characters", "ngrams", "encoder", "raw"]
 VocabularySize = Annotated[int, Range(least=3)]
 """How many tokens to tell apart, the padding and unknown marks included."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -100,7 +101,7 @@ def load_table(path: Path | str) -> Tensor:
 
 def load_tensors(path: Path | str) -> dict[str, Any]:
     """All that `save_table` wrote."""
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         raise Invalid(f"there is no schedule at {str(path)!r}: {LEARN}")
     try:
         found = safetensors.torch.load_file(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -140,7 +141,7 @@ def save_rule(rule: TransferredWeights, path: Path | str, **more: Any) -> None:
 
 def load_rule(path: Path | str) -> dict[str, Any]:
     """features, coefficients and rounds from a file of `save_rule`."""
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         raise Invalid(f"there is no rule at {str(path)!r}: {FIT}")
     try:
         held = json.loads(Path(path).read_text(encoding="utf-8"))

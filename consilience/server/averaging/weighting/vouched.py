@@ -11,7 +11,7 @@ from torch import Tensor
 from consilience.core.capabilities import Wraps
 from consilience.core.exchange import Cohort, Notes
 from consilience.core.settings import Decay, Fraction, Positive, check
-from consilience.core.tree import Tree
+from consilience.core.tree import Tree, flatten
 from consilience.server.averaging.combining.tolerance import Faulty, faulty, require
 from consilience.server.averaging.weighting.by_size import ByExamples
 from consilience.server.averaging.weighting.capped import connected
@@ -26,7 +26,8 @@ class VouchedWeights(Wraps):
     Of n replies, f may be hostile. Updates longer than `far` times the median are left out. Near copies of each other
     (cosines of at least `min_cosine`; groups of more than f + 1 must be honest, and are none) count as one reply. Then
     client j's score is the mean cosine of its update with the others', without the f highest, since f accomplices would
-    vouch for each other; scores are averaged over rounds. Of what f allows after the long ones and the copies, the
+    vouch for each other; cosines are averaged over weight matrices (labels that differ between clients show most in the
+    last layer), and scores over rounds. Of what f allows after the long ones and the copies, the
     lowest scores are left out. No client counts more than `most` times the median weight.
     """
 
@@ -37,15 +38,11 @@ class VouchedWeights(Wraps):
     min_cosine: Fraction = 0.99
     most: Positive = 2.0
     holds = "inner"
+    needs_each_reply = True  # it compares them
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """It compares them."""
-        return True
 
     def init(self, start: Tree, clients: int) -> Tree:
         """The inner state, every client's score, and in how many rounds it was measured."""
@@ -67,7 +64,7 @@ class VouchedWeights(Wraps):
         share = np.where(far, 0.0, 1 / np.bincount(labels, minlength=len(labels))[labels])  # of one reply
         ids = torch.from_numpy(np.asarray(cohort.ids)).to(state["score"].device)
         before, rounds = state["score"][ids].cpu().numpy(), state["rounds"][ids].cpu().numpy()
-        now = scores(cosine, share, labels, left)
+        now = scores(_by_matrix(cohort.reply["model"]["params"], model["params"]), share, labels, left)
         score = np.where(rounds > 0, self.memory * before + (1 - self.memory) * now, now)
         kept = share * _best(score, labels, ~far, left)
         given = weights.detach().to("cpu", torch.float64).numpy()
@@ -80,6 +77,15 @@ class VouchedWeights(Wraps):
             "rounds": state["rounds"].index_add(0, ids, torch.ones_like(ids, dtype=torch.float64)),
         }
         return torch.from_numpy(given / given.sum()).to(weights), after, {**notes, "vouched": torch.from_numpy(score)}
+
+
+def _by_matrix(stacked: Tree, anchor: Tree) -> np.ndarray:
+    """[m, m] the mean over weight matrices of the updates' cosines; over all tensors where there are no matrices."""
+    flat, start = flatten(stacked), flatten(anchor)
+    moving = [path for path, leaf in start.items() if leaf.is_floating_point() and leaf.numel()]
+    matrices = [path for path in moving if start[path].dim() > 1] or moving
+    found = [measure_updates({path: flat[path]}, {path: start[path]}).cosine for path in matrices]
+    return torch.stack(found).mean(0).cpu().numpy()
 
 
 def scores(cosine: np.ndarray, share: np.ndarray, labels: np.ndarray, f: int) -> np.ndarray:
