@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from consilience.core import rng
+from consilience.core.layers import refuse_recomputing
 from consilience.core.random_operations import NESTED, REPLACED, name_of
 from consilience.core.settings import Invalid
 
@@ -59,6 +60,7 @@ class KeyedDraws(TorchFunctionMode):
                 f"a model that draws random numbers ({name_of(func)}) was trained without a key: "
                 "pass Task.apply(..., key=batch.key)"
             )
+        refuse_recomputing(name_of(func))
         self._calls += 1
         return rng.fold(self._key, CALL + self._calls)
 
