@@ -1,176 +1,201 @@
 """Transformers in a round of federated training: rows a second and peak memory, by hand and with consilience.
 
-    python benchmarks/adapters_speed.py                       # on a GPU: two to four minutes, most of it compiling
+    python benchmarks/adapters_speed.py                       # on a GPU: some minutes, most of them compiling
     python benchmarks/adapters_speed.py --small --device cpu  # a check of the script itself
 
-Two workloads, each 20 clients x 10 steps x 16 rows of 128 tokens: BERT base with LoRA (rank 8 on queries and values,
-and the head), and a whole encoder of 4 layers, 256 wide. "By hand" trains the clients one after another with
-`torch.optim.SGD`, autocast for bf16, as one would write it; both sides start from the same weights and take the same
-number of steps. No dropout, so that both compute the same. The peak is what PyTorch reserved from the first round on,
-with tracing, capturing and warming up. The last lines are a table.
+Workloads, of 20 clients x 10 steps each: BERT base with LoRA (rank 8 on queries and values, and the head), 16 rows of
+128 tokens; and an encoder of 4 layers, 256 wide, all of it trained, 32 rows of 64 tokens. "By hand" trains clients one
+after another with `torch.optim.SGD`, and autocast for bf16, as one would write it; three of the clients are timed. No
+dropout, so that both sides compute the same; `--masked` makes half of the texts shorter. "Any order" is
+`deterministic = false`.
+The peak is what PyTorch reserved from the first round on, with tracing and capturing. The last lines are a table.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import functools
 import gc
 import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import consilience as cs
 from consilience.core.rounds import run
 
-CLIENTS, STEPS, ROWS, TOKENS, CLASSES, RATE = 20, 10, 16, 128, 77, 0.01
+CLASSES, RATE, TIMED_BY_HAND = 77, 0.01, 3
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-WORKLOADS: dict[str, dict[str, Any]] = {
-    "BERT base, LoRA rank 8": {
-        "config": {"model_type": "bert", "vocab_size": 30522, **NO_DROPOUT},
-        "train": "lora",
-        "rank": 8,
-    },
-    "encoder, 4 layers of 256": {
-        "config": {
-            **{"model_type": "bert", "vocab_size": 8000, "hidden_size": 256, "num_hidden_layers": 4},
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, and what each client does in a round."""
+
+    name: str
+    config: dict[str, Any]
+    options: dict[str, Any]
+    rows: int
+    tokens: int
+    clients: int = 20
+    steps: int = 10
+    masked: bool = False
+
+    def model(self) -> nn.Module:
+        """The model with random weights."""
+        shape: Any = {"input_ids": (self.tokens,), "attention_mask": (self.tokens,)} if self.masked else (self.tokens,)
+        size = {} if self.masked else {"vocabulary": self.config["vocab_size"]}
+        options = {"config": self.config, "length": self.tokens, **size, **self.options}
+        return cs.build_model("hugging_face", shape, CLASSES, seed=0, **options)
+
+    def data(self) -> cs.Federation:
+        """Random token numbers: what they are does not change the time."""
+        draw, count = torch.Generator().manual_seed(0), self.steps * self.rows
+        clients: list[Any] = []
+        for _ in range(self.clients):
+            x = torch.randint(5, self.config["vocab_size"], (count, self.tokens), generator=draw)
+            y = torch.randint(0, CLASSES, (count,), generator=draw)
+            mask = torch.ones_like(x)
+            mask[::2, self.tokens * 3 // 4 :] = 0
+            clients.append(({"input_ids": x, "attention_mask": mask} if self.masked else x, y))
+        return cs.Federation.from_clients(clients, classes=CLASSES)
+
+
+WORKLOADS = (
+    Workload(
+        name="BERT base, LoRA rank 8, 16 x 128 tokens",
+        config={"model_type": "bert", "vocab_size": 30522, **NO_DROPOUT},
+        options={"train": "lora", "rank": 8},
+        rows=16,
+        tokens=128,
+    ),
+    Workload(
+        name="encoder, 4 layers of 256, 32 x 64 tokens",
+        config={
+            **{"model_type": "bert", "vocab_size": 1000, "hidden_size": 256, "num_hidden_layers": 4},
             **{"num_attention_heads": 4, "intermediate_size": 1024, **NO_DROPOUT},
         },
-        "train": "all",
-    },
-}
+        options={"train": "all"},
+        rows=32,
+        tokens=64,
+    ),
+)
 
 
-def federation(vocabulary: int, rows: int) -> cs.Federation:
-    """Random token numbers: what they are does not change the time."""
-    draw = torch.Generator().manual_seed(0)
-    clients = []
-    for _ in range(CLIENTS):
-        x = torch.randint(5, vocabulary, (rows, TOKENS), generator=draw)
-        mask = torch.ones(rows, TOKENS, dtype=torch.int64)
-        mask[::2, TOKENS * 3 // 4 :] = 0  # half of the texts are shorter
-        y = torch.randint(0, CLASSES, (rows,), generator=draw)
-        clients.append(({"input_ids": x, "attention_mask": mask}, y))
-    return cs.Federation.from_clients(clients, classes=CLASSES)
-
-
-def by_hand(model: torch.nn.Module, data: cs.Federation, device: str, bf16: bool) -> Callable[[], None]:
-    """One round: every client trains from the global values, which are then averaged."""
-    here = copy.deepcopy(model).to(device).train()
-    train = data.train.to(device)
-    names = [name for name, p in here.named_parameters() if p.requires_grad]
+def by_hand(work: Workload, device: str, bf16: bool) -> tuple[Callable[[], None], int]:
+    """(a round of some clients, how many rows that is): each trains from the global values."""
+    model = work.model().to(device).train()
+    rows = work.data().train.to(device)
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    start = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    clients = min(TIMED_BY_HAND, work.clients)
 
     def a_round() -> None:
-        values = dict(here.named_parameters())
-        start = {name: values[name].detach().clone() for name in names}
-        total = {name: torch.zeros_like(value) for name, value in start.items()}
-        for client in range(CLIENTS):
+        values = dict(model.named_parameters())
+        for client in range(clients):
             with torch.no_grad():
                 for name in names:
                     values[name].copy_(start[name])
             solver = torch.optim.SGD([values[name] for name in names], lr=RATE)
-            x, y = train.of(client)
-            for step in range(STEPS):
-                part = slice(step * ROWS, (step + 1) * ROWS)
+            x, y = rows.of(client)[:2]
+            for step in range(work.steps):
+                part = slice(step * work.rows, (step + 1) * work.rows)
+                given = {key: value[part] for key, value in x.items()} if isinstance(x, dict) else x[part]
                 with torch.autocast(torch.device(device).type, dtype=torch.bfloat16, enabled=bf16):
-                    output = here({key: value[part] for key, value in x.items()})
-                    loss = torch.nn.functional.cross_entropy(output.float(), y[part])
+                    loss = nn.functional.cross_entropy(model(given).float(), y[part])
                 solver.zero_grad(set_to_none=True)
                 loss.backward()
                 solver.step()
-            with torch.no_grad():
-                for name in names:
-                    total[name] += values[name] / CLIENTS
-        with torch.no_grad():
-            for name in names:
-                values[name].copy_(total[name])
 
-    return a_round
+    return a_round, clients * work.steps * work.rows
 
 
-def ours(model: torch.nn.Module, data: cs.Federation, device: str, bf16: bool, compile: bool) -> Callable[[], None]:
-    """One round of the same work by the engine, all clients at once."""
-    precision: Any = "bf16" if bf16 else "full"
+def ours(work: Workload, device: str, bf16: bool, **settings: Any) -> tuple[Callable[[], None], int]:
+    """(a round by the engine, all clients at once, how many rows that is)."""
     engine = cs.Vectorised(
-        cs.Task(model),
-        data,
+        cs.Task(work.model()),
+        work.data(),
         device=device,
-        precision=precision,
+        precision="bf16" if bf16 else "full",
         lane="batched",
-        clients_at_once=CLIENTS,
-        compile=compile,
+        clients_at_once=work.clients,
+        **settings,
     )
-    rounds = run(cs.fedavg(lr=RATE, epochs=1, batch_size=ROWS), engine, rounds=10**6, seed=0)
-    return lambda: next(rounds) and None  # type: ignore[func-returns-value]
+    rounds = run(cs.fedavg(lr=RATE, epochs=1, batch_size=work.rows), engine, rounds=10**6, seed=0)
+    return functools.partial(next, rounds), work.clients * work.steps * work.rows
 
 
-def measured(a_round: Callable[[], None], device: str, warm: int, times: int) -> tuple[float, float]:
-    """(rows a second, peak GiB from the first round on), after some rounds to warm up."""
+WAYS: dict[str, tuple[str, Callable[..., tuple[Callable[[], None], int]]]] = {
+    "hand": ("by hand", by_hand),
+    "plain": ("consilience", functools.partial(ours, compile=False)),
+    "compiled": ("consilience, compiled", functools.partial(ours, compile=True)),
+    "free": ("consilience, compiled, any order", functools.partial(ours, compile=True, deterministic=False)),
+}
+
+
+def measured(make: Callable[[], tuple[Callable[[], None], int]], device: str) -> tuple[float, float]:
+    """(rows a second, peak GiB from the first round on)."""
     cuda = device.startswith("cuda")
-    for _ in range(warm):
-        a_round()
+    gc.collect()
     if cuda:
-        torch.cuda.synchronize()
-    began = time.perf_counter()
-    for _ in range(times):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    a_round, rows = make()
+    times = []
+    for _ in range(4):  # the first two trace, capture and compile
+        began = time.perf_counter()
         a_round()
-    if cuda:
-        torch.cuda.synchronize()
-    seconds = (time.perf_counter() - began) / times
+        if cuda:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
     peak = torch.cuda.max_memory_reserved() / 2**30 if cuda else float("nan")
-    return CLIENTS * STEPS * ROWS / seconds, peak
+    return rows / min(times[2:]), peak
 
 
 def main() -> None:
     """Measure and print."""
-    global CLIENTS, STEPS, ROWS, TOKENS
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--precisions", default="bf16,fp32")
-    parser.add_argument("--compiled", default="bf16", help="in which precisions to measure compiled steps as well")
+    parser.add_argument("--precisions", default="bf16", help="bf16, fp32 or both with a comma between")
+    parser.add_argument("--ways", default="hand,plain,compiled", help=f"of {', '.join(WAYS)}")
     parser.add_argument("--workloads", default="", help="a part of their names")
+    parser.add_argument("--masked", action="store_true", help="with an attention mask: half of the texts are shorter")
     parser.add_argument("--small", action="store_true", help="tiny models, to try the script")
     parser.add_argument("--out", type=Path, help="a JSON file for the rows of the table")
     given = parser.parse_args()
-    if given.small:
-        CLIENTS, STEPS, ROWS, TOKENS = 2, 2, 2, 16
-    rows = []
-    for name, options in WORKLOADS.items():
-        if given.workloads not in name:
+    rows: list[dict[str, Any]] = []
+    for work in WORKLOADS:
+        if given.workloads not in work.name:
             continue
-        options = {**options, "config": dict(options["config"])}
+        if given.masked:
+            work = replace(work, name=f"{work.name}, masked", masked=True)
         if given.small:
-            options["config"].update(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
-        shape = {"input_ids": (TOKENS,), "attention_mask": (TOKENS,)}
-        model = cs.build_model("hugging_face", shape, CLASSES, seed=0, length=TOKENS, **options)
-        data = federation(options["config"]["vocab_size"], STEPS * ROWS)
+            tiny = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+            work = replace(work, config={**work.config, **tiny}, clients=2, steps=2, rows=2, tokens=16)
         for precision in given.precisions.split(","):
-            bf16 = precision == "bf16"
-            ways: dict[str, Callable[[], Callable[[], None]]] = {
-                "by hand": functools.partial(by_hand, model, data, given.device, bf16),
-                "consilience": functools.partial(ours, model, data, given.device, bf16, False),
-            }
-            if precision in given.compiled.split(",") and given.device.startswith("cuda"):
-                ways["consilience, compiled"] = functools.partial(ours, model, data, given.device, bf16, True)
-            for label, make in ways.items():
-                gc.collect()
-                if given.device.startswith("cuda"):
-                    torch.cuda.empty_cache()
-                    torch.cuda.reset_peak_memory_stats()
-                speed, peak = measured(make(), given.device, warm=1 if label == "by hand" else 2, times=2)
-                rows.append({"workload": name, "precision": precision, "how": label, "rows_per_s": speed, "gib": peak})
-                print(json.dumps(rows[-1]), flush=True)
-    if given.out:
-        given.out.write_text(json.dumps(rows, indent=1) + "\n")
+            for way in given.ways.split(","):
+                label, make = WAYS[way]
+                try:
+                    speed, peak = measured(
+                        functools.partial(make, work, given.device, precision == "bf16"), given.device
+                    )
+                except Exception as problem:  # the others are still of interest
+                    print(f"{work.name}, {label}: {type(problem).__name__}: {problem}", flush=True)
+                    continue
+                row = {"workload": work.name, "precision": precision, "how": label, "rows_per_s": speed, "gib": peak}
+                print(json.dumps(row), flush=True)
+                rows.append(row)
+                if given.out:
+                    given.out.write_text(json.dumps(rows, indent=1) + "\n")
     print("\n| Workload | Precision | How | Rows/s | Peak GiB |\n|---|---|---|---|---|")
     for row in rows:
-        print(
-            f"| {row['workload']} | {row['precision']} | {row['how']} | {row['rows_per_s']:,.0f} | {row['gib']:.1f} |"
-        )
+        start = f"| {row['workload']} | {row['precision']} | {row['how']} "
+        print(f"{start}| {row['rows_per_s']:,.0f} | {row['gib']:.1f} |")
 
 
 if __name__ == "__main__":

@@ -199,16 +199,17 @@ def export(
     format: Annotated[str, typer.Option(help="safetensors, torch-export, onnx or hugging_face.")] = "safetensors",
     out: Annotated[Path | None, typer.Option(help="The folder to write; RUN/export/FORMAT.")] = None,
     adapters: Annotated[str, typer.Option(help="In a Hugging Face folder: merged or separate.")] = "merged",
+    best: Annotated[bool, typer.Option("--best", help="The best model on the validation rows.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Write a run's latest model for other programs."""
+    """Write a run's latest or best model for other programs."""
 
     def work() -> int:
         from typing import Any, cast
 
         from consilience.experiments import retest
 
-        result, round = retest.latest(run)
+        result, round = retest.latest(run, best=best)
         place = result.export(out or run / "export" / format, cast(Any, format), adapters=cast(Any, adapters))
         console().print(f"{place}, after round {round}", highlight=False, soft_wrap=True)
         return 0

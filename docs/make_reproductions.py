@@ -1,4 +1,4 @@
-"""Writes the tables in reproductions.md from docs/results; the verdicts are computed by docs/verdicts.py.
+"""Writes the tables in reproductions.md and methods/duw.md from docs/results; docs/verdicts.py computes the verdicts.
 
 `python docs/make_reproductions.py` writes them; with `--check` it fails if they are not up to date.
 """
@@ -20,6 +20,8 @@ from reproduction_cells import cells_of, missing, read_experiments, stored
 from verdicts import CONFIRMED, CONTRADICTED, OPEN, RESULTS, Found, Table, baselines, judged, measured, survives
 
 PAGE = Path(__file__).with_name("reproductions.md")
+DUW = Path(__file__).parent / "methods" / "duw.md"
+NAMES = {"fedavg": "FedAvg", "dr_fedavg": "DR-FedAvg", "duw_fedavg": "DUW-FedAvg"}
 BEGIN, END = "<!-- {}: written by docs/make_reproductions.py -->", "<!-- end of {} -->"
 
 
@@ -30,7 +32,9 @@ def shown(claim: Table, found: Found | None) -> str:
     if claim["kind"] == "arithmetic":
         return f"computed: {found.mean:.2f}"
     unit = claim.get("unit", "")
-    signed = ("+" if baselines(claim) else "") + (".2f" if claim.get("measure") == "roughness" else ".1f")
+    fine = claim.get("measure") == "roughness" or (found.seen is not None and found.seen < 0.1)
+    digits = ".2f" if fine else ".1f"
+    signed = ("+" if baselines(claim) else "") + digits
     text = f"{found.mean:{signed}}"
     if found.low is not None and found.high is not None:
         text += f" ({found.low:{signed}} to {found.high:{signed}})"
@@ -38,7 +42,7 @@ def shown(claim: Table, found: Found | None) -> str:
     if claim["kind"] == "equal":
         text += f"; margin {claim['points']:g}"
     elif found.seen is not None and baselines(claim):
-        text += f"; could have seen {found.seen:.1f}"
+        text += f"; could have seen {found.seen:{digits}}"
     return text + (f"; {found.note}" if found.note else "")
 
 
@@ -67,14 +71,23 @@ def claim_table(claims: Sequence[Table], holds: Sequence[bool]) -> str:
     return "\n".join(lines)
 
 
+def _how(claim: Table) -> str:
+    """What a verdict rests on, if not on runs of the claim's own setting."""
+    return " by computation" if claim["kind"] == "arithmetic" else " here" if claim.get("stand_in") else ""
+
+
 def count_table(claims: Sequence[Table]) -> str:
-    """How many claims of every paper are confirmed, contradicted and open."""
-    lines = ["| paper | claims | confirmed | contradicted | open | open: never run |", "|---|---|---|---|---|---|"]
+    """How many claims of every paper are confirmed, contradicted and open, and by what."""
+    lines = [
+        "| paper | claims | confirmed by runs | computed | contradicted by runs | computed | open | of these never run |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for paper in dict.fromkeys(claim["paper"] for claim in claims):
         mine = [claim for claim in claims if claim["paper"] == paper]
         found = [measured(claim) for claim in mine]
-        words = [judged(claim, one)[0] for claim, one in zip(mine, found)]
-        counts = [str(words.count(word)) for word in (CONFIRMED, CONTRADICTED, OPEN)]
+        words = [(judged(claim, one)[0], claim.get("kind") == "arithmetic") for claim, one in zip(mine, found)]
+        kinds = [(word, computed) for word in (CONFIRMED, CONTRADICTED) for computed in (False, True)]
+        counts = [str(words.count(kind)) for kind in (*kinds, (OPEN, False))]
         lines.append(f"| {paper} | {len(mine)} | {' | '.join(counts)} | {found.count(None)} |")
     return "\n".join(lines)
 
@@ -119,32 +132,54 @@ def remaining_table() -> str:
     return "\n".join(lines)
 
 
-def written(text: str) -> str:
-    """The page with its tables as they are now."""
+def start_table(environment: str) -> str:
+    """The accuracies of every round of one of DUW's environments, start by start."""
+    rows = stored([RESULTS], f"duw_environment_{environment}")
+    rounds = max(len(row["tests"]) for row in rows)
+    lines = ["| start | method | " + " | ".join(map(str, range(1, rounds + 1))) + " |", "|---" * (rounds + 2) + "|"]
+    for row in sorted(rows, key=lambda row: (row["seed"], [*NAMES].index(row["method"].split(",")[0]), row["method"])):
+        recipe, comma, how = row["method"].partition(", ")
+        values = [f"{100 * test['accuracy']:.1f}" for test in row["tests"]]
+        values[-1] = f"**{values[-1]}**"
+        lines.append(f"| {row['seed']} | {NAMES[recipe]}{comma}{how} | {' | '.join(values)} |")
+    return "\n".join(lines)
+
+
+def tables() -> dict[Path, dict[str, str]]:
+    """The tables of each page, by name."""
     claims = tomllib.loads((RESULTS / "claims.toml").read_text(encoding="utf-8"))["claim"]
-    tables = {"counts": count_table(claims), "remaining": remaining_table()}
-    for name in re.findall(r"<!-- rounds of (\w+): written by", text):
-        tables[f"rounds of {name}"] = round_table(name)
+    found = {"counts": count_table(claims), "remaining": remaining_table()}
+    for name in re.findall(r"<!-- rounds of (\w+): written by", PAGE.read_text(encoding="utf-8")):
+        found[f"rounds of {name}"] = round_table(name)
     holds = survives([judged(claim, measured(claim))[1] for claim in claims])
     for paper in dict.fromkeys(claim["paper"] for claim in claims):
         mine = [place for place, claim in enumerate(claims) if claim["paper"] == paper]
-        tables[f"claims of {paper}"] = claim_table([claims[place] for place in mine], [holds[place] for place in mine])
-    for name, table in tables.items():
-        begin, end = BEGIN.format(name), END.format(name)
-        before, found, rest = text.partition(begin)
-        if not found or end not in rest:
-            raise SystemExit(f"{PAGE.name} has no place for {name}: write {begin} and {end}")
-        text = f"{before}{begin}\n{table}\n{end}{rest.partition(end)[2]}"
-    return text
+        found[f"claims of {paper}"] = claim_table([claims[place] for place in mine], [holds[place] for place in mine])
+    return {PAGE: found, DUW: {f"starts of environment {number}": start_table(number) for number in "1234"}}
+
+
+def written() -> dict[Path, str]:
+    """Every page with its tables as they are now."""
+    pages = {}
+    for page, found in tables().items():
+        text = page.read_text(encoding="utf-8")
+        for name, table in found.items():
+            begin, end = BEGIN.format(name), END.format(name)
+            before, there, rest = text.partition(begin)
+            if not there or end not in rest:
+                raise SystemExit(f"{page.name} has no place for {name}: write {begin} and {end}")
+            text = f"{before}{begin}\n{table}\n{end}{rest.partition(end)[2]}"
+        pages[page] = text
+    return pages
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the page, or say whether it is up to date."""
-    before = PAGE.read_text(encoding="utf-8")
-    after = written(before)
+    """Write the pages, or say whether they are up to date."""
+    pages = written()
     if "--check" in arguments:
-        return 0 if before == after else 1
-    PAGE.write_text(after, encoding="utf-8")
+        return int(any(page.read_text(encoding="utf-8") != text for page, text in pages.items()))
+    for page, text in pages.items():
+        page.write_text(text, encoding="utf-8")
     return 0
 
 

@@ -42,9 +42,15 @@ def store(folder: Path) -> None:
     runs = [_run(file.parent) for file in sorted(folder.rglob("metrics.jsonl"))]
     if runs:
         found["runs"] = runs
-    for file in folder.rglob("adapters_speed.json"):
-        found["speed"] = json.loads(file.read_text())
+    measured = {_what(row): row for row in found["speed"]}
+    for file in sorted(folder.rglob("adapters_speed.json")):
+        measured.update({_what(row): row for row in json.loads(file.read_text())})
+    found["speed"] = list(measured.values())
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _what(row: Table) -> tuple[str, str, str]:
+    return row["workload"], row["precision"], row["how"]
 
 
 def _run(folder: Path) -> Table:

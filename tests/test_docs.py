@@ -161,8 +161,8 @@ def test_every_setting_and_every_metric_is_mentioned() -> None:
     text = (DOCS / "experiments.md").read_text(encoding="utf-8")
     table = config.load(None, ["threads=1", "data_dir=data", "name=x"]).table()
     keys = {key for key, value in table.items() if not isinstance(value, dict)}
-    keys |= {f"{section}.{key}" for section in config.FIXED for key in table[section]}
-    keys |= {f"task.{setting.name}" for setting in dataclasses.fields(config.TaskSettings)}
+    sections = {**config.FIXED, "task": config.TaskSettings}
+    keys |= {f"{section}.{each.name}" for section, kind in sections.items() for each in dataclasses.fields(kind)}
     missing = sorted(key for key in (*keys, *identity.HARMLESS, *_rows_of_metrics()) if f"`{key}`" not in text)
     assert not missing, missing
 

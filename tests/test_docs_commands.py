@@ -22,7 +22,10 @@ from typer.testing import CliRunner
 from consilience import cli
 from consilience.engines.vectorised import tuning
 
-EMBEDDED = ("digits", "breast_cancer", "synthetic")
+EMBEDDED = (
+    *("digits", "breast_cancer", "diabetes", "synthetic", "shapes"),
+    *("synthetic_labels", "synthetic_regression", "synthetic_text"),
+)
 TRAINING = ("run", "learn", "compare", "tune")
 MADE_BY_MAKE = ("consilience", "run", "recipes/quickstart.toml")
 DATA = os.environ.get("CONSILIENCE_DATA", "")

@@ -222,6 +222,10 @@ def dense(*, classes: int | None = None, ignore_index: int = IGNORED, **settings
 
 def binary(*, class_weights: Numbers | None = None, label_smoothing: float = 0.0) -> Kind:
     """Yes or no by the sign of a logit: one for every row, or one for each of several labels."""
+    return _binary(class_weights, label_smoothing, 1)
+
+
+def _binary(class_weights: Numbers | None, label_smoothing: float, labels: int) -> Kind:
     _refuse_settings(class_weights, 2, label_smoothing, "classes")
     plain = class_weights is None and not label_smoothing
     settings = BinaryCrossEntropy(weights=class_weights, smoothing=label_smoothing)
@@ -236,8 +240,10 @@ def binary(*, class_weights: Numbers | None = None, label_smoothing: float = 0.0
         ),
         main="accuracy",
         decide=sign,
+        example=functools.partial(_zeros, (1, labels), (1, labels) if labels > 1 else (1,)),
         yes_no=True,
         most_classes=2,
+        for_width=functools.partial(_binary, class_weights, label_smoothing),
     )
 
 

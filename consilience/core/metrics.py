@@ -29,7 +29,7 @@ Each = Callable[[Tensor, Tensor, Tensor], Tensor]
 SHARE = "share"  # the unit of what lies between 0 and 1
 RESERVED = re.compile(
     "(round|loss|cohort|weights|drift|drift_relative|gamma|epsilon|staleness|rejected|refused|silent|empty_client"
-    "|nonfinite|late|clipped_updates|memory_lost|worker_lost|simulated_seconds|compared|similarity|model_of"
+    "|nonfinite|late|clipped_updates|capped_examples|memory_lost|worker_lost|simulated_seconds|compared|similarity|model_of"
     "|best_.*|client_.*|clients_.*|personal_.*|local_.*|train_.*|bytes_.*|target_.*|.*_percentiles)"
 )
 """Names that other fields of a record have."""
@@ -332,9 +332,10 @@ class Scores:
 
 
 def fairness(values: np.ndarray, better: Better) -> dict[str, float | None]:
-    """Mean, median, worst tenth (the mean of the worst 10 % of clients, at least one) and spread over clients with rows.
+    """Mean, median, worst tenth and spread over clients with rows.
 
-    The median is what a client that reports whatever it likes can change least.
+    The worst tenth is the mean of the worst 10 % of clients, at least one. The median is what a client that reports
+    whatever it likes can change least.
     """
     known = np.sort(values[np.isfinite(values)])
     if not len(known):

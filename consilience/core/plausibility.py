@@ -47,8 +47,7 @@ def _refuse(task: Task, sums: Tree, rows: int) -> None:
         raise Refused(REASON, key="loss", detail=f"{counted:g} rows, where it has {rows}")
     if task.loss_name in LOSSES and float(sums["loss"]["total"]) < 0:
         raise Refused(REASON, key="loss", detail="a negative loss")
-    main = sums.get(metrics.part(metrics.main), {})
-    entries = rows if metrics.entries is None or "count" not in main else int(main["count"])
+    entries = _entries(metrics, sums, rows)
     for metric in metrics.metrics[1:]:
         mine = sums.get(metrics.part(metric.key))
         if mine is None:
@@ -58,6 +57,14 @@ def _refuse(task: Task, sums: Tree, rows: int) -> None:
         what = metric.implausible(mine, entries) if metric.implausible is not None else ""
         if what:
             raise Refused(REASON, key=metric.key, detail=what)
+
+
+def _entries(metrics: Metrics, sums: Tree, rows: int) -> int:
+    """How many entries the rows have: as many as means are over, or as the example's row has where every row counts."""
+    if metrics.entries is None:
+        return rows * max(1, metrics.example()[1][:1].numel())
+    means = (metrics.part(metric.key) for metric in metrics.metrics[1:] if isinstance(metric.sums, MeanOf))
+    return next((int(sums[part]["count"]) for part in means if part in sums), rows)
 
 
 def _refuse_mean(metric: Metric, total: Tensor, count: Tensor, rows: int | None) -> None:

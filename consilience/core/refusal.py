@@ -63,7 +63,7 @@ class Refused(ValueError):
 
 @contextlib.contextmanager
 def contained() -> Iterator[None]:
-    """Around code that reads what one sender sent: whatever it raises is a `Refused`, so that nobody else is affected."""
+    """Around code that reads what one sender sent: whatever it raises is a `Refused`, and affects nobody else."""
     try:
         yield
     except Refused:

@@ -10,12 +10,13 @@ from consilience.core import tree
 from consilience.core.metrics import ClientScores, Scores
 from consilience.core.settings import Invalid
 from consilience.data.relabel import relabelled
-from consilience.experiments.assembly import assemble, read_data
+from consilience.experiments.assembly import Simulation, assemble, read_data
 from consilience.experiments.client_tests import personal_test
 from consilience.experiments.config.config import from_table
 from consilience.experiments.evaluation import evaluate
 from consilience.experiments.stopping import best_so_far
 from consilience.runs import canonical
+from consilience.runs.checkpoint import Checkpoint
 from consilience.runs.folder import RecordError, RunFolder
 from consilience.runs.result import Result
 from consilience.runs.toml_text import loads
@@ -38,8 +39,8 @@ class Retest:
     notes: tuple[str, ...] = ()
 
 
-def latest(path: Path) -> tuple[Result, int]:
-    """(the model of the newest whole checkpoint with rows to try it on, after how many rounds)."""
+def latest(path: Path, *, best: bool = False) -> tuple[Result, int]:
+    """(the model of the newest whole checkpoint, or the best in it, with rows to try it on, after how many rounds)."""
     folder = RunFolder.open(Path(path))
     saved = newest_checkpoint(folder)
     if saved is None:
@@ -49,7 +50,9 @@ def latest(path: Path) -> tuple[Result, int]:
     config = from_table(loads(folder.config_text()), source=str(folder.path / "config.toml"))
     simulation = assemble(config, relabelled(read_data(config), _class_names(folder)))
     _refuse_other_weights(folder, simulation.prints)
-    model = simulation.algorithm.server.model(simulation.engine.place(saved.trees["server"]))
+    model, done = simulation.algorithm.server.model(simulation.engine.place(saved.trees["server"])), saved.round
+    if best:
+        model, done = _best(folder, saved, simulation)
     example = tree.rows(simulation.federation.train.x, slice(0, 2))
     result = Result(
         task=simulation.task,
@@ -59,7 +62,7 @@ def latest(path: Path) -> tuple[Result, int]:
         example=tree.to(example, "cpu"),
         label_names=simulation.data.label_names,
     )
-    return result, saved.round
+    return result, done
 
 
 def retest(path: Path, overrides: Iterable[str] = (), *, best: bool = False) -> Retest:
@@ -85,12 +88,7 @@ def retest(path: Path, overrides: Iterable[str] = (), *, best: bool = False) -> 
     state, done = engine.place(saved.trees["server"]), saved.round
     model = simulation.algorithm.server.model(state)
     if best:
-        if "best" not in saved.trees:
-            raise Invalid(f"{folder.path} has no best model: it was run without validation.share")
-        model = engine.place(saved.trees["best"])
-        progress = best_so_far(config.validation, simulation.task, folder.rows().rows[: saved.round])
-        assert progress is not None and progress.round is not None
-        done = progress.round
+        model, done = _best(folder, saved, simulation)
     _refuse_other_shapes(model, engine.start(), config.data.name)
     scores = evaluate(engine.task, model, engine.test_rows)
     own = None
@@ -100,6 +98,16 @@ def retest(path: Path, overrides: Iterable[str] = (), *, best: bool = False) -> 
         test = personal_test(simulation.algorithm, engine)
         own = test(state) if test else None
     return Retest(round=done, scores=scores, names=simulation.federation.names, personal=own, notes=saved.skipped)
+
+
+def _best(folder: RunFolder, saved: Checkpoint, simulation: Simulation) -> tuple[tree.Tree, int]:
+    """(the best model on the validation rows, its round)."""
+    if "best" not in saved.trees:
+        raise Invalid(f"{folder.path} has no best model: it was run without validation.share")
+    settings, rows = simulation.config.validation, folder.rows().rows[: saved.round]
+    progress = best_so_far(settings, simulation.task, rows)
+    assert progress is not None and progress.round is not None
+    return simulation.engine.place(saved.trees["best"]), progress.round
 
 
 def _refuse_other_weights(folder: RunFolder, prints: dict[str, str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 import tiny
 import torch
 from declared import build
-from torch import nn
+from torch import Tensor, nn
 
 from consilience import algorithms
 from consilience.core.federation import Federation
@@ -22,6 +22,7 @@ from consilience.engines.vectorised.engine import Vectorised
 from consilience.experiments.assembly import try_client, try_model
 from consilience.experiments.client_tests import federated_test
 from consilience.experiments.evaluation import evaluate
+from consilience.models.adapted import LoRALinear
 from consilience.models.siamese import siamese_heads
 from consilience.server.rules.public_rows import NoiseRows
 
@@ -29,6 +30,7 @@ CLASSES = "class numbers, one for each row|one class number per row"
 CHAINS = "matched averaging knows chains of dense and convolutional layers"
 SHAPED = {"fedaf": {"shape": (4,)}, "feddm": {"shape": (4,)}, "feddf": {"public": NoiseRows(count=8, shape=(4,))}}
 ENTRIES = ("tokens", "next_token", "dense")
+ADAPTERS = ("fedit", "ffa_lora", "flexlora", "flora", "hetlora")  # they average the adapters of dense layers
 
 
 def reason(recipe: str, kind: str) -> str | None:
@@ -42,12 +44,27 @@ def reason(recipe: str, kind: str) -> str | None:
     return None
 
 
+class Adapted(nn.Module):
+    """A model whose outputs go through a frozen dense layer with an adapter; of pixels, channels last and back."""
+
+    def __init__(self, module: nn.Module, outputs: int, axis: int) -> None:
+        super().__init__()
+        self.adapted, self.axis = LoRALinear(nn.Linear(outputs, outputs), 2, 2.0), axis
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.adapted(self.module(x).movedim(self.axis, -1)).movedim(-1, self.axis)
+
+
 @functools.cache
-def parts(kind: str, heads: bool) -> tuple[Task, Federation]:
+def parts(kind: str, heads: bool, adapters: bool) -> tuple[Task, Federation]:
     federation = kind_tasks.federation(kind)
     module = kind_tasks.module(kind)
     if heads and kind not in ENTRIES:
         module = tiny.seeded(lambda: siamese_heads(module, projection=4))
+    if adapters:
+        outputs = kind_tasks.CASES[kind].outputs
+        module = tiny.seeded(lambda: Adapted(module, outputs, 1 if kind == "dense" else -1))
     return try_model(Task(module, kind), federation, "the model", "the data"), federation
 
 
@@ -63,13 +80,13 @@ def test_every_recipe_trains_every_kind_or_says_why_not(name: str, untraced: Non
         known = algorithms.recipe(name)
         declared = known(**{**({} if name == "feddf" else {"per_class": 1}), **options})
     for kind in kind_tasks.CASES:
-        task, federation = parts(kind, name == "fedsiam_da")
+        task, federation = parts(kind, name == "fedsiam_da", name in ADAPTERS)
         refused = reason(name, kind)
         if refused is not None:
             with pytest.raises(Invalid, match=refused):
                 try_client(declared, task)
             continue
-        try_client(declared, task)
+        task = try_client(declared, task)
         (done,) = run(declared, engine(task, federation), rounds=1, seed=1)
         assert tiny.finite(done.model), f"{name} on {kind}"
         assert len(done.cohort) == len(federation) or name in ("centralised", "fedasync", "hierarchical")

@@ -18,7 +18,7 @@ from consilience.core.settings import Invalid
 from consilience.data.validation import held_back
 from consilience.experiments import runner
 from consilience.experiments.config.config import from_table
-from consilience.experiments.retest import retest
+from consilience.experiments.retest import latest, retest
 from consilience.experiments.stopping import BestSoFar, Validation
 from consilience.runs.folder import RunFolder
 
@@ -105,6 +105,9 @@ def test_a_run_stops_and_ends_with_its_best_model(finished: Path) -> None:
     manifest = json.loads((finished / "model.json").read_text())
     assert manifest["round"] == best
     assert history[-1]["accuracy"] is not None  # the last round is tested
+    assert latest(finished, best=True)[1] == best and latest(finished)[1] == len(history)
+    kept = {**latest(finished, best=True)[0].values["params"]}
+    assert all(torch.equal(kept[name], value) for name, value in load_file(finished / "model.safetensors").items())
     chosen, last = retest(finished, best=True), retest(finished)
     assert (chosen.round, last.round) == (best, len(history))
     assert chosen.scores.values["loss"] == pytest.approx(history[best - 1]["loss"], rel=1e-12)

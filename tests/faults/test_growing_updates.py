@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ def length_of(one: Round, before: Any, client: int) -> float:
 def test_a_long_update_is_shortened_to_the_running_median_and_counted() -> None:
     free, bounded = rounds_with(Limits()), rounds_with(Limits(max_growth=2.0))
     assert tiny.same(free[0].model, bounded[0].model) and "clipped_updates" not in bounded[0].cohort.counts
-    for before, one in zip(bounded, bounded[1:]):
+    for before, one in itertools.pairwise(bounded):
         usual = running_median(before.snapshot.lengths)
         assert usual is not None and one.cohort.counts == {"clipped_updates": 1}
         assert length_of(one, before.model, ATTACKER) == pytest.approx(2 * usual)

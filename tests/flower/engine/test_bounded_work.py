@@ -74,7 +74,7 @@ def large_text(root: str, objects: Objects) -> tuple[str, Objects]:
     """A configuration of a million keys in place of the answer."""
     keys = b",".join(b'"k%07d":1' % number for number in range(1_000_000))
     record = made("ConfigRecord", [], b"{" + keys + b"}")
-    changed = {name: content for name, content in objects.items()}
+    changed = dict(objects)
     for name, content in objects.items():
         if content.startswith(b"ConfigRecord"):
             changed[name] = record[1]

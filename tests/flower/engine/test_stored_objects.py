@@ -30,7 +30,8 @@ BAD = 3  # the client whose node lies
 WAITING = Waiting(deadline=60, wait=60, retries=0, pause=0.01)
 KINDS = ("Message", "RecordDict", "ArrayRecord", "ConfigRecord", "MetricRecord", "Array", "ArrayChunk", "Popen", "")
 ODD: tuple[Any, ...] = (
-    None, True, -1, 0, 2**70, 1e308, float("nan"), "", "x" * 300, "\x00\u202e", [], {}, [[]], [None], {"a": 1}, "0" * 64,
+    None, True, -1, 0, 2**70, 1e308, float("nan"), "", "x" * 300, "\x00\u202e",
+    [], {}, [[]], [None], {"a": 1}, "0" * 64,
 )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from consilience.engines.compiler.trace import Flat, trace
 from consilience.engines.vectorised.program import Context, Program, Steps
 
 ALIGN = 64  # values: kernels want the start of a tensor on a boundary
+MUCH = 2**30  # bytes, reserved and not in use: worth the time of giving them back
 
 
 class SharedCapture:
@@ -97,6 +98,7 @@ class Captured:
         ]
         self._data, self._data_spec = pytree.tree_flatten((store.x, store.y, store.weight))
         self._graphs: dict[tuple[bool, int], torch.cuda.CUDAGraph] = {}
+        self._tried: set[bool] = set()  # which steps, by whether they are masked, ran before a capture
         self._pool = torch.cuda.graph_pool_handle()
         # cuBLAS keeps one workspace per stream: graphs that may run side by side are captured on streams of their own
         self._stream = torch.cuda.Stream()
@@ -129,20 +131,33 @@ class Captured:
             options = {"products": True, "fused": not self._compile, "compile": self._compile}
             self._traces[masked] = InPlace(traced, leaves, keeps_old=keeps_old, **options)
         step = self._traces[masked]
-        before = [block.clone() for block in self.blocks]
-        torch.cuda.synchronize()
-        with torch.cuda.stream(self._stream):
-            self._try(step, arguments)
-            for _ in range(2):  # libraries pick kernels and workspaces before the capture
-                step(*arguments)
-            copy_all(self.blocks, before)
-        torch.cuda.synchronize()
+        if masked not in self._tried:
+            self._try_before_capture(step, arguments)
+            self._tried.add(masked)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             for _ in range(times):
                 step(*arguments)
                 self._plan[0].add_(1)
         return graph
+
+    def _try_before_capture(self, step: InPlace, arguments: tuple[Flat, ...]) -> None:
+        """Run a step some times, so that libraries pick kernels and workspaces; the carry stays as it was.
+
+        Memory that tracing used on another stream is given back first, for streams do not share it: a large model's
+        activations would be reserved twice. A second capture of the same step needs no trial, whose activations would
+        lie beside those of the first capture.
+        """
+        before = [block.clone() for block in self.blocks]
+        torch.cuda.synchronize()
+        if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > MUCH:
+            torch.cuda.empty_cache()
+        with torch.cuda.stream(self._stream):
+            self._try(step, arguments)
+            for _ in range(2):
+                step(*arguments)
+            copy_all(self.blocks, before)
+        torch.cuda.synchronize()
 
     def _try(self, step: InPlace, arguments: tuple[Flat, ...]) -> None:
         try:
