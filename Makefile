@@ -19,7 +19,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 $(TESTED): $(READY)
-	$(PIP) -e '.[dev,flower,ray]'
+	$(PIP) -e '.[dev,flower,ray,text,onnx]'
 	# byzfl is the oracle of the robust rules, which need nothing of what it depends on (torchvision, pandas ...)
 	$(PIP) --no-deps byzfl
 	@touch $(TESTED)

@@ -1,4 +1,4 @@
-"""How many functions, files and generators a round passes, and how often algorithms and engines are built.
+"""How many functions, files and generators a round passes, how deep it calls, and how often things are built.
 
     python benchmarks/hops.py
 
@@ -24,6 +24,7 @@ import consilience
 
 PACKAGE = Path(consilience.__file__).parent
 LOOP = ("run", PACKAGE / "core" / "rounds.py")
+STEP = ("LocalTraining.step", PACKAGE / "client" / "local_training.py")
 RECIPE = ("fedavg", PACKAGE / "algorithms" / "fedavg.py")
 RUN = ["rounds=2", "model=logistic", "partition.clients=4", "threads=1", "algorithm=fedavg", "engine.lane=serial"]
 FEDERATION = """
@@ -58,6 +59,7 @@ class Hops:
         self.calls: Counter[CodeType] = Counter()
         self.recipes: Counter[str] = Counter()
         self.generators: list[str] = []  # from the command line to the loop, as they stand in the second round
+        self.depth = 0  # functions of the package around a client's step, itself included; lambdas are left out
         self._open: list[set[CodeType]] = []
         self._rounds = 0
 
@@ -88,8 +90,8 @@ class Hops:
 
     def _seen(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        if event != "call" or code.co_name.startswith("<") or not code.co_filename.startswith(str(PACKAGE)):
-            return  # lambdas and comprehensions are part of the function around them
+        if event != "call" or not counts(code):
+            return
         if (code.co_name, Path(code.co_filename)) == LOOP:
             self._rounds += 1
             if self._rounds == 2:
@@ -99,29 +101,34 @@ class Hops:
             elif self._rounds == 3:
                 self._open.remove(self.parts["round"])
         self.calls[code] += 1
+        if not self.depth and (code.co_qualname, Path(code.co_filename)) == STEP:
+            self.depth = sum(counts(inner) for inner in stack(frame))
         if (code.co_name, Path(code.co_filename)) == RECIPE:
             self.recipes["config" if reads_config(frame) else "run"] += 1
         for found in self._open:
             found.add(code)
 
 
+def counts(code: CodeType) -> bool:
+    """Whether it is a function of the package; lambdas and comprehensions are part of the function around them."""
+    return not code.co_name.startswith("<") and code.co_filename.startswith(str(PACKAGE))
+
+
+def stack(frame: FrameType | None) -> Iterator[CodeType]:
+    """What is being called, the innermost first."""
+    while frame is not None:
+        yield frame.f_code
+        frame = frame.f_back
+
+
 def reads_config(frame: FrameType | None) -> bool:
     """Whether a config is being read, which tries recipes to tell their defaults and what contradicts itself."""
-    while frame is not None:
-        if frame.f_code.co_name == "from_table":
-            return True
-        frame = frame.f_back
-    return False
+    return any(code.co_name == "from_table" for code in stack(frame))
 
 
 def nested(frame: FrameType | None) -> list[str]:
     """The generators of the package that are at work in a stack, the outermost first."""
-    found = []
-    while frame is not None:
-        code = frame.f_code
-        if code.co_flags & inspect.CO_GENERATOR and code.co_filename.startswith(str(PACKAGE)):
-            found.append(code.co_qualname)
-        frame = frame.f_back
+    found = [code.co_qualname for code in stack(frame) if counts(code) and code.co_flags & inspect.CO_GENERATOR]
     return found[::-1]
 
 
@@ -162,7 +169,7 @@ def deployed(folder: Path) -> Hops:
     template.init(app, clients=2)
     (app / "config.toml").write_text(CONFIG)
     (app / "federation.py").write_text(FEDERATION)
-    given = {"runs": str(folder / "runs")}
+    given = {"runs": str(folder / "runs"), "insecure": True}  # the messages stay in this process
     grid = Counted([client_app(app)] * 2, [{"clients": str(k)} for k in range(2)], given)
     with quiet(), hops.counting():
         serve(grid, app, given)
@@ -176,6 +183,7 @@ def table(hops: Hops, parts: dict[str, str]) -> None:
         files = {code.co_filename for code in codes}
         print(f"{title:58} {len(codes):4} functions in {len(files):3} files")
     print(f"{'generators around the loop, itself included':58} {len(hops.generators):4} {' > '.join(hops.generators)}")
+    print(f"{'functions from the command to a step of a client':58} {hops.depth:4}")
     print(f"{'algorithms built for the run':58} {hops.recipes['run']:4}")
     print(f"{'algorithms tried while its config was read':58} {hops.recipes['config']:4}")
     print(f"{'vectorised engines built':58} {hops.built('Vectorised'):4}")

@@ -97,7 +97,10 @@ def cells_of(experiment: Experiment, rows: Sequence[Row], data: str | None = Non
         method.label: _digest([given, sorted(experiment.set), method.algorithm, method.options, method.settings])
         for method in comparison.methods
     }
-    took = {label: [row["seconds"] for row in rows if _timed(row, label, experiment)] for label in methods}
+    took = {
+        label: [row["seconds"] * row["planned"] / row["rounds"] for row in rows if _timed(row, label, experiment)]
+        for label in methods
+    }
     return [
         Cell(
             experiment=experiment,
@@ -112,7 +115,8 @@ def cells_of(experiment: Experiment, rows: Sequence[Row], data: str | None = Non
 
 
 def _timed(row: Row, label: str, experiment: Experiment) -> bool:
-    return row["method"] == label and bool(row.get("seconds")) and row["device"].startswith(experiment.device)
+    known = row["method"] == label and bool(row.get("seconds")) and row["rounds"] > 0
+    return known and row["device"].startswith(experiment.device)
 
 
 def _digest(value: Any) -> str:
@@ -179,18 +183,35 @@ def missing(cells: Sequence[Cell], rows: Sequence[Row]) -> list[Cell]:
     return [cell for cell in cells if (cell.method, cell.seed, cell.digest) not in whole]
 
 
+def claimed(path: Path = RESULTS / "claims.toml") -> dict[str, list[frozenset[str]]]:
+    """The methods whose rows decide a claim, claim by claim, for every experiment."""
+    found: dict[str, list[frozenset[str]]] = {}
+    for claim in tomllib.loads(path.read_text(encoding="utf-8"))["claim"]:
+        if "experiment" in claim:
+            others = claim.get("baseline", [])
+            methods = frozenset([claim["method"], *([others] if isinstance(others, str) else others)])
+            found.setdefault(claim["experiment"], []).append(methods)
+    return found
+
+
 def ordered(experiments: Mapping[str, tuple[Sequence[Cell], Sequence[Row]]]) -> list[Cell]:
     """All missing cells, cheap and decisive first.
 
-    A block is what one seed of an experiment still needs. Its place is its cost times the number of seeds that there
-    will be with it, over the experiment's worth: a second seed of something cheap comes before the first of something
-    ten times as dear, and no experiment gets all its seeds before the others have one.
+    A block is what one claim still needs of one seed. Its place is its cost times the number of seeds that there will
+    be with it, over the experiment's worth: a second seed of something cheap comes before the first of something ten
+    times as dear, and no experiment gets all its seeds before the others have one. What no claim needs comes last.
     """
-    blocks: list[tuple[float, list[Cell]]] = []
-    for cells, rows in experiments.values():
+    claims = claimed()
+    blocks: list[tuple[bool, float, list[Cell]]] = []
+    for name, (cells, rows) in experiments.items():
         todo = missing(cells, rows)
         for number, seed in enumerate(dict.fromkeys(cell.seed for cell in cells), start=1):
-            block = [cell for cell in todo if cell.seed == seed]
-            if block:
-                blocks.append((sum(cell.seconds for cell in block) * number / block[0].experiment.worth, block))
-    return [cell for _, block in sorted(blocks, key=lambda one: one[0]) for cell in block]
+            here = [cell for cell in todo if cell.seed == seed]
+            needed = [[cell for cell in here if cell.method in methods] for methods in claims.get(name, [])]
+            others = [cell for cell in here if not any(cell in block for block in needed)]
+            for block in (*needed, others):
+                if block:
+                    cost = sum(cell.seconds for cell in block) * number / block[0].experiment.worth
+                    blocks.append((block is others, cost, block))
+    in_order = [cell for _, _, block in sorted(blocks, key=lambda one: one[:2]) for cell in block]
+    return list({cell.key: cell for cell in in_order}.values())

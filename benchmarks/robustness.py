@@ -51,11 +51,10 @@ from consilience.data.partition import Dirichlet, Iid
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.experiments.config.defence import GROWTH, bounded, defended
 from consilience.models import build
-from consilience.server.averaging.combining.bulyan import Bulyan
 from consilience.server.averaging.combining.centred_clipping import CentredClipping
 from consilience.server.averaging.combining.coordinate_wise import Median, TrimmedMean
 from consilience.server.averaging.combining.geometric_median import GeometricMedian
-from consilience.server.averaging.combining.krum import Krum, MultiKrum
+from consilience.server.averaging.combining.krum import Bulyan, Krum, MultiKrum
 from consilience.server.averaging.combining.nearest_neighbour_mixing import NearestNeighbourMixing
 from consilience.server.averaging.combining.weighted_mean import WeightedMean
 from consilience.server.averaging.weighting.by_size import UniformWeights

@@ -30,10 +30,13 @@ if TYPE_CHECKING:
     from consilience.data.datasets import load as load_data
     from consilience.data.federate import federate
     from consilience.data.partition import partition
+    from consilience.data.tokenized import tokenized
     from consilience.engines.vectorised.engine import Vectorised
     from consilience.environments.environment import Environment
+    from consilience.experiments.stopping import Validation
     from consilience.meta import Schedule, learn_schedule
     from consilience.models import build as build_model
+    from consilience.models.hugging_face import HuggingFace
     from consilience.runs.result import Result
     from consilience.selection import Everyone, SlidingWindow, Uniform
     from consilience.server.averaging.weighting.schedule import ScheduleWeights
@@ -47,6 +50,7 @@ __all__ = [
     "Environment",
     "Everyone",
     "Federation",
+    "HuggingFace",
     "Invalid",
     "Kind",
     "Metric",
@@ -57,6 +61,7 @@ __all__ = [
     "SlidingWindow",
     "Task",
     "Uniform",
+    "Validation",
     "Vectorised",
     "Work",
     "build_model",
@@ -68,6 +73,7 @@ __all__ = [
     "partition",
     "run",
     "simprox",
+    "tokenized",
     "train",
     "tune",
 ]
@@ -79,6 +85,7 @@ _MODULES = {
     "Environment": "environments.environment",
     "Everyone": "selection",
     "Federation": "core.federation",
+    "HuggingFace": "models.hugging_face",
     "Invalid": "core.settings",
     "Kind": "core.kinds",
     "Metric": "core.metrics",
@@ -90,6 +97,7 @@ _MODULES = {
     "Task": "core.task",
     "Uniform": "selection",
     "Vectorised": "engines.vectorised.engine",
+    "Validation": "experiments.stopping",
     "Work": "core.plans",
     "build_model": "models:build",
     "federate": "data.federate",
@@ -97,6 +105,7 @@ _MODULES = {
     "load_data": "data.datasets:load",
     "partition": "data.partition",
     "run": "core.rounds",
+    "tokenized": "data.tokenized",
     "train": "training",
     "tune": "tuning.tune",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -170,20 +171,47 @@ def evaluate(
     settings: Settings = None,
     data: Annotated[str, typer.Option(help="Another data set to test on.")] = "",
     everyone: Annotated[bool, typer.Option("--all", help="List every client.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="The best model on the validation rows.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Test a run's latest model: over all test rows, and client by client."""
+    """Test a run's latest or best model: over all test rows, and client by client."""
 
     def work() -> int:
         from consilience.experiments import retest
         from consilience.reporting import terminal
 
         overrides = [*(settings or []), *([f"data.name={data}"] if data else [])]
-        found = retest.retest(run, overrides)
+        found = retest.retest(run, overrides, best=best)
+        for note in found.notes:
+            print(f"warning: the model of round {found.round} is tested, because {note}", file=sys.stderr)
         console().print(f"{run}, after round {found.round}", highlight=False)
         console().print(terminal.scores(found.scores, found.names, everyone=everyone), highlight=False)
         if found.personal is not None:
             console().print("", terminal.personal(found.personal), sep="\n", highlight=False)
+        return 0
+
+    guarded(work, debug)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of the run.")],
+    format: Annotated[str, typer.Option(help="safetensors, torch-export, onnx or hugging_face.")] = "safetensors",
+    out: Annotated[Path | None, typer.Option(help="The folder to write; RUN/export/FORMAT.")] = None,
+    adapters: Annotated[str, typer.Option(help="In a Hugging Face folder: merged or separate.")] = "merged",
+    best: Annotated[bool, typer.Option("--best", help="The best model on the validation rows.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Write a run's latest or best model for other programs."""
+
+    def work() -> int:
+        from typing import Any, cast
+
+        from consilience.experiments import retest
+
+        result, round = retest.latest(run, best=best)
+        place = result.export(out or run / "export" / format, cast(Any, format), adapters=cast(Any, adapters))
+        console().print(f"{place}, after round {round}", highlight=False, soft_wrap=True)
         return 0
 
     guarded(work, debug)

@@ -6,26 +6,31 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from consilience.core.algorithm import Algorithm
 from consilience.core.capabilities import PoolsData, capability
 from consilience.core.federation import Federation
+from consilience.core.kind import Kind
 from consilience.core.kinds import kind_of_targets
 from consilience.core.losses import Loss
 from consilience.core.rounds import run
 from consilience.core.screening import Limits
 from consilience.core.settings import Count, Invalid, Whole, check_value
 from consilience.core.task import Task
-from consilience.core.tree import to
+from consilience.core.tree import rows, to
+from consilience.data.validation import held_back
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
 from consilience.experiments.assembly import try_client, try_model
 from consilience.experiments.client_tests import personal_test
 from consilience.experiments.cohort_size import lone_client
 from consilience.experiments.config.catalogue import engine_options
+from consilience.experiments.config.schedules import refuse_idle_rounds
 from consilience.experiments.privacy_ledger import counted, refuse_overspending
 from consilience.experiments.record import Observer
+from consilience.experiments.stopping import Validation, best_so_far, placed
 from consilience.options.parts import read_options
 from consilience.reporting.progress import shown
 from consilience.runs.observation import Observation
@@ -39,12 +44,14 @@ def train(
     *,
     rounds: Count = 10,
     seed: Whole = 0,
+    kind: str | Kind | None = None,
     loss: str | Loss | None = None,
     environment: Environment | None = None,
     evaluate_every: Whole = 1,
     evaluate_local: bool = False,
     progress: bool = True,
     limits: Limits | None = None,
+    validation: Validation | None = None,
     **engine: Any,
 ) -> Result:
     """Train a module over a federation; `result.model` is the trained module, `result.history` one row per round.
@@ -59,24 +66,31 @@ def train(
     algorithm: a recipe such as `simprox(lr=0.05)`, or four parts of your own in an `Algorithm`.
     rounds: number of rounds (10).
     seed: decides the selection, the batches, dropout and the environment's draws (0): equal seeds give equal bits.
-    loss: a name or a function (output, target) -> [B]; by default that of the kind of task for these targets:
-        classification for class numbers, binary decisions for several 0 and 1 a row, else regression.
+    kind: the kind of task, by name or a `Kind`; by default that of these targets: classification for class numbers,
+        multi_label for several 0 and 1 a row, else regression. Tokens and pixels need their kind.
+    loss: a name or a function (output, target) -> [B]; by default that of the kind.
     environment: which clients are slow, unavailable or silent; by default none.
     evaluate_every: test after every so many rounds and after the last (1); 0 is never.
     evaluate_local: test the clients' own models as well, as they are before the server merges them.
     progress: show a progress bar.
     limits: what a client's update may be at most, and how many replies a round needs.
+    validation: rows held back from training, which choose the best model and may end the run early.
     engine: settings of `Vectorised`, such as `device="cuda"`, `lane="batched"`, `dtype="float64"`.
     """
     rounds, seed = check_value("rounds", rounds, Count), check_value("seed", seed, Whole)
     evaluate_every = check_value("evaluate_every", evaluate_every, Whole)
     if not isinstance(federation, Federation):
         federation = Federation.from_clients(federation)
+    settings, held = validation or Validation(), None
+    if settings.share is not None:
+        nowhere = [np.arange(int(size)) for size in federation.train.sizes]
+        federation, held, _ = held_back(federation, nowhere, share=settings.share, seed=seed)
     if capability(algorithm.selection, PoolsData) is not None:
         federation = federation.pooled()
-    task = _task(model, federation, loss)
+    task = _task(model, federation, kind, loss)
     task = try_model(task, federation, f"the model {type(task.module).__name__}", "the federation's data")
-    try_client(algorithm, task)
+    task = try_client(algorithm, task, federation)
+    refuse_idle_rounds(algorithm, rounds)
     options = read_options("train", engine, engine_options(), "train")
     vectorised = Vectorised(task, federation, environment=environment, rounds_ahead=rounds, **options)
     observer = Observer(
@@ -86,6 +100,8 @@ def train(
         rounds=rounds,
         local=evaluate_local,
         personal=personal_test(algorithm, vectorised),
+        validation=placed(held, vectorised.start()),
+        best=best_so_far(settings, task),
     )
     alone = lone_client(algorithm, len(federation), seed)
     if alone is not None:
@@ -95,16 +111,34 @@ def train(
     finished = counted(run(algorithm, vectorised, rounds=rounds, seed=seed, limits=limits), algorithm.server)
     observations = observer.watch(finished, vectorised.start())
     history, values = [], vectorised.start()
+    best = values
     for observation in shown(observations, rounds=rounds) if progress else observations:
         history.append(observation.row)
         values = observation.round.model
-    return Result(task=task, values=to(values, "cpu"), history=history)
+        if observation.is_best:
+            best = values
+        if observer.best is not None and observer.best.ends:
+            break
+    chosen = observer.best
+    if chosen is not None and chosen.wants_best and chosen.round is not None:
+        values = best
+    example = to(rows(federation.train.x, slice(0, 2)), "cpu")
+    return Result(
+        task=task,
+        values=to(values, "cpu"),
+        history=history,
+        example=example,
+        label_names=federation.label_names,
+        best=chosen.facts if chosen else None,
+    )
 
 
-def _task(model: nn.Module | Task, federation: Federation, loss: str | Loss | None) -> Task:
+def _task(model: nn.Module | Task, federation: Federation, kind: str | Kind | None, loss: str | Loss | None) -> Task:
     if isinstance(model, Task):
-        if loss is not None:
-            raise Invalid("loss is part of the Task already: give a module and a loss, or a Task alone")
+        if loss is not None or kind is not None:
+            given = "loss" if loss is not None else "kind"
+            raise Invalid(f"{given} is part of the Task already: give a module and a {given}, or a Task alone")
         return model
-    named = isinstance(loss, str)
-    return Task(model, None if named else kind_of_targets(federation.train.y, federation.classes), loss=loss)
+    if kind is None and not isinstance(loss, str):
+        kind = kind_of_targets(federation.train.y, federation.classes)
+    return Task(model, kind, loss=loss)

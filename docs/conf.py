@@ -44,6 +44,7 @@ NAVIGATION = {
             "experiments",
             "python",
             "data",
+            "training",
             "environments",
             "asynchrony",
             "channels",

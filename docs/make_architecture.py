@@ -1,16 +1,27 @@
-"""Writes the table of packages in architecture.md: what each holds and imports, and how large it is, read off the code.
+"""Writes the tables of packages and of core in architecture.md, and the README's count of algorithms, from the code.
 
-`python docs/make_architecture.py` writes it; `tests/test_architecture_table.py` fails where it is out of date.
+`python docs/make_architecture.py` writes them; `tests/test_architecture_table.py` fails where they are out of date.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "consilience"
 PAGE = Path(__file__).with_name("architecture.md")
+README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- packages: written by docs/make_architecture.py -->", "<!-- end of packages -->"
+CORE_BEGIN, CORE_END = "<!-- core: written by docs/make_architecture.py -->", "<!-- end of core -->"
+CORE = {
+    "the contract and the loop": (
+        *("tree", "exchange", "protocols", "capabilities", "algorithm", "federation", "plans"),
+        *("rounds", "arrivals", "rng", "settings", "renamed"),
+    ),
+    "replies: refused, bounded, left where they are": ("screening", "lengths", "refusal", "remote"),
+}
+TASK = "the task: kinds, losses, metrics, exact layers, and all else that clients and servers share"
 SPLIT = ("engines", "flower", "server")  # shown with the packages inside them
 
 
@@ -21,12 +32,27 @@ def table() -> str:
         files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
         if place.is_dir() and place.name in SPLIT and place.parent == ROOT:
             files = sorted(place.glob("*.py"))
-        lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+        lines = sum(map(lines_of, files))
         name = place.relative_to(ROOT).as_posix()
         rows.append(f"| `{name}` | {purpose(place)} | {len(files)} | {lines:,} | {imports(place, files)} |")
     everything = sorted(ROOT.rglob("*.py"))
-    total = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in everything)
-    return "\n".join([*rows, f"| all | | {len(everything)} | {total:,} | |"])
+    return "\n".join([*rows, f"| all | | {len(everything)} | {sum(map(lines_of, everything)):,} | |"])
+
+
+def core_table() -> str:
+    """The files of core by their subjects."""
+    files = {file.stem: lines_of(file) for file in sorted((ROOT / "core").glob("*.py")) if file.stem != "__init__"}
+    rest = tuple(name for name in files if not any(name in names for names in CORE.values()))
+    rows = ["| In `core` | Files | Lines |", "|---|---|---|"]
+    for subject, names in {**CORE, TASK: rest}.items():
+        shown = ", ".join(f"`{name}`" for name in names)
+        rows.append(f"| {subject}: {shown} | {len(names)} | {sum(files[name] for name in names):,} |")
+    return "\n".join(rows)
+
+
+def lines_of(file: Path) -> int:
+    """How long a file is."""
+    return len(file.read_text(encoding="utf-8").splitlines())
 
 
 def places() -> list[Path]:
@@ -59,11 +85,20 @@ def imports(place: Path, files: list[Path]) -> str:
 
 
 def written(page: str) -> str:
-    """The page with the present table."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    """The page with the present tables."""
+    for begin, end, text in ((BEGIN, END, table()), (CORE_BEGIN, CORE_END, core_table())):
+        before, _, rest = page.partition(begin)
+        _, _, after = rest.partition(end)
+        page = f"{before}{begin}\n{text}\n{end}{after}"
+    return page
+
+
+def counted(readme: str) -> str:
+    """The README with the present number of algorithms."""
+    recipes = [file for file in (ROOT / "algorithms").glob("*.py") if not file.stem.startswith("_")]
+    return re.sub(r"^\| \d+ algorithms \|", f"| {len(recipes)} algorithms |", readme, flags=re.MULTILINE)
 
 
 if __name__ == "__main__":
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    README.write_text(counted(README.read_text(encoding="utf-8")), encoding="utf-8")

@@ -15,6 +15,10 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from verdicts import survives
+
 DOCS = Path(__file__).parent
 PAGE, RESULTS = DOCS / "comparison.md", DOCS / "results"
 EVIDENCE = DOCS.parent / "consilience" / "diagnose" / "evidence.json"
@@ -114,17 +118,19 @@ def _task(task: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     ordered = sorted(task["methods"], key=lambda method: -method["qualities"].get("accuracy", {}).get("mean", -1.0))
-    return "\n".join([*lines, *(_line(method) for method in ordered), ""])
+    tests = [method["against"].get("accuracy") or {} for method in ordered]
+    holds = survives([test.get("p_t") for test in tests])
+    return "\n".join([*lines, *(_line(method, held) for method, held in zip(ordered, holds)), ""])
 
 
-def _line(method: dict[str, Any]) -> str:
+def _line(method: dict[str, Any], held: bool) -> str:
     star = "*" if method["personal"] else ""
     options = ", ".join(f"{key} {value:.3g}" for key, value in method["options"].items())
     diverged = f" ({method['diverged']} diverged)" if method["diverged"] else ""
     cells = [
         f"`{method['label']}`{diverged}",
         _spread(method, "accuracy"),
-        _difference(method["against"].get("accuracy")),
+        _difference(method["against"].get("accuracy"), held),
         _spread(method, "clients_mean") + star,
         _spread(method, "clients_worst_tenth") + star,
         "—"
@@ -144,11 +150,13 @@ def _spread(method: dict[str, Any], key: str) -> str:
     return f"{100 * found['mean']:.1f}{deviation}"
 
 
-def _difference(test: dict[str, Any] | None) -> str:
+def _difference(test: dict[str, Any] | None, held: bool) -> str:
     if test is None or test["mean"] is None:
         return "—"
     number = f"{100 * test['mean']:+.1f}"
-    return f"*{number}*" if test["verdict"].startswith(("larger", "smaller")) else number
+    if not test["verdict"].startswith(("larger", "smaller")):
+        return number
+    return f"**{number}**" if held else f"*{number}*"
 
 
 def evidence() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
@@ -31,7 +32,18 @@ class Declared:
 
 SCHEDULE = ScheduleWeights(table=((0.1, 0.3, 0.05, 0.35, 0.2), (0.25, 0.15, 0.2, 0.3, 0.1)))
 LOOKS = "it looks at its rows outside of training too: one more program, and its answers are counted"
+PADDING = "it averages the zeros beyond a client's rank, also where nobody has trained"
 NOISE = "every round adds noise, whoever came"
+
+# models with adapters, in the form that a recipe trains
+FROZEN_A = {
+    name: functools.partial(tiny.module_for, algorithms.recipe("ffa_lora")(), build)
+    for name, build in tiny.MODELS_WITH_ADAPTERS.items()
+}
+MERGEABLE = {
+    name: functools.partial(tiny.module_for, algorithms.recipe("flora")(), build)
+    for name, build in tiny.MODELS_WITH_ADAPTERS.items()
+}
 
 DECLARED: dict[str, Declared] = {
     "dr_fedavg": Declared(excused={"test_traced_steps_give_the_same_bits": LOOKS, "test_client_step_is_pure": LOOKS}),
@@ -64,10 +76,39 @@ DECLARED: dict[str, Declared] = {
             "test_same_seed_same_bits_other_seed_other_model": "its server's model stays the initial one",
         }
     ),
+    "fedit": Declared(models=tiny.MODELS_WITH_ADAPTERS),
+    "ffa_lora": Declared(models=FROZEN_A),
+    "flexlora": Declared(models=tiny.MODELS_WITH_ADAPTERS),
+    "flora": Declared(models=MERGEABLE),
+    "hetlora": Declared(
+        options={"ranks": (2, 1, 2, 1, 1)},
+        models=tiny.MODELS_WITH_ADAPTERS,
+        excused={
+            "test_stand_ins_for_everybody_keep_the_model": PADDING,
+            "test_clients_without_steps_send_back_what_they_got": PADDING,
+        },
+    ),
     "fedprox_fedsplit": Declared(options={"step": 1.0}),
     "fedsplit": Declared(options={"step": 1.0, "keeps_z": True}),
     "fedsiam_da": Declared(models=tiny.MODELS_WITH_HEADS),
     "moon": Declared(models=tiny.MODELS_WITH_HEADS),
+}
+
+
+# every option of local training at once
+COMBINED: dict[str, Any] = {
+    "lr": 0.05,
+    "epochs": 2,
+    "batch_size": 4,
+    "optimiser": "adamw",
+    "weight_decay": 0.1,
+    "lr_schedule": {"name": "warm_up", "length": 1, "then": {"name": "cosine", "horizon": 5}},
+    "lr_schedule_in_round": {"name": "step_decay", "every": 2, "factor": 0.5},
+    "server_lr_schedule": {"name": "linear", "horizon": 5, "floor": 0.5},
+    "clip_norm": 0.5,
+    "accumulate": 2,
+    "augment": ["flip", {"name": "crop", "padding": 1}, {"name": "cutout", "size": 2}, "mixup"],
+    "class_shares": "equal",
 }
 
 

@@ -38,10 +38,10 @@ def test_every_recipe_has_a_line(written: dict[str, dict[str, str]]) -> None:
     assert list(written) == algorithms.names(), "out of date: run `make docs`"
 
 
-@pytest.mark.parametrize("name", algorithms.names())
-def test_lines_say_what_the_recipes_are(name: str, make: ModuleType, written: dict[str, dict[str, str]]) -> None:
-    for column, cell in make.described(name).items():
-        assert written[name][column] == cell, f"{name}, {column}: out of date, run `make docs`"
+def test_lines_say_what_the_recipes_are(make: ModuleType, written: dict[str, dict[str, str]]) -> None:
+    for name in algorithms.names():
+        for column, cell in make.described(name).items():
+            assert written[name][column] == cell, f"{name}, {column}: out of date, run `make docs`"
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedbuff", "ifca", "local_only", "scaffold"])

@@ -39,6 +39,15 @@ def test_packages_purposes_and_imports_are_up_to_date(maker: ModuleType) -> None
             assert abs(size - wanted) <= max(2, 0.05 * wanted), f"{now[0]}: {hint}"
 
 
+def test_subjects_of_core_are_up_to_date(maker: ModuleType) -> None:
+    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    shown = cells(page.partition(maker.CORE_BEGIN)[2].partition(maker.CORE_END)[0])
+    for before, now in zip(shown, cells(maker.core_table()), strict=True):
+        assert before[:2] == now[:2], "run `make docs`"
+        size, wanted = (int(row[2].replace(",", "")) for row in (before, now))
+        assert abs(size - wanted) <= 0.05 * wanted, "run `make docs`"
+
+
 def test_the_readme_counts_the_algorithms() -> None:
     text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
     assert f"| {len(algorithms.names())} algorithms |" in text

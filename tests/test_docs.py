@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import re
 import tomllib
@@ -99,16 +100,19 @@ def test_refusals_are_printed_as_shown() -> None:
     assert len(refused) >= 3
 
 
-@each_document
-def test_every_block_is_of_a_kind_that_is_checked(file: Path) -> None:
+def test_every_block_is_of_a_kind_that_is_checked() -> None:
     """Python, configs and commands are run; `text` and plain blocks are shown; `{...}` is the site's own business."""
-    for block in blocks(file):
-        known = block.kind in ("python", "toml", "bash", "console", "text", "") or block.kind.startswith("{")
-        assert known or block.not_run, f"{block}: nothing checks a block of the kind {block.kind!r}"
-    lines = file.read_text(encoding="utf-8").splitlines()
-    marks = [mark[1] for mark in map(MARK.fullmatch, lines) if mark]
-    marked = sum(block.not_run in marks for block in blocks(file))
-    assert len(marks) == marked, f"{file.name}: a mark without a block"
+    wrong = []
+    for file in FILES:
+        for block in blocks(file):
+            known = block.kind in ("python", "toml", "bash", "console", "text", "") or block.kind.startswith("{")
+            if not (known or block.not_run):
+                wrong.append(f"{block}: nothing checks a block of the kind {block.kind!r}")
+        lines = file.read_text(encoding="utf-8").splitlines()
+        marks = [mark[1] for mark in map(MARK.fullmatch, lines) if mark]
+        if len(marks) != sum(block.not_run in marks for block in blocks(file)):
+            wrong.append(f"{file.name}: a mark without a block")
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.usefixtures("untraced", "same_threads")
@@ -157,21 +161,25 @@ def test_every_setting_and_every_metric_is_mentioned() -> None:
     text = (DOCS / "experiments.md").read_text(encoding="utf-8")
     table = config.load(None, ["threads=1", "data_dir=data", "name=x"]).table()
     keys = {key for key, value in table.items() if not isinstance(value, dict)}
-    keys |= {f"{section}.{key}" for section in config.FIXED for key in table[section]}
+    sections = {**config.FIXED, "task": config.TaskSettings}
+    keys |= {f"{section}.{each.name}" for section, kind in sections.items() for each in dataclasses.fields(kind)}
     missing = sorted(key for key in (*keys, *identity.HARMLESS, *_rows_of_metrics()) if f"`{key}`" not in text)
     assert not missing, missing
 
 
-@each_document
-def test_what_is_referred_to_exists(file: Path) -> None:
+def test_what_is_referred_to_exists() -> None:
     """Links, source files and tests, the tests by function name too."""
-    text = file.read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#:]+)\)", text):
-        assert (file.parent / target).exists(), f"{file.name} links to {target}, which is not there"
-    for path in re.findall(r"`((?:consilience|tests|recipes|examples|benchmarks)/[\w/.]+)", text):
-        assert (ROOT / path.split("::")[0]).exists(), f"{file.name} names {path}, which is not there"
-    for path, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text):
-        assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), f"{file.name}: {path} has no {name}"
+    wrong = []
+    for file in FILES:
+        text = file.read_text(encoding="utf-8")
+        links = re.findall(r"\]\(([^)#:]+)\)", text)
+        wrong += [f"{file.name} links to {target}" for target in links if not (file.parent / target).exists()]
+        named = re.findall(r"`((?:consilience|tests|recipes|examples|benchmarks)/[\w/.]+)", text)
+        wrong += [f"{file.name} names {path}" for path in named if not (ROOT / path.split("::")[0]).exists()]
+        for path, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text):
+            if f"def {name}(" not in (ROOT / path).read_text(encoding="utf-8"):
+                wrong.append(f"{file.name}: {path} has no {name}")
+    assert not wrong, "not there:\n" + "\n".join(wrong)
 
 
 def test_the_readme_is_short() -> None:

@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "wire": {"core"},
     "privacy": {"core"},
     **{part: {"core"} for part in PARTS},
+    "selection": {"core", "privacy"},  # Poisson sampling draws from the round's secret key
     "server": {"core", "privacy"},  # a private server counts what it spends
     "environments": {"core"},
     "models": {"core"},

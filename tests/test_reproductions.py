@@ -28,27 +28,30 @@ def module(path: str) -> ModuleType:
 
 
 make = module("docs/make_reproductions.py")
+verdicts = module("docs/verdicts.py")
 cells = module("benchmarks/reproduction_cells.py")
 pool = module("benchmarks/reproduction_pool.py")
+starts = module("benchmarks/duw_starts.py")
 CLAIMS = tomllib.loads((make.RESULTS / "claims.toml").read_text(encoding="utf-8"))["claim"]
 EXPERIMENTS = cells.read_experiments()
 
 
-def test_the_page_is_up_to_date() -> None:
-    text = make.PAGE.read_text(encoding="utf-8")
-    assert text == make.written(text), "out of date: run `make docs`"
+def test_the_pages_are_up_to_date() -> None:
+    for page, text in make.written().items():
+        assert page.read_text(encoding="utf-8") == text, f"{page.name} is out of date: run `make docs`"
 
 
 def test_an_interval_is_that_of_a_paired_t_test() -> None:
     mine, theirs = [61.0, 63.5, 60.2, 64.0], [60.0, 61.0, 60.0, 61.5]
-    found = make.interval([a - b for a, b in zip(mine, theirs)], 10)
+    found = verdicts.interval([a - b for a, b in zip(mine, theirs)], 10)
     wanted = stats.ttest_rel(mine, theirs).confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high))
     assert found.n == 4 and found.mean == pytest.approx(1.55)
 
 
 def found(low: float, high: float, n: int = 5) -> Any:
-    return make.Found(n=n, mean=(low + high) / 2, low=low, high=high)
+    error = (high - low) / 2 / stats.t.ppf(0.975, n - 1)
+    return verdicts.Found(n=n, mean=(low + high) / 2, low=low, high=high, error=error)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +63,7 @@ def found(low: float, high: float, n: int = 5) -> Any:
         ("higher", 2, 0.1, 2.1, "confirmed"),
         ("higher", 2, 0.1, 1.9, "contradicted"),  # better, but by less than claimed
         ("higher", 2, -0.5, 2.5, "open"),
+        ("lower", 0, 0.1, 2.0, "confirmed"),  # differences are turned before
         ("equal", 1, -0.9, 0.9, "confirmed"),
         ("equal", 1, -0.9, 1.1, "open"),
         ("equal", 1, 1.1, 2.0, "contradicted"),
@@ -70,10 +74,35 @@ def found(low: float, high: float, n: int = 5) -> Any:
     ],
 )
 def test_verdicts_by_rule(kind: str, points: float, low: float, high: float, wanted: str) -> None:
+    """A verdict is given exactly where its test has p below 5 %."""
     claim = {"kind": kind, "points": points}
-    assert make.verdict(claim, found(low, high)) == wanted
-    assert make.verdict(claim, found(low, high, n=2)) == "open"  # whatever it looks like
-    assert make.verdict(claim, None) == "open"
+    word, p = verdicts.judged(claim, found(low, high))
+    assert word == wanted
+    assert (p < 0.05) == (wanted != "open")
+    assert verdicts.judged(claim, found(low, high, n=3)) == ("open", None)  # whatever it looks like
+    assert verdicts.judged(claim, None) == ("open", None)
+
+
+def test_equivalence_is_two_one_sided_tests() -> None:
+    values = [0.3, -0.2, 0.1, 0.4, -0.1, 0.2]
+    _, p = verdicts.judged({"kind": "equal", "points": 0.5}, verdicts.interval(values, 1))
+    upper = stats.ttest_1samp(values, 0.5, alternative="less").pvalue
+    lower = stats.ttest_1samp(values, -0.5, alternative="greater").pvalue
+    assert p == pytest.approx(2 * max(upper, lower))  # the interval is of 95 %, so each side has 2.5 %
+
+
+def test_holms_correction() -> None:
+    """By hand: 0.01 x 4, then 0.015 x 3 pass; 0.03 x 2 does not, and so nothing after it."""
+    assert verdicts.survives([0.03, 0.01, None, 0.04, 0.015]) == [False, True, True, False, True]
+
+
+def test_arithmetic_is_checked() -> None:
+    claim = {"kind": "arithmetic", "formula": "100 * (15 - 3) / 15", "claimed": 82, "tolerance": 0.5}
+    assert verdicts.measured(claim).mean == 80 and verdicts.judged(claim, verdicts.measured(claim))[0] == "contradicted"
+    claim["claimed"] = 80.4
+    assert verdicts.judged(claim, verdicts.measured(claim))[0] == "confirmed"
+    least = {"kind": "arithmetic", "formula": "min(2, 3) - 2.5", "claimed": 0, "relation": "at_least"}
+    assert verdicts.judged(least, verdicts.measured(least))[0] == "contradicted"
 
 
 def row(method: str, seed: int, values: dict[int, float], status: str = "finished", **more: Any) -> dict[str, Any]:
@@ -83,50 +112,78 @@ def row(method: str, seed: int, values: dict[int, float], status: str = "finishe
 
 
 def test_pairs_are_by_seed_at_the_round_most_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(make, "RESULTS", tmp_path)
+    monkeypatch.setattr(verdicts, "RESULTS", tmp_path)
     rows = [row("a", seed, {10: 0.5 + 0.01 * seed, 20: 0.6}) for seed in (0, 1)]
     rows += [row("a", 2, {10: 0.7}, "cut short"), row("a", 9, {10: 0.9, 20: 0.9})]  # nobody to pair 9 with
     rows += [row("b", seed, {10: 0.5, 20: 0.5}) for seed in (0, 1, 2)]
     rows += [row("a", 3, {10: 0.1}, "printed"), row("b", 3, {10: 0.1}, "printed")]  # replaced by measured rows
     (tmp_path / "e.json").write_text(json.dumps({"rows": rows}))
     claim = {"kind": "higher", "experiment": "e", "method": "a", "baseline": "b"}
-    result = make.measured(claim)
+    result = verdicts.measured(claim)
     assert result.round == 10 and result.by_seed == pytest.approx((0.0, 1.0, 20.0))
     assert result.note == "10 of 20 rounds"
-    assert make.measured({**claim, "measure": "last_four"}) is None  # nobody has four tests
+    assert verdicts.measured({**claim, "measure": "last_four"}) is None  # nobody has four tests
     rows = [one for one in rows if one["method"] == "a" or one["status"] == "printed"]
     (tmp_path / "e.json").write_text(json.dumps({"rows": rows}))
-    assert make.measured(claim).by_seed == (0.0,) and "as printed" in make.measured(claim).note  # of seed 3 alone
+    assert (
+        verdicts.measured(claim).by_seed == (0.0,) and "as printed" in verdicts.measured(claim).note
+    )  # of seed 3 alone
+
+
+def test_the_best_baseline_counts_and_measures_are_taken_by_seed(tmp_path: Path) -> None:
+    a = {1: 0.5, 2: 0.7, 3: 0.9, 4: 0.9, 5: 0.9}
+    rows = [row("a", 0, a), row("b", 0, {n: v - 0.1 for n, v in a.items()}), row("c", 0, {**a, 2: 0.5, 5: 0.88})]
+    for one in rows:
+        for test, loss in zip(one["tests"], (5.0, 4.0, 3.0, 1.0, 0.0)):
+            test["loss"] = loss if one["method"] == "a" else 2 * loss
+    (tmp_path / "e.json").write_text(json.dumps({"rows": rows}))
+    claim = {"kind": "higher", "experiment": "e", "method": "a", "baseline": ["b", "c"]}
+
+    def value(**more: Any) -> float:
+        return verdicts.measured({**claim, **more}, tmp_path).mean
+
+    assert value() == pytest.approx(2.0)  # c is the better one after five rounds
+    assert value(round=2) == pytest.approx(10.0)  # and b after two
+    assert value(measure="every_round") == pytest.approx(0.0)  # c is level in rounds 1, 3 and 4
+    assert value(measure="last_four", baseline="b") == pytest.approx(10.0)
+    assert value(kind="lower", measure="rounds_to", target=70, baseline="c") == 1  # round 2 against round 3
+    assert value(kind="lower", measure="roughness", baseline="b") == pytest.approx(0.5)  # changes -1, -1, -2, -1
 
 
 def test_a_printed_difference_can_be_read_from_both_sides() -> None:
     pair = {"method": "a", "baseline": "b", "differences": [1.0, 2.0, 6.0], "round": 5}
     stored = {"rows": [], "paired": [pair]}
-    forward = make._by_print({"method": "a", "baseline": "b"}, stored)
-    backward = make._by_print({"method": "b", "baseline": "a"}, stored)
+    forward = verdicts.by_print({"method": "a", "baseline": "b"}, stored)
+    backward = verdicts.by_print({"method": "b", "baseline": "a"}, stored)
     assert forward.mean == 3.0 and (backward.low, backward.high) == pytest.approx((-forward.high, -forward.low))
 
 
-@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: f"{claim['paper']}: {claim['claim'][:40]}")
-def test_every_claim_names_what_exists(claim: dict[str, Any]) -> None:
-    for path in re.findall(r"(?:recipes|examples)/[\w.]+\.(?:toml|py)", claim.get("command", "")):
-        assert (ROOT / path).exists(), path
-    assert "kind" in claim or claim["why"], "a claim without a test needs a reason"
+def test_every_claim_names_what_exists() -> None:
     named = {one.name: one for one in EXPERIMENTS}
-    if claim.get("experiment") in named:
-        methods = {cell.method for cell in cells.cells_of(named[claim["experiment"]], [])}
-        assert {claim["method"], claim.get("baseline", claim["method"])} <= methods
-    elif "kind" in claim:
-        assert (make.RESULTS / f"{claim['experiment']}.json").exists()
+    for claim in CLAIMS:
+        label = f"{claim['paper']}: {claim['claim']}"
+        for path in re.findall(r"(?:recipes|examples)/[\w.]+\.(?:toml|py)", claim.get("command", "")):
+            assert (ROOT / path).exists(), f"{label}: {path}"
+        assert "kind" in claim or claim["why"], f"{label}: a claim without a test needs a reason"
+        if claim.get("experiment") in named:
+            methods = {cell.method for cell in cells.cells_of(named[claim["experiment"]], [])}
+            assert {claim["method"], *verdicts.baselines(claim)} <= methods, label
+        elif claim.get("kind", "arithmetic") != "arithmetic":
+            assert (make.RESULTS / f"{claim['experiment']}.json").exists(), label
 
 
-def test_stored_starts_are_those_of_the_methods_page() -> None:
-    """The same number in two places is the same number."""
-    page = (ROOT / "docs" / "methods" / "duw.md").read_text(encoding="utf-8").replace("*", "")
-    for name in ("duw_environment_1", "duw_environment_2", "duw_environment_3", "duw_environment_4"):
-        for stored in cells.stored([cells.RESULTS], name):
-            line = " | ".join(f"{100 * test['accuracy']:.1f}" for test in stored["tests"])
-            assert line in page, f"{name}: {stored['method']}, start {stored['seed']}"
+def test_emphasised_clients_by_hand() -> None:
+    """Ten rounds of five clients; what the paper says about the learned weights, as one number."""
+    first = [[0.1, 0.1, 0.1, 0.1, 0.6]] * 9 + [[0.2] * 5]
+    assert starts.emphasis(1, first) == pytest.approx(0.5)  # client 4, and the last round does not count
+    labels = [[0.2] * 5] * 5 + [[0.35, 0.35, 0.1, 0.1, 0.1]] * 5
+    assert starts.emphasis(2, labels) == pytest.approx(0.25)  # clients 0 and 1, second half
+    assert starts.emphasis(3, [[0.6, 0.1, 0.1, 0.1, 0.1]] * 10) == pytest.approx(0.5)
+    assert starts.emphasis(4, [[0.05, 0.1, 0.2, 0.3, 0.35]] * 5 + [[0.9, 0.1, 0, 0, 0]] * 5) == pytest.approx(1.0)
+    found = {"environment": 3, "start": 7, "algorithm": "duw_fedavg", "accuracy": [0.5, 0.75], "seconds": 3}
+    made = starts.row_of({**found, "iterations": 2, "weights": [[0.6, 0.1, 0.1, 0.1, 0.1]] * 2}, "cpu")
+    assert (made["method"], made["seed"], made["final"], made["status"]) == ("duw_fedavg", 7, 0.75, "finished")
+    assert made["tests"][-1] == {"round": 2, "accuracy": 0.75, "emphasis": pytest.approx(0.5)}
 
 
 def test_rows_are_merged_by_cell_and_a_longer_one_wins(tmp_path: Path) -> None:

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from consilience.core import tree
+from consilience.core.algorithm import Algorithm
 from consilience.core.federation import Federation
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.engines.vectorised.lanes.serial import Threads
+from consilience.models.adapted import LoRALinear
 from consilience.models.siamese import siamese_heads
 
 SIZES = (9, 4, 1, 12, 6)  # five clients of unequal size, one with a single row
@@ -101,6 +103,30 @@ def with_heads(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 MODELS_WITH_HEADS = {name: functools.partial(with_heads, build) for name, build in MODELS.items()}
+
+
+def lora_mlp(rank: int = 2) -> nn.Module:
+    """Two frozen dense layers with adapters and a trained head."""
+
+    def build() -> nn.Module:
+        layers = [LoRALinear(nn.Linear(sizes[0], sizes[1]), rank, 4.0) for sizes in ((36, 8), (8, 8))]
+        return nn.Sequential(nn.Flatten(), layers[0], nn.Tanh(), layers[1], nn.Tanh(), nn.Linear(8, CLASSES))
+
+    return seeded(build)
+
+
+def lora_convnet() -> nn.Module:
+    """The convolutional network, in which the first dense layer is frozen and has an adapter."""
+    layers = list(convnet())
+    return seeded(lambda: nn.Sequential(*layers[:5], LoRALinear(layers[5], 2, 4.0), *layers[6:]))
+
+
+MODELS_WITH_ADAPTERS = {"convnet": lora_convnet, "mlp": lora_mlp}
+
+
+def module_for(algorithm: Algorithm, build: Callable[[], nn.Module]) -> nn.Module:
+    """The module in the form that an algorithm trains."""
+    return algorithm.prepared(Task(build())).module
 
 
 def engine(model: Callable[[], nn.Module] = mlp, data: Federation | None = None, **options: Any) -> Vectorised:

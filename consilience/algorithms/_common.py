@@ -6,25 +6,30 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, ParamSpec, TypedDict
 
-from consilience.algorithms._fit import refuse_misfits
+from consilience.client.adaptive_solvers import Adadelta, Adagrad, Adamax, Lion, NAdam, RMSprop
+from consilience.client.augmentations import Augmentation
 from consilience.client.local_training import LocalTraining
-from consilience.client.memory.memory import Memory
+from consilience.client.memory.memory import Memory, Says
 from consilience.client.personal_layers import PersonalLayers
+from consilience.client.solver_wrappers import Accumulated, Clipped, Scheduled, Several
 from consilience.client.solvers import SGD, Adam, Solver
-from consilience.client.terms.term import Term
+from consilience.client.terms.term import Hears, Term
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.plans import Work
 from consilience.core.protocols import Channel, Selection
-from consilience.core.settings import Count, Decay, Fraction, NonNegative, Positive, options_of
+from consilience.core.rate_schedules import RateSchedule
+from consilience.core.settings import Count, Decay, Fraction, Invalid, NonNegative, Positive, options_of
 from consilience.options.recipes import checked
 from consilience.selection.everyone import Everyone
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.averaging.combining.weighted_mean import WeightedMean
-from consilience.server.averaging.steps.plain import Replace
+from consilience.server.averaging.steps.plain import Replace, ScheduledStep
 from consilience.server.averaging.weighting.by_size import ByExamples
-from consilience.server.protocols import Combine, Ledger, Step, Weighting
+from consilience.server.protocols import Combine, Ledger, Step, Weighting, read_by
 
 P = ParamSpec("P")
+Optimiser = Literal["sgd", "adam", "adamw", "rmsprop", "adagrad", "adadelta", "adamax", "nadam", "lion"]
+"""Solvers that take `lr` and `weight_decay` from the shared options; as a part, a solver brings its own."""
 
 
 class Solving(TypedDict, total=False):
@@ -34,9 +39,16 @@ class Solving(TypedDict, total=False):
     momentum: Decay
     weight_decay: NonNegative
     lr_decay: Fraction
-    optimiser: Literal["sgd", "adam", "adamw"]
+    optimiser: Optimiser | Solver
     epochs: Positive
     batch_size: Count | None
+    lr_schedule: RateSchedule | None
+    lr_schedule_in_round: RateSchedule | None
+    clip_norm: Positive | None
+    clip_value: Positive | None
+    accumulate: Several | None
+    augment: tuple[Augmentation, ...]
+    class_shares: Literal["equal"] | tuple[Positive, ...] | None
 
 
 class Common(Solving, total=False):
@@ -49,6 +61,7 @@ class Common(Solving, total=False):
     weighting: Weighting
     combine: Combine
     step: Step
+    server_lr_schedule: RateSchedule | None
     ledgers: tuple[Ledger, ...]
     channel: Channel
 
@@ -59,9 +72,16 @@ def averaged(
     momentum: Decay = 0.0,
     weight_decay: NonNegative = 0.0,
     lr_decay: Fraction = 1.0,
-    optimiser: Literal["sgd", "adam", "adamw"] = "sgd",
+    optimiser: Optimiser | Solver = "sgd",
     epochs: Positive = 1,
     batch_size: Count | None = 32,
+    lr_schedule: RateSchedule | None = None,
+    lr_schedule_in_round: RateSchedule | None = None,
+    clip_norm: Positive | None = None,
+    clip_value: Positive | None = None,
+    accumulate: Several | None = None,
+    augment: tuple[Augmentation, ...] = (),
+    class_shares: Literal["equal"] | tuple[Positive, ...] | None = None,
     selection: Selection | None = None,
     terms: tuple[Term, ...] = (),
     memory: tuple[Memory, ...] = (),
@@ -69,20 +89,36 @@ def averaged(
     weighting: Weighting | None = None,
     combine: Combine | None = None,
     step: Step | None = None,
+    server_lr_schedule: RateSchedule | None = None,
     ledgers: tuple[Ledger, ...] = (),
     channel: Channel | None = None,
 ) -> Algorithm:
     """Local training from the global model, then a weighted average: what most recipes start from."""
-    solver: Solver
-    if optimiser == "sgd":
-        solver = SGD(lr=lr, momentum=momentum, weight_decay=weight_decay, decay=lr_decay)
-    else:
-        solver = Adam(lr=lr, weight_decay=weight_decay, decoupled=optimiser == "adamw")
-    work = Work(epochs=epochs, batch_size=batch_size)
+    if lr_schedule is not None and lr_decay != 1:
+        raise Invalid(
+            f"lr_decay = {lr_decay:g} and lr_schedule = {lr_schedule!r} both set the rate of a round: give one"
+        )
+    solver = _solver(optimiser, lr=lr, momentum=momentum, weight_decay=weight_decay, lr_decay=lr_decay)
+    if clip_norm is not None or clip_value is not None:
+        solver = Clipped(solver=solver, norm=clip_norm, value=clip_value)
+    if lr_schedule is not None or lr_schedule_in_round is not None:
+        solver = Scheduled(solver=solver, rounds=lr_schedule, steps=lr_schedule_in_round)
+    if accumulate is not None:
+        solver = Accumulated(solver=solver, every=accumulate)
+    work = Work(epochs=epochs, batch_size=batch_size, class_shares=class_shares)
+    if server_lr_schedule is not None:
+        step = ScheduledStep(schedule=server_lr_schedule, step=step or Replace())
     return refuse_misfits(
         Algorithm(
             selection=selection or Everyone(),
-            client=LocalTraining(solver=solver, work=work, terms=terms, memory=memory, personal_layers=personal_layers),
+            client=LocalTraining(
+                solver=solver,
+                work=work,
+                terms=terms,
+                memory=memory,
+                personal_layers=personal_layers,
+                augment=augment,
+            ),
             server=Averaging(
                 weighting=weighting or ByExamples(),
                 combine=combine or WeightedMean(),
@@ -92,6 +128,22 @@ def averaged(
             channel=channel or Plain(),
         )
     )
+
+
+def _solver(
+    optimiser: Optimiser | Solver, *, lr: float, momentum: float, weight_decay: float, lr_decay: float
+) -> Solver:
+    """The named solver with the options that recipes share; a part has its own."""
+    if not isinstance(optimiser, str):
+        return optimiser
+    if optimiser == "sgd":
+        return SGD(lr=lr, momentum=momentum, weight_decay=weight_decay, decay=lr_decay)
+    if optimiser in ("adam", "adamw"):
+        return Adam(lr=lr, weight_decay=weight_decay, decoupled=optimiser == "adamw")
+    if optimiser == "rmsprop":
+        return RMSprop(lr=lr, momentum=momentum, weight_decay=weight_decay)
+    others = {"adagrad": Adagrad, "adadelta": Adadelta, "adamax": Adamax, "nadam": NAdam, "lion": Lion}
+    return others[optimiser](lr=lr, weight_decay=weight_decay)
 
 
 def recipe(build: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
@@ -108,3 +160,29 @@ def with_terms(
     client = replace(client, terms=client.terms + terms, memory=client.memory + memory)
     server = replace(server, ledgers=server.ledgers + ledgers) if ledgers else server
     return refuse_misfits(replace(algorithm, client=client, server=server))
+
+
+def refuse_misfits(algorithm: Algorithm) -> Algorithm:
+    """The algorithm itself; refused if its client listens for what its server never tells, or the other way round."""
+    client, server = algorithm.client, algorithm.server
+    if not isinstance(client, LocalTraining) or not isinstance(server, Averaging):
+        return algorithm
+    told = [ledger.name for ledger in server.ledgers]
+    if len(set(told)) < len(told):
+        raise Invalid(f"ledgers holds {', '.join(told)}: no two may have one name")
+    for part in (*client.terms, *client.memory):
+        for name in part.hears if isinstance(part, Hears) else ():
+            if name not in told:
+                raise Invalid(
+                    f"{type(part).__name__} listens for {name!r}, which no ledger of the server tells "
+                    f"(ledgers: {', '.join(told) or 'none'}): add the ledger, or use a recipe that brings it along"
+                )
+    said = {name for part in client.memory if isinstance(part, Says) for name in part.says}
+    for reader in (server.weighting, *server.ledgers):
+        for name in read_by(reader):
+            if name not in said:
+                raise Invalid(
+                    f"{type(reader).__name__} reads {name!r} in the replies, which no memory of the client says: "
+                    "add the memory, or use a recipe that brings it along"
+                )
+    return algorithm

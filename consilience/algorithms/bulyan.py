@@ -7,8 +7,7 @@ from typing import Unpack
 from consilience.algorithms._common import Common, recipe
 from consilience.algorithms._robust import robust
 from consilience.core.algorithm import Algorithm
-from consilience.server.averaging.combining.bulyan import Bulyan
-from consilience.server.averaging.combining.krum import Neighbours
+from consilience.server.averaging.combining.krum import Bulyan, Neighbours
 from consilience.server.averaging.combining.tolerance import Faulty
 
 

@@ -6,8 +6,7 @@ from typing import Unpack
 
 from consilience.algorithms._common import Common, averaged, recipe, with_terms
 from consilience.client.memory.corrections import ControlVariate, Drift
-from consilience.client.terms.drift_corrected import DriftCorrected
-from consilience.client.terms.linear import Linear
+from consilience.client.terms.linear import DriftCorrected, Linear
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import NonNegative
 from consilience.server.averaging.ledgers.drift import ControlVariates, MeanDrift

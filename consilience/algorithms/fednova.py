@@ -7,6 +7,7 @@ from typing import Unpack
 
 from consilience.algorithms._common import Common, averaged, recipe
 from consilience.client.local_training import LocalTraining
+from consilience.client.solver_wrappers import Scheduled
 from consilience.client.solvers import SGD
 from consilience.client.terms.proximal import Proximal
 from consilience.core.algorithm import Algorithm
@@ -29,8 +30,13 @@ def fednova(**common: Unpack[Common]) -> Algorithm:
     client, server = plain.client, plain.server
     assert isinstance(client, LocalTraining) and isinstance(server, Averaging)
     solver, proximal = client.solver, [term for term in client.terms if isinstance(term, Proximal)]
+    if isinstance(solver, Scheduled) and solver.steps is None and not proximal:
+        solver = solver.solver  # the same rate for all steps of a round, in which |a_k| is measured
     if not isinstance(solver, SGD) or solver.nesterov or len(proximal) < len(client.terms):
-        raise Invalid("fednova needs optimiser = 'sgd' and no terms but 'proximal': it must know how steps add up")
+        raise Invalid(
+            "fednova needs optimiser = 'sgd' and no terms but 'proximal': it must know how steps add up. Clipping, "
+            "accumulation and schedules within a round change that; so does lr_schedule together with 'proximal'"
+        )
     if client.personal_layers is not None:
         raise Invalid("fednova.personal_layers cannot be used: its server rescales whole models")
     shrink = solver.lr * sum(term.mu for term in proximal)

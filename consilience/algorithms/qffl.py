@@ -26,7 +26,9 @@ def qffl(*, q: NonNegative = 1.0, lipschitz: Positive | None = None, **common: U
     # Paper: clients are drawn with probability N_k / N. Here: by `selection`, which is uniform or all, and clients
     # count the same, so that the objective is sum_k F_k^(q+1) / (q + 1).
     given = common.get("ledgers", ())
-    constant = lipschitz or 1 / common.get("lr", 0.01)
+    optimiser = common.get("optimiser", "sgd")
+    rate = getattr(optimiser, "lr", common.get("lr", 0.01))  # a solver brings its own
+    constant = lipschitz or 1 / rate
     options: Common = {"weighting": QfflWeights(q=q), **common}
     options["ledgers"] = (*given, QfflStep(q=q, lipschitz=constant))
     plain = averaged(**options)

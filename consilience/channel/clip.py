@@ -17,14 +17,10 @@ class Clip:
     """An update longer than `bound` (Euclidean norm over all parameters) is shortened to it."""
 
     bound: Positive = 1.0
+    form = "dense"  # the update keeps its shapes
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def form(self) -> str:
-        """The update keeps its shapes."""
-        return "dense"
 
     def init(self, start: Tree) -> Tree:
         """Nothing is remembered."""

@@ -18,14 +18,10 @@ class Noise:
     """N(0, deviation^2) is added to every value of the update; behind a `Clip`, the Gaussian mechanism."""
 
     deviation: NonNegative = 0.01
+    form = "dense"  # the update keeps its shapes
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def form(self) -> str:
-        """The update keeps its shapes."""
-        return "dense"
 
     def init(self, start: Tree) -> Tree:
         """Nothing is remembered."""

@@ -48,14 +48,10 @@ class Quantise:
     """
 
     bits: Annotated[int, Range(least=1, most=8)] = 8
+    form = "codes"  # whole numbers, which nothing behind it can work on
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def form(self) -> str:
-        """Whole numbers, which nothing behind it can work on."""
-        return "codes"
 
     @property
     def _steps(self) -> int:

@@ -31,14 +31,10 @@ class Radio:
     snr_db: Decibels = 20.0
     fading: Fading = "none"
     min_gain: Annotated[Positive, OnlyWith("fading", ("rayleigh",))] = 0.1
+    form = "dense"  # the update keeps its shapes
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def form(self) -> str:
-        """The update keeps its shapes."""
-        return "dense"
 
     def init(self, start: Tree) -> Tree:
         """Nothing is remembered."""
@@ -76,19 +72,11 @@ class OverTheAir:
     snr_db: Decibels = 20.0
     fading: Fading = "none"
     min_gain: Annotated[Positive, OnlyWith("fading", ("rayleigh",))] = 0.1
+    form = "dense"  # the update keeps its shapes
+    sums_only = True  # the server cannot distinguish the replies
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def form(self) -> str:
-        """The update keeps its shapes."""
-        return "dense"
-
-    @property
-    def sums_only(self) -> bool:
-        """The server cannot distinguish the replies."""
-        return True
 
     def init(self, start: Tree) -> Tree:
         """Nothing is remembered."""

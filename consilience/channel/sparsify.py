@@ -24,14 +24,10 @@ class TopK:
 
     fraction: Fraction = 0.01
     feedback: bool = True
+    form = "sparse"  # values and places
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def form(self) -> str:
-        """Values and places."""
-        return "sparse"
 
     def init(self, start: Tree) -> Tree:
         """Nothing is left over yet."""
@@ -67,14 +63,10 @@ class RandomK:
 
     fraction: Fraction = 0.01
     feedback: bool = True
+    form = "sparse"  # values and a seed
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def form(self) -> str:
-        """Values and a seed."""
-        return "sparse"
 
     def init(self, start: Tree) -> Tree:
         """Nothing is left over yet."""

@@ -36,7 +36,7 @@ class CompareModels:
         sums = []
         for place in range(_count(message)):
             output, _ = task.apply(rows(message["models"], place), batch.x, train=False)
-            losses = task.losses(output, batch.y)
+            losses = task.row_losses(output, batch)
             sums.append((losses if batch.mask is None else losses * batch.mask).sum())
         return {"losses": carry["losses"] + torch.stack(sums)}
 
@@ -54,6 +54,7 @@ class ChoosingTraining(Wrapped):
         PreTrainingPass: "has a pass before training, and so has ChoosingTraining: there can be only one, leave it out",
         PostTrainingPass: "has a pass after training, which would not find the model that was taken: leave it out",
     }
+    is_personal = True  # clients use different models
 
     @property
     def pre_training(self) -> ClientRule:
@@ -82,11 +83,6 @@ class ChoosingTraining(Wrapped):
         cluster = carry["cluster"]
         reply, kept = self.training.end(task, carry["training"], _taken(message, cluster), memory)
         return {**reply, "cluster": cluster}, {**kept, "cluster": cluster}
-
-    @property
-    def is_personal(self) -> bool:
-        """Clients use different models."""
-        return True
 
     def personal(self, task: Task, message: Tree, memory: Tree) -> Tree:
         """The model that the client chose last, and what training makes of it."""

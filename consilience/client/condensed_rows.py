@@ -9,7 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from consilience.client.solvers import Solver
 from consilience.core import rng
+from consilience.core.latent import classifier
 from consilience.core.plans import Batch
 from consilience.core.settings import Invalid
 from consilience.core.task import Task
@@ -27,6 +29,14 @@ def row_shape(params: Tree, shape: Sequence[int] | None) -> tuple[int, ...]:
     if first.dim() != 2:
         raise Invalid("shape is missing: say what one row looks like, such as shape = [1, 28, 28]")
     return (first.shape[1],)
+
+
+def no_rows_yet(params: Tree, per_class: int, shape: Sequence[int] | None, solver: Solver) -> Tree:
+    """The carry before the first step: rows [C, n, ...] of zeros, which that step fills, and sums of zero."""
+    head = params[classifier(params).weight]
+    rows = torch.zeros((len(head), per_class, *row_shape(params, shape)), dtype=head.dtype, device=head.device)
+    none = torch.zeros(len(head), dtype=torch.float64, device=head.device)
+    return {"x": rows, "solver": solver.init({"x": rows}), "labels": none, "loss": none[0], "steps": none[0]}
 
 
 def first_rows(x: Tensor, batch: Batch, start: Start) -> Tensor:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from consilience.client.condensed_rows import Start, first_rows, membership, outputs_and_features, row_shape
+from consilience.client.condensed_rows import Start, first_rows, membership, no_rows_yet, outputs_and_features
+from consilience.client.solver_wrappers import refuse_accumulation
 from consilience.client.solvers import Adam, Solver
 from consilience.core import rng
 from consilience.core.gradients import gradient
-from consilience.core.latent import classifier
 from consilience.core.plans import Batch, Work
 from consilience.core.settings import Count, Invalid, NonNegative, check
 from consilience.core.task import Task
@@ -35,11 +35,12 @@ class DistributionMatching:
 
     def __post_init__(self) -> None:
         check(self)
+        refuse_accumulation(self.solver)
 
     def check_against(self, task: Task) -> None:
         """Refuse a task without class numbers."""
-        if not task.kind.multiclass:
-            raise Invalid(f"distribution matching needs class numbers: {task.kind.name} has none")
+        if not task.kind.class_per_row:
+            raise Invalid(f"distribution matching needs class numbers, one for each row: {task.kind.name} has none")
 
     def init(self, start: Tree) -> Tree:
         """Nothing is remembered."""
@@ -48,13 +49,7 @@ class DistributionMatching:
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
         """Rows of zeros, which the first step fills."""
         self.check_against(task)
-        params = message["model"]["params"]
-        head = params[classifier(params).weight]
-        shape = (len(head), self.per_class, *row_shape(params, self.shape))
-        rows = torch.zeros(shape, dtype=head.dtype, device=head.device)
-        none = torch.zeros(len(head), dtype=torch.float64, device=head.device)
-        solver = self.solver.init({"x": rows})
-        return {"x": rows, "solver": solver, "labels": none, "loss": none[0], "steps": none[0]}
+        return no_rows_yet(message["model"]["params"], self.per_class, self.shape, self.solver)
 
     def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
         """One step of the synthetic rows towards the class means of a batch."""

@@ -72,7 +72,7 @@ def minibatch_loss(task: Task, model: Tree, batch: Batch, loss: ReportedLoss = "
     """The mean loss of the live rows, in training mode."""
     output, _ = task.apply(model, batch.x, train=True, mask=batch.mask, key=batch.key)
     if loss == "task":
-        return average(task.losses(output, batch.y), batch.mask)
+        return average(task.row_losses(output, batch), batch.mask)
     found = output.softmax(1) if loss == "squared_error" else output  # [B, C]
     classes = torch.arange(output.shape[1], device=output.device)
     truth = (batch.y.unsqueeze(1) == classes).to(output.dtype)

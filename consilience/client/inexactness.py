@@ -88,7 +88,7 @@ def _slope(task: Task, model: Tree, batch: Batch) -> Tree:
 
     def total(params: Tree) -> Tensor:
         output, _ = task.apply({"params": params, "buffers": model["buffers"]}, batch.x, train=False)
-        losses = task.losses(output, batch.y)
+        losses = task.row_losses(output, batch)
         return losses.sum() if batch.mask is None else (losses * batch.mask).sum()
 
     return grad(total)(model["params"])

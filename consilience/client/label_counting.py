@@ -8,9 +8,11 @@ import torch
 
 from consilience.client.local_training import LocalTraining
 from consilience.client.wrapped import Wrapped
+from consilience.core.capabilities import ChecksTask, capability
 from consilience.core.latent import classifier
 from consilience.core.plans import Batch
 from consilience.core.protocols import ClientRule
+from consilience.core.settings import Invalid
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 
@@ -20,6 +22,14 @@ class LabelCounting(Wrapped):
     """Local training whose reply holds `labels`: the share of every class among the rows it met (0 without steps)."""
 
     training: ClientRule = field(default_factory=LocalTraining)
+
+    def check_against(self, task: Task) -> None:
+        """Refuse a task without class numbers, and what training refuses."""
+        if not task.kind.class_per_row:
+            raise Invalid(f"counting labels needs one class number per row: {task.kind.name} has none")
+        checking = capability(self.training, ChecksTask)
+        if checking is not None:
+            checking.check_against(task)
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
         """No label met yet."""

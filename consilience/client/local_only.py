@@ -29,6 +29,7 @@ class LocalOnly(Wrapped):
         PreTrainingPass: "has a pass before training, which would look with the server's model: there is none here",
         PostTrainingPass: "has a pass after training, for which the server would need the model: leave it out",
     }
+    is_personal = True  # every client has its own model, and nothing else
 
     def init(self, start: Tree) -> Tree:
         """The initial model, and what training remembers."""
@@ -46,11 +47,6 @@ class LocalOnly(Wrapped):
         """The loss; the model stays."""
         reply, kept = self.training.end(task, carry, _told(message, memory), memory)
         return {"loss": reply["loss"]}, {**kept, OWN: reply["model"]}
-
-    @property
-    def is_personal(self) -> bool:
-        """Every client has its own model, and nothing else."""
-        return True
 
     def personal(self, task: Task, message: Tree, memory: Tree) -> Tree:
         """Its own."""

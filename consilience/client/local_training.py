@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from consilience.client.memory.memory import ChecksSolver, Done, Memory, OwnModel
+from consilience.client.augmentations import Augmentation, augmented, losses, refuse_misfits
+from consilience.client.memory.memory import ChecksSolver, Memory, OwnModel, TrainingEnd
 from consilience.client.personal_layers import PersonalLayers, joined, split
+from consilience.client.solver_wrappers import WeighsBatches, finished, solve
 from consilience.client.solvers import SGD, Solver
 from consilience.client.terms.term import Context, NeedsMemory, Term, WholeModel
 from consilience.core import tree
@@ -35,6 +38,7 @@ class LocalTraining:
     memory: tuple[Memory, ...] = ()
     personal_layers: PersonalLayers | None = None
     personal_epochs: Whole = 0
+    augment: tuple[Augmentation, ...] = ()  # in this order, in training alone
 
     def __post_init__(self) -> None:
         check(self)
@@ -57,14 +61,25 @@ class LocalTraining:
             raise Invalid(
                 f"personal_epochs = {self.personal_epochs} needs personal_layers: say which leaves are trained first"
             )
+        if self.personal_epochs and isinstance(self.solver, WeighsBatches):
+            raise Invalid(
+                f"personal_epochs = {self.personal_epochs} is incompatible with gradient accumulation: batches of the "
+                "personal layers' last window would be met by other layers than they were computed with"
+            )
 
     def check_against(self, task: Task) -> None:
         """Refuse a model or loss that a term, or the choice of personal layers, cannot work with."""
+        refuse_misfits(self.augment, task)
         for term in self.terms:
             if isinstance(term, ChecksTask):
                 term.check_against(task)
         if self.personal_layers is not None:
             self.personal_layers.check_against(task, task.start())
+
+    def check_rows(self, x: Any) -> None:
+        """Refuse features that an augmentation cannot vary."""
+        for part in self.augment:
+            part.check_rows(x)
 
     def init(self, start: Tree) -> Tree:
         """What the memories start from, by their names."""
@@ -89,18 +104,19 @@ class LocalTraining:
     def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
         """One gradient step on one batch."""
         message = self._received(message, memory)
+        batch, mixed = augmented(self.augment, batch)
         params, buffers = carry["model"]["params"], carry["model"]["buffers"]
 
         def objective(params: Tree) -> tuple[Tensor, tuple[Tensor, Tree]]:
             model = {"params": params, "buffers": buffers}
             output, moved = task.apply(model, batch.x, train=True, mask=batch.mask, key=batch.key)
-            loss = average(task.losses(output, batch.y), batch.mask)
+            loss = average(losses(task, output, batch, mixed), batch.mask)
             context = Context(task, message, memory, buffers, output)
             return sum((term(params, context, batch) for term in self.terms), loss), (loss.detach(), moved)
 
         grads, (loss, buffers) = gradient(objective, params)
-        params, solver = self._solve(carry, grads, batch, message["round"])
         rows: Tensor | int = len(batch.y) if batch.mask is None else batch.mask.sum()
+        params, solver = self._solve(carry, grads, batch, message["round"], rows)
         after = {
             "model": {"params": params, "buffers": buffers},
             "solver": solver,
@@ -113,12 +129,13 @@ class LocalTraining:
 
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """The model, and the mean loss met along the way (0 if no step was done)."""
-        model, kept = carry["model"], {}
+        model, kept = finished(self.solver, carry["model"], carry["solver"], message["round"]), {}
+        steps = carry["steps"] if self.memory else carry["rows"]  # nobody reads it without memories
+        done = TrainingEnd(model, self._received(message, memory), memory, steps, self.solver)
         if self.personal_layers is not None:
             kept["personal_layers"], model = split(model, self.personal_layers.personal_names(model))
         reply = {"model": model, "loss": carry["loss"] / carry["rows"].clamp(min=1)}
         for part in self.memory:
-            done = Done(carry["model"], self._received(message, memory), memory, carry["steps"], self.solver)
             kept[part.name], said = part.update(memory[part.name], done)
             reply = {**reply, **said}
         return reply, kept
@@ -154,14 +171,14 @@ class LocalTraining:
         mine, others = split(model, self.personal_layers.personal_names(model))
         return {"personal_layers": self.solver.init(mine["params"]), "shared": self.solver.init(others["params"])}
 
-    def _solve(self, carry: Tree, grads: Tree, batch: Batch, round: Tensor) -> tuple[Tree, Tree]:
+    def _solve(self, carry: Tree, grads: Tree, batch: Batch, round: Tensor, rows: Tensor | int) -> tuple[Tree, Tree]:
         """(parameters, solver state): all leaves move, or those whose turn it is, while the others stand still."""
         params = carry["model"]["params"]
         if self.personal_layers is None or not self.personal_epochs:
-            return self.solver.step(params, grads, carry["solver"], round)
+            return solve(self.solver, params, grads, carry["solver"], round, rows)
         names, states = self.personal_layers.personal_names(carry["model"]), {}
-        at_home = carry["epoch"] + batch.first <= self.personal_epochs
-        for part, turn, mine in (("personal_layers", at_home, True), ("shared", ~at_home, False)):
+        personal_turn = carry["epoch"] + batch.first <= self.personal_epochs
+        for part, turn, mine in (("personal_layers", personal_turn, True), ("shared", ~personal_turn, False)):
             old = {name: value for name, value in params.items() if (name in names) == mine}
             new, state = self.solver.step(old, {n: grads[n] for n in old}, carry["solver"][part], round)
             params = {**params, **tree.where(turn, new, old)}

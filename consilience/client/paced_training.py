@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from consilience.client.local_training import LocalTraining
-from consilience.client.solvers import SGD
+from consilience.client.solver_wrappers import plain_sgd
 from consilience.client.wrapped import Wrapped
 from consilience.core.plans import Batch
 from consilience.core.settings import Invalid, check
@@ -24,9 +24,10 @@ class PacedTraining(Wrapped):
     def __post_init__(self) -> None:
         super().__post_init__()
         check(self)
-        solver = self.training.solver
-        if not isinstance(solver, SGD) or solver.momentum:
-            raise Invalid(f"PacedTraining scales the steps of plain SGD, not of {solver!r}: change the optimiser")
+        if plain_sgd(self.training.solver) is None:
+            raise Invalid(
+                f"PacedTraining scales the steps of plain SGD, not of {self.training.solver!r}: change the optimiser"
+            )
 
     def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
         """One step of training, `pace` times as far."""

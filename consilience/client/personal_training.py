@@ -25,7 +25,7 @@ from consilience.core.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class PersonalTraining(Wraps):
-    """`shared` trains the received model and replies; `own` goes on with the client's own model, which stays home.
+    """`shared` trains the received model and replies; `own` goes on with the client's own model, which is never sent.
 
     The terms of `own` see the received model as the place where the client started (Ditto's anchor).
     """
@@ -38,6 +38,7 @@ class PersonalTraining(Wraps):
         PreTrainingPass: "has a pass before training, which would not find its memory beside the client's own model",
         PostTrainingPass: "has a pass after training, which would not find its memory beside the client's own model",
     }
+    is_personal = True  # every client has a model of its own
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,7 +73,8 @@ class PersonalTraining(Wraps):
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """The shared model's reply; both memories."""
         reply, kept = self.shared.end(task, carry["shared"], message, memory["shared"])
-        return reply, {"own": carry["own"]["model"], "shared": kept}
+        mine, _ = self.own.end(task, carry["own"], message, {})
+        return reply, {"own": mine["model"], "shared": kept}
 
     def check_against(self, task: Task) -> None:
         """Refuse what either of the two cannot work with."""
@@ -96,11 +98,6 @@ class PersonalTraining(Wraps):
         """The shared model with what `shared` keeps of it."""
         keeps = capability(self.shared, KeepsLayers)
         return model if keeps is None else keeps.completed(model, memory.get("shared", {}))
-
-    @property
-    def is_personal(self) -> bool:
-        """Every client has a model of its own."""
-        return True
 
     def personal(self, task: Task, message: Tree, memory: Tree) -> Tree:
         """The client's own model; the received one before it has any."""

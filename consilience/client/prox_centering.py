@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from consilience.client.memory.memory import Done
+from consilience.client.memory.memory import TrainingEnd
 from consilience.client.terms.term import Context
 from consilience.core.plans import Batch
 from consilience.core.settings import Fraction, Positive, check
@@ -24,6 +24,7 @@ class ReflectedProximal:
 
     step: Positive
     sent: bool = False
+    whole_model = True  # the server's x is the mean of the z's, leaf by leaf
 
     def __post_init__(self) -> None:
         check(self)
@@ -38,11 +39,6 @@ class ReflectedProximal:
         """What the server must tell."""
         return (Z,) if self.sent else ()
 
-    @property
-    def whole_model(self) -> bool:
-        """The server's x is the mean of the z's, leaf by leaf."""
-        return True
-
     def __call__(self, params: Tree, context: Context, batch: Batch) -> Tensor:
         """The penalty; its gradient is (w - 2x + z) / step."""
         x, z = context.message["model"]["params"], (context.message if self.sent else context.memory)[Z]
@@ -55,20 +51,16 @@ class Centring:
     """z <- z + 2 relaxation (w - x), w where local training ended and x where it began."""
 
     relaxation: Fraction = 1.0
+    name = Z  # terms find it as `z`
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def name(self) -> str:
-        """Terms find it as `z`."""
-        return Z
 
     def init(self, start: Tree) -> Tree:
         """z = x = the initial model."""
         return dict(start["params"])
 
-    def update(self, old: Tree, done: Done) -> tuple[Tree, Tree]:
+    def update(self, old: Tree, done: TrainingEnd) -> tuple[Tree, Tree]:
         """z moves in proportion to the model, so that the reply, which holds the model, already tells the server."""
         ended, began = done.model["params"], done.message["model"]["params"]
         return map_leaves(lambda z, w, x: z + 2 * self.relaxation * (w - x), old, ended, began), {}

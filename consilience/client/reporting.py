@@ -87,11 +87,7 @@ class _WithOwnLayers:
     """The model in the message, with the layers that the client keeps: where training begins, or what it ended with."""
 
     training: KeepsLayers
-
-    @property
-    def is_personal(self) -> bool:
-        """Every client has layers of its own."""
-        return True
+    is_personal = True  # every client has layers of its own
 
     def personal(self, task: Task, message: Tree, memory: Tree) -> Tree:
         """Shared leaves from the message, the client's own from its memory."""

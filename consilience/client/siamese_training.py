@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
+from consilience.client.augmentations import Augmentation, augmented, losses, refuse_misfits
 from consilience.client.cosine import cosine
-from consilience.client.memory.memory import Done, Memory
+from consilience.client.memory.memory import Memory, TrainingEnd
 from consilience.client.memory.models import PreviousModel
+from consilience.client.solver_wrappers import finished, solve
 from consilience.client.solvers import SGD, Solver
 from consilience.client.terms.term import Context, Term
 from consilience.core.capabilities import ChecksTask
@@ -53,6 +55,7 @@ class SiameseTraining:
     predictor: bool = True
     terms: tuple[Term, ...] = ()
     memory: tuple[Memory, ...] = (PreviousModel(),)
+    augment: tuple[Augmentation, ...] = ()  # both models see the same varied rows
 
     def __post_init__(self) -> None:
         check(self)
@@ -70,9 +73,15 @@ class SiameseTraining:
                     "'siamese' (in Python models.siamese.siamese_heads), which puts projection and prediction heads "
                     "on any backbone"
                 )
+        refuse_misfits(self.augment, task)
         for term in self.terms:
             if isinstance(term, ChecksTask):
                 term.check_against(task)
+
+    def check_rows(self, x: Any) -> None:
+        """Refuse features that an augmentation cannot vary."""
+        for part in self.augment:
+            part.check_rows(x)
 
     def init(self, start: Tree) -> Tree:
         """What the memories start from, by their names."""
@@ -91,13 +100,14 @@ class SiameseTraining:
     def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
         """One gradient step of the client's model, and one of the copy."""
         carry = self._with_past(carry, batch)
+        batch, mixed = augmented(self.augment, batch)
         buffers = carry["model"]["buffers"]
         past = carry["past"] if self.history == "epoch" else memory["previous"]
         z_past = _still(task, past["model"], batch)
 
         def local(params: Tree, copy: Views, joint: bool = False) -> tuple[Tensor, tuple[Tensor, Tree, Tensor]]:
             seen, moved = self._look(task, {"params": params, "buffers": buffers}, batch)
-            loss = average(task.losses(seen.logits, batch.y), batch.mask)
+            loss = average(losses(task, seen.logits, batch, mixed), batch.mask)
             away = average(cosine(z_past, seen.z), batch.mask)  # +cos: pushes from the past
             away = torch.where(past["known"], away, torch.zeros_like(away))
             # Paper: eq (11) is ce + mu hist + stop. Here: ce + mu (hist + stop), as Algorithm 1 and eq (5) have it.
@@ -107,8 +117,9 @@ class SiameseTraining:
             return total, (loss.detach(), moved, seen.z)
 
         grads, (loss, moved, _), after = self._gradients(local, task, carry, batch, message)
-        params, solver = self.solver.step(carry["model"]["params"], grads, carry["solver"], message["round"])
-        rows: Tensor | int = len(batch.y) if batch.mask is None else batch.mask.sum()
+        rows = _rows(batch)
+        state = carry["solver"]
+        params, solver = solve(self.solver, carry["model"]["params"], grads, state, message["round"], rows)
         return {
             **carry,
             **after,
@@ -121,9 +132,10 @@ class SiameseTraining:
 
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """The client's model and the mean task loss met along the way; the copy is dropped."""
-        reply = {"model": carry["model"], "loss": carry["loss"] / carry["rows"].clamp(min=1)}
+        model = finished(self.solver, carry["model"], carry["solver"], message["round"])
+        reply = {"model": model, "loss": carry["loss"] / carry["rows"].clamp(min=1)}
         kept: Tree = {}
-        done = Done(carry["model"], message, memory, carry["steps"], self.solver)
+        done = TrainingEnd(model, message, memory, carry["steps"], self.solver)
         for part in self.memory:
             kept[part.name], said = part.update(memory[part.name], done)
             reply = {**reply, **said}
@@ -169,7 +181,8 @@ class SiameseTraining:
             return total + self.mu * self._half(seen.p, told[2], batch), (told, moved)
 
         def step(grads: Tree, moved: Tree) -> Tree:
-            copied, solver = self._copies.step(carry["copy"]["params"], grads, carry["copy_solver"], message["round"])
+            copy, state = carry["copy"]["params"], carry["copy_solver"]
+            copied, solver = solve(self._copies, copy, grads, state, message["round"], _rows(batch))
             return {"copy": {"params": copied, "buffers": moved}, "copy_solver": solver}
 
         if not self.sequential:
@@ -194,6 +207,10 @@ class SiameseTraining:
             return self._look(task, model, batch, train=False)[0]
         z = _still(task, model, batch)
         return Views(z, z, z)
+
+
+def _rows(batch: Batch) -> Tensor | int:
+    return len(batch.y) if batch.mask is None else batch.mask.sum()
 
 
 def _views(module: Any, x: Any) -> Views:

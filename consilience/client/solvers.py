@@ -1,4 +1,7 @@
-"""Local optimisers as pure functions: SGD equals PyTorch's to the last bit, Adam and AdamW to rounding."""
+"""Local optimisers as pure functions: SGD equals PyTorch's to the last bit, Adam and AdamW to rounding.
+
+Others are in `adaptive_solvers`; schedules, clipping and accumulation are added by `solver_wrappers`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,16 @@ from consilience.core.tree import Tree, map_leaves
 
 @runtime_checkable
 class Solver(Protocol):
-    """Turns gradients into the next parameters; its state starts afresh every round."""
+    """Turns gradients into the next parameters; its state starts afresh every round.
+
+    Pure functions for one client: the engine applies them to many by vmap, so nothing may depend on a tensor's value
+    in Python. The move must be proportional to `lr`, and the state independent of it, for schedules to be exact.
+    """
+
+    @property
+    def lr(self) -> float:
+        """The learning rate."""
+        ...
 
     def init(self, params: Tree) -> Tree:
         """The state before the first step."""

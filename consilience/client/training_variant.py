@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from consilience.client.local_training import LocalTraining
 from consilience.client.memory.models import PreviousModel
 from consilience.client.siamese_training import SiameseTraining
+from consilience.client.solver_wrappers import without_weight_decay
 from consilience.core.protocols import ClientRule
 from consilience.core.settings import Invalid, NonNegative, check
 
@@ -44,7 +45,7 @@ class Siamese:
             memory = (*memory, PreviousModel())
         # Paper: does not say which optimiser the copy has. Here: the client's rate and momentum, with a velocity of
         # its own, and no weight decay, because the stop-gradient term is all that reaches it.
-        copies = None if self.freeze_global else replace(training.solver, weight_decay=0.0)  # type: ignore[type-var]
+        copies = None if self.freeze_global else without_weight_decay(training.solver)
         return SiameseTraining(
             solver=training.solver,
             copy_solver=copies,
@@ -57,4 +58,5 @@ class Siamese:
             predictor=self.predictor,
             terms=training.terms,
             memory=memory,
+            augment=training.augment,
         )

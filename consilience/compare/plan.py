@@ -28,7 +28,10 @@ from consilience.selection.fixed_for_rounds import FixedForRounds
 
 Table = dict[str, Any]
 
-LOCAL_WORK = ("lr", "momentum", "weight_decay", "lr_decay", "optimiser", "epochs", "batch_size")
+LOCAL_WORK = (
+    *("lr", "momentum", "weight_decay", "lr_decay", "optimiser", "epochs", "batch_size"),
+    *("lr_schedule", "lr_schedule_in_round", "clip_norm", "clip_value", "accumulate", "augment", "class_shares"),
+)
 """What every method takes from the base run, next to selection and channel."""
 
 _KEYS = ("methods", "seeds", "baseline", "target", "metric", "tuned")

@@ -176,7 +176,7 @@ def _side_by_side(folder: Path, todo: Sequence[Cell], jobs: int, display: Displa
     ended: dict[str, Ended] = {}
     begun: set[str] = set()
     by_name = {cell.name: cell for cell in todo}
-    with Interrupts() as interrupts, _ending(workers):
+    with Interrupts() as interrupts, ending(workers):
         told = False
         for kind, name, number, text, signal in _events(events, workers):
             if interrupts.asked and not told:
@@ -214,7 +214,7 @@ def _events(events: Any, workers: Sequence[Any]) -> Iterator[tuple[str, str, int
 
 
 @contextlib.contextmanager
-def _ending(workers: Sequence[Any]) -> Iterator[None]:
+def ending(workers: Sequence[Any]) -> Iterator[None]:
     """Start the workers, and let none of them outlive this."""
     for worker in workers:
         worker.start()
@@ -231,7 +231,7 @@ def _ending(workers: Sequence[Any]) -> Iterator[None]:
 
 
 def work(folder: str, threads: int, tasks: Any, events: Any) -> None:
-    """A worker's life: cells from the queue until there are no more, or a signal stops it."""
+    """The main function of a worker: cells from the queue until there are no more, or a signal stops it."""
     if hasattr(os, "setpgrp"):
         os.setpgrp()  # Ctrl-C at the terminal reaches the parent alone, which passes it on once
     parent, data = os.getppid(), Data()

@@ -8,10 +8,11 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from consilience.core.capabilities import SumsOnly, capability
+from consilience.core.capabilities import ChecksTask, PreparesTask, SumsOnly, capability
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.protocols import Channel, ClientRule, Selection, ServerRule
 from consilience.core.settings import Invalid
+from consilience.core.task import Task
 from consilience.core.tree import Tree
 
 
@@ -49,6 +50,15 @@ class Algorithm:
                 f"channel {type(self.channel).__name__} delivers only the sum of the replies, but "
                 f"{names_of_readers(self.server)} reads each reply: change one of the two"
             )
+
+    def prepared(self, task: Task) -> Task:
+        """The task in the form that this algorithm trains; refused if its clients or server do not support it."""
+        for part in (self.client, self.server):
+            checking = capability(part, ChecksTask)
+            if checking is not None:
+                checking.check_against(task)
+        preparing = capability(self.client, PreparesTask)
+        return task if preparing is None else preparing.prepare(task)
 
 
 @runtime_checkable

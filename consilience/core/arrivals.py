@@ -274,6 +274,7 @@ def _dispatch(
     chosen = np.unique(algorithm.selection.choose(turn, pool, seed))  # ascending, no client twice
     chosen = chosen[idle[chosen]]
     if max_concurrency is not None and len(chosen) > max_concurrency:
+        # the purpose "seats" is older than the word max_concurrency; another text would draw other clients
         chosen = np.sort(host(seed, "seats", turn).choice(chosen, max_concurrency, replace=False))
     broadcast = _broadcast(algorithm, engine, here.server, chosen, turn, seed)
     took = _seconds(engine, algorithm.client, algorithm.channel, broadcast, chosen, turn, seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
@@ -17,6 +17,8 @@ from consilience.core.tree import Tree
 
 C = TypeVar("C")
 Reasons = Mapping[type, str]
+RoundKeys = Callable[[int], bytes]
+"""Gives the key of a round, which counts from 1; a second call for the same round may give another."""
 
 
 def capability(part: object, protocol: type[C]) -> C | None:
@@ -154,10 +156,28 @@ class KeepsLayers(ClientCapability, Protocol):
 
 @runtime_checkable
 class ChecksTask(ClientCapability, Protocol):
-    """A client rule, or a term of its objective, that does not support every model and loss."""
+    """A client rule, a term of its objective, or a server rule, that does not support every model and kind of task."""
 
     def check_against(self, task: Task) -> None:
         """Raise `Invalid`, with what is missing, before any training."""
+        ...
+
+
+@runtime_checkable
+class PreparesTask(ClientCapability, Protocol):
+    """A client rule that trains another form of the model: with more parts frozen, or with parts added."""
+
+    def prepare(self, task: Task) -> Task:
+        """The task in that form; a task that has it already stays as it is."""
+        ...
+
+
+@runtime_checkable
+class ChecksRows(ClientCapability, Protocol):
+    """A client rule that does not train on all features."""
+
+    def check_rows(self, x: Any) -> None:
+        """Raise `Invalid` for rows of shapes or types that it cannot work with, before any training."""
         ...
 
 
@@ -240,9 +260,8 @@ class MovesWithoutReplies(ServerCapability, Protocol):
 class DrawsSecretly(ServerCapability, Protocol):
     """A server rule whose draws must be secret: it and the selection receive a key of the round."""
 
-    @property
-    def noise_seed(self) -> int | None:
-        """None: every key is fresh. Else the seed of all keys, which makes the draws repeatable."""
+    def round_key(self, round: int, keys: RoundKeys | None) -> bytes:
+        """The key of a round, which counts from 1: from `keys`, or from where this rule has its own."""
         ...
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from consilience.core import tree
 from consilience.core.capabilities import PersonalRule
-from consilience.core.kinds import hits
+from consilience.core.measures import hits
 from consilience.core.plans import Batch, Work
 from consilience.core.task import Task
 from consilience.core.tree import Tree
@@ -72,10 +73,9 @@ class LossQuery:
         """Add one batch."""
         model = message["model"] if self.rule is None else self.rule.personal(task, message, memory)
         output, _ = task.apply(model, batch.x, train=False)
-        losses = task.losses(output, batch.y)
+        losses = task.row_losses(output, batch)
         mask = torch.ones_like(losses) if batch.mask is None else batch.mask
-        decide = task.kind.decide
-        correct = torch.zeros_like(losses) if decide is None else hits(decide, output, batch.y, mask)
+        correct = torch.zeros_like(losses) if task.kind.decide is None else _right(task, output, batch.y, mask)
         return {
             "loss": carry["loss"] + (losses * mask).sum(),
             "correct": carry["correct"] + (correct * mask).sum(),
@@ -85,3 +85,13 @@ class LossQuery:
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """The sums."""
         return carry, memory
+
+
+def _right(task: Task, output: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+    """[B] the share of right decisions among the entries of each row that count."""
+    assert task.kind.decide is not None
+    if task.kind.entries is None:
+        return hits(task.kind.decide, output, target, mask)
+    counted = task.metrics.counted(target, torch.ones_like(mask))
+    right = hits(task.kind.decide, output, target, counted) * counted
+    return right.flatten(1).sum(1) / counted.flatten(1).sum(1).clamp(min=1)

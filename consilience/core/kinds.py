@@ -1,94 +1,51 @@
-"""Kinds of task: the meaning of a model's output, with its loss, decision and metrics."""
+"""The built-in kinds of task, by name."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import math
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from consilience.core.losses import Loss, binary_cross_entropy, cross_entropy, squared_error
-from consilience.core.metrics import SHARE, Metric
+from consilience.core import chances, measures
+from consilience.core.kind import Kind, Pair, loss_name
+from consilience.core.losses import (
+    IGNORED,
+    BinaryCrossEntropy,
+    CrossEntropy,
+    Layout,
+    Loss,
+    absolute_error,
+    binary_cross_entropy,
+    cross_entropy,
+    huber,
+    squared_error,
+)
+from consilience.core.measures import (  # noqa: F401, kinds of one's own are built with hits and macro
+    ON_ALL_ROWS,
+    Counts,
+    View,
+    absolute_errors,
+    accuracy,
+    class_counts,
+    hits,
+    macro,
+)
+from consilience.core.metrics import Metric
 from consilience.core.settings import Invalid, nearest
-from consilience.core.tree import Tree
 
-ON_ALL_ROWS = "Of the global model on all test rows."
-Pair = tuple[Tensor, Tensor]
-
-
-def _one_number() -> Pair:
-    return torch.zeros(1, 1), torch.zeros(1)
+Numbers = tuple[float, ...]
+Names = tuple[str, ...]
+FEW = 64  # classes of tokens whose macro scores mean something; more are a vocabulary
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """A kind of task: losses, decision and metrics in one object.
-
-        count = Kind(name="count", losses=(poisson,), metrics=(deviance,), main="deviance")
-        task = cs.Task(module, kind=count)
-
-    losses: functions (output, target) -> [B] loss per example; the first is the default. metrics: apart
-    from the loss. main: the key of the metric that clients are compared by. decide: from the output to class numbers,
-    None where nothing is decided. entries: (target) -> 1 where an entry of a target counts (tokens that are no
-    padding, pixels with a label), 0 elsewhere; None: every row counts once. example: an (output, target) of one row,
-    with the shapes that the metrics receive. multiclass: targets are class numbers, and outputs have a logit for
-    each. most_classes: of the targets. for_classes: the same kind where the number of classes is known.
-    """
-
-    name: str
-    losses: tuple[Loss, ...]
-    metrics: tuple[Metric, ...] = ()
-    main: str = "loss"
-    decide: Callable[[Tensor], Tensor] | None = None
-    entries: Callable[[Tensor], Tensor] | None = None
-    example: Callable[[], Pair] = _one_number
-    multiclass: bool = False
-    most_classes: int | None = None
-    for_classes: Callable[[int], Kind] | None = None
-
-    def __post_init__(self) -> None:
-        if not self.losses:
-            raise Invalid(f"Kind {self.name!r} has no loss: give at least one function (output, target) -> [B]")
-
-    def loss(self, name: str | None = None) -> Loss:
-        """The loss of that name, or the first one."""
-        named = {loss_name(loss): loss for loss in self.losses}
-        if name is None:
-            return self.losses[0]
-        if name not in named:
-            known = ", ".join(named)
-            raise Invalid(f"loss = {name!r} is not a loss of {self.name}: it has {known}{nearest(name, named)}")
-        return named[name]
-
-    def outputs(self, target: Tensor, classes: int | None) -> int:
-        """How many numbers a model gives for a row, whose target looks like `target[:1]`."""
-        return classes if self.multiclass and classes is not None else max(1, target[:1].numel())
-
-    def knowing(self, classes: int | None) -> Kind:
-        """The same kind for a known number of classes."""
-        return self if classes is None or self.for_classes is None else self.for_classes(classes)
-
-    def refuse_targets(self, classes: int | None, loss: str, data: str) -> None:
-        """Refuse targets that are not of this kind; `classes` is None where they are not class numbers."""
-        if self.multiclass and classes is None:
-            raise Invalid(
-                f"loss = {loss!r} needs class numbers, but the targets of {data} are real-valued (regression)"
-            )
-        if self.most_classes is not None and (classes or 0) > self.most_classes:
-            raise Invalid(f"loss = {loss!r} is for {self.most_classes} classes, but {data} has {classes}")
-        if classes is not None and self.decide is None:
-            raise Invalid(f"loss = {loss!r} does not fit {data}, which has {classes} classes: it needs real values")
-
-
-def loss_name(loss: Loss) -> str:
-    """What a loss is called."""
-    return getattr(loss, "__name__", "custom")
-
-
-# --- decisions --------------------------------------------------------------------------------------------------------
+# --- decisions and views ----------------------------------------------------------------------------------------------
 
 
 def largest(output: Tensor) -> Tensor:
@@ -96,151 +53,308 @@ def largest(output: Tensor) -> Tensor:
     return output.argmax(1)
 
 
+def largest_last(output: Tensor) -> Tensor:
+    """The class with the largest logit: [B, ..., C] -> [B, ...]."""
+    return output.argmax(-1)
+
+
+def largest_before(output: Tensor) -> Tensor:
+    """The token that each place of [B, T, C] predicts for the next: [B, T]; -1 at the first place."""
+    return F.pad(output[:, :-1].argmax(-1), (1, 0), value=-1)
+
+
 def sign(output: Tensor) -> Tensor:
     """Class 1 where the logit is positive, else 0."""
     return (output > 0).to(torch.int64)
 
 
-Decide = Callable[[Tensor], Tensor]
+def _as_it_is(output: Tensor) -> Tensor:
+    return output
 
 
-def hits(decide: Decide, output: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-    """The share of right decisions in every row, or whether each is right where the mask has an entry for it."""
-    decided = decide(output)
-    return per_entry((decided == target.reshape(decided.shape)).to(mask.dtype), mask)
+def _classes_last(output: Tensor) -> Tensor:
+    return output.movedim(1, -1)
 
 
-def absolute_errors(output: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-    """The absolute error of every row, averaged over its outputs."""
-    return per_entry((output.reshape(target.shape) - target).abs().to(mask.dtype), mask)
+def _one_place_on(output: Tensor) -> Tensor:
+    return F.pad(output[:, :-1], (0, 0, 1, 0))
 
 
-def per_entry(values: Tensor, mask: Tensor) -> Tensor:
-    """The mean over those axes that the mask does not have."""
-    return values.reshape(mask.shape) if values.numel() == mask.numel() else values.flatten(mask.dim()).mean(-1)
+DECISIONS: dict[Layout, Callable[[Tensor], Tensor]] = {
+    "first": largest,
+    "last": largest_last,
+    "next": largest_before,
+}
+VIEWS: dict[Layout, View] = {"first": _classes_last, "last": _as_it_is, "next": _one_place_on}
 
 
-def class_counts(decide: Decide, classes: int, output: Tensor, target: Tensor, mask: Tensor) -> Tree:
-    """{"counts": [3, C]}: right decisions, decisions and occurrences of every class."""
-    decided, actual = decide(output).reshape(-1), target.reshape(-1).to(torch.int64)
-    weight = mask.reshape(*mask.shape, *[1] * (target.dim() - mask.dim())).expand(target.shape).reshape(-1).double()
-    numbers = torch.stack([decided, decided, actual])  # [3, N]
-    weights = torch.stack([weight * (decided == actual), weight, weight])
-    place = numbers.clamp(-1, classes) + 1  # values that are no class are counted at the ends, which are cut off
-    return {"counts": weights.new_zeros(3, classes + 2).scatter_add(1, place, weights)[:, 1:-1]}
+def _counted(ignored: int, target: Tensor) -> Tensor:
+    return target != ignored
 
 
-def impossible_counts(sums: Tree, rows: int) -> str:
-    """What cannot be true of `class_counts`: hits are decisions and occurrences, of which there are equally many."""
-    counts = sums["counts"].to(torch.float64)
-    if bool((counts < 0).any()) or bool((counts != counts.floor()).any()):
-        return "counts that are no whole numbers"
-    hits, decided, occurring = counts
-    if bool((hits > decided).any()) or bool((hits > occurring).any()):
-        return "more right decisions in a class than decisions or occurrences"
-    return "" if bool(decided.sum() >= hits.sum()) else "fewer decisions than hits"
+def _counted_but_first(ignored: int, target: Tensor) -> Tensor:
+    places = torch.arange(target.shape[1], device=target.device)
+    return (target != ignored) & (places > 0)
 
 
-def macro(which: int, counts: np.ndarray) -> float:
-    """Macro precision (0), recall (1) or F1 (2) from [3, C] hits, decisions and occurrences; 0/0 counts as 0."""
-    seen = counts[1:].sum(0) > 0
-    if not seen.any():
-        return np.nan
-    right, decided, occurring = counts[:, seen].astype(np.float64)
-    over = (decided, occurring, decided + occurring)[which]
-    return float(((2 * right if which == 2 else right) / np.maximum(over, 1)).mean())
+def _zeros(output: tuple[int, ...], target: tuple[int, ...], dtype: torch.dtype = torch.int64) -> Pair:
+    return torch.zeros(output), torch.zeros(target, dtype=dtype)
 
 
-def _macro(which: int, sums: Tree) -> float:
-    return macro(which, sums["counts"].numpy())
+def _refuse_settings(weights: Numbers | None, count: int | None, smoothing: float, what: str) -> None:
+    if not 0 <= smoothing < 1:
+        raise Invalid(f"label_smoothing = {smoothing!r} must be at least 0 and below 1")
+    if weights is None:
+        return
+    wrong = [w for w in weights if not (math.isfinite(w) and w >= 0)]
+    if wrong or not any(weights):
+        raise Invalid(f"class_weights holds {wrong[0] if wrong else 'only 0'}: weights are numbers >= 0, not all 0")
+    if count is not None and len(weights) != count:
+        raise Invalid(f"class_weights has {len(weights)} numbers for {count} {what}: give one for each")
 
 
-def accuracy(decide: Decide) -> Metric:
-    """The share of right decisions."""
-    each = functools.partial(hits, decide)
-    return Metric.mean(each, key="accuracy", unit=SHARE, caption=ON_ALL_ROWS)
-
-
-def macro_scores(decide: Decide, classes: int) -> tuple[Metric, ...]:
-    """Precision, recall and F1: means over the classes that occur or were predicted, each class counting once."""
-    counts = functools.partial(class_counts, decide, classes)
-    return tuple(
-        Metric(
-            key=key,
-            title=f"macro {name}",
-            unit=SHARE,
-            sums=counts,
-            value=functools.partial(_macro, which),
-            implausible=impossible_counts,
-            caption=f"Mean over classes of the {name} of the global model, on all test rows.",
-            detail=key != "f1",
-        )
-        for which, (key, name) in enumerate((("precision", "precision"), ("recall", "recall"), ("f1", "F1")))
-    )
+def _refuse_unknown(given: Names, known: Names, kind: str) -> None:
+    for name in given:
+        if name not in known:
+            raise Invalid(f"metrics holds {name!r}: {kind} offers {', '.join(known)}{nearest(name, known)}")
 
 
 # --- the kinds --------------------------------------------------------------------------------------------------------
 
 
-def classification(*, classes: int | None = None) -> Kind:
+@dataclass(frozen=True, kw_only=True)
+class _Classes:
+    """A kind whose targets are class numbers: one for a row, or one for each of its entries."""
+
+    name: str
+    layout: Layout = "first"
+    axes: int | None = None
+    main: str = "accuracy"
+    class_weights: Numbers | None = None
+    label_smoothing: float = 0.0
+    ignored: int | None = None
+    metrics: Names = ()
+    class_names: Names = ()
+
+    def kind(self, classes: int | None = None) -> Kind:
+        """For so many classes; None: not known yet."""
+        _refuse_settings(self.class_weights, classes, self.label_smoothing, "classes")
+        inner = (2,) * (self.axes or 0)
+        shape = (1, classes or 2, *inner) if self.layout == "first" else (1, *inner, classes or 2)
+        plain = self.class_weights is None and not self.label_smoothing and self.ignored is None
+        counted = _counted_but_first if self.layout == "next" else _counted
+        return Kind(
+            name=self.name,
+            losses=(cross_entropy if plain else self._loss(),),
+            metrics=tuple(self._metrics(classes)),
+            main=self.main,
+            decide=DECISIONS[self.layout],
+            entries=None if self.ignored is None else functools.partial(counted, self.ignored),
+            example=functools.partial(_zeros, shape, (1, *inner)),
+            multiclass=True,
+            class_axis=1 if self.layout == "first" else -1,
+            axes=self.axes,
+            ignored=self.ignored,
+            for_width=self.kind,
+        )
+
+    def _loss(self) -> Loss:
+        return CrossEntropy(
+            weights=self.class_weights, smoothing=self.label_smoothing, ignored=self.ignored, layout=self.layout
+        )
+
+    def _metrics(self, classes: int | None) -> Iterator[Metric]:
+        """The usual ones, and those asked for by name."""
+        decide, view, wanted = DECISIONS[self.layout], VIEWS[self.layout], self._wanted()
+        count = 2 if classes is None else max(2, classes)
+        counts: Counts = functools.partial(class_counts, decide, count)
+        yield accuracy(decide)
+        if self.axes == 2 or "iou" in wanted:
+            yield from measures.overlaps(counts)
+        if self.axes == 1:
+            yield from measures.language(view)
+        yield from (measures.top(view, k) for k in wanted.get("top_K", ()))
+        if classes is None:
+            return
+        if self.axes is None or (self.layout == "last" and count <= FEW):
+            yield from measures.macro_scores(counts)
+        yield chances.calibration_error(view, multiclass=True)
+        if "auroc" in wanted or (count == 2 and self.axes is None):
+            yield from chances.ranking(view, 1 if count == 2 else count, multiclass=True)
+        if "per_class" in wanted:
+            yield from measures.per_class(counts, count, self.class_names)
+
+    def _wanted(self) -> dict[str, list[int]]:
+        known = ("auroc", "iou", "per_class", "top_K")
+        found: dict[str, list[int]] = {}
+        for name in self.metrics:
+            top = _TOP.fullmatch(name)
+            if name not in known[:-1] and top is None:
+                offers = f"{self.name} offers {', '.join(known)} (such as top_5)"
+                raise Invalid(f"metrics holds {name!r}: {offers}{nearest(name, known)}")
+            found.setdefault("top_K" if top else name, []).extend([int(top[1])] if top else [])
+        return found
+
+
+_TOP = re.compile(r"top_([1-9][0-9]{0,3})")
+
+
+def classification(*, classes: int | None = None, **settings: Any) -> Kind:
     """One class number per row (or per place of a row): accuracy, and the macro scores where `classes` is known."""
+    return _Classes(name="classification", **settings).kind(classes)
+
+
+def tokens(*, classes: int | None = None, ignore_index: int = IGNORED, **settings: Any) -> Kind:
+    """A class number for every token: outputs [B, T, C], targets [B, T] (labels, or the words behind masks)."""
+    return _Classes(name="tokens", layout="last", axes=1, ignored=ignore_index, **settings).kind(classes)
+
+
+def next_token(*, classes: int | None = None, ignore_index: int = IGNORED, **settings: Any) -> Kind:
+    """The next token: outputs [B, T, C]; targets [B, T] are the sequence itself, predicted from the place before."""
+    made = _Classes(name="next_token", layout="next", axes=1, main="perplexity", ignored=ignore_index, **settings)
+    return made.kind(classes)
+
+
+def dense(*, classes: int | None = None, ignore_index: int = IGNORED, **settings: Any) -> Kind:
+    """A class number for every pixel: outputs [B, C, H, W], targets [B, H, W]."""
+    return _Classes(name="dense", axes=2, main="iou", ignored=ignore_index, **settings).kind(classes)
+
+
+def binary(*, class_weights: Numbers | None = None, label_smoothing: float = 0.0) -> Kind:
+    """Yes or no by the sign of a logit: one for every row, or one for each of several labels."""
+    return _binary(class_weights, label_smoothing, 1)
+
+
+def _binary(class_weights: Numbers | None, label_smoothing: float, labels: int) -> Kind:
+    _refuse_settings(class_weights, 2, label_smoothing, "classes")
+    plain = class_weights is None and not label_smoothing
+    settings = BinaryCrossEntropy(weights=class_weights, smoothing=label_smoothing)
     return Kind(
-        name="classification",
-        losses=(cross_entropy,),
-        metrics=(accuracy(largest), *(macro_scores(largest, max(2, classes)) if classes else ())),
+        name="binary",
+        losses=(binary_cross_entropy if plain else settings,),
+        metrics=(
+            accuracy(sign),
+            *measures.macro_scores(functools.partial(class_counts, sign, 2)),
+            chances.calibration_error(_as_it_is, multiclass=False),
+            *chances.ranking(_as_it_is, 1, multiclass=False),
+        ),
         main="accuracy",
-        decide=largest,
-        example=functools.partial(_one_row_of, classes or 2),
-        multiclass=True,
-        for_classes=_classification_of,
+        decide=sign,
+        example=functools.partial(_zeros, (1, labels), (1, labels) if labels > 1 else (1,)),
+        yes_no=True,
+        most_classes=2,
+        for_width=functools.partial(_binary, class_weights, label_smoothing),
     )
 
 
-def _classification_of(classes: int) -> Kind:
-    return classification(classes=classes)
+@dataclass(frozen=True, kw_only=True)
+class _Labels:
+    """Several labels a row, each 0 or 1."""
+
+    class_weights: Numbers | None = None
+    label_smoothing: float = 0.0
+    ignored: int = IGNORED
+    metrics: Names = ()
+    class_names: Names = ()
+
+    def kind(self, labels: int | None = None) -> Kind:
+        """For so many labels; None: not known yet."""
+        _refuse_settings(self.class_weights, labels, self.label_smoothing, "labels")
+        _refuse_unknown(self.metrics, ("per_class",), "multi_label")
+        count = labels or 1
+        counts = measures.LabelCounts(count)
+        loss = BinaryCrossEntropy(
+            weights=self.class_weights, per_label=True, smoothing=self.label_smoothing, ignored=self.ignored
+        )
+        return Kind(
+            name="multi_label",
+            losses=(loss,),
+            metrics=(
+                accuracy(sign),
+                *measures.macro_scores(counts, "labels"),
+                measures.micro_f1(counts),
+                measures.all_right(sign),
+                chances.calibration_error(_as_it_is, multiclass=False),
+                *chances.ranking(_as_it_is, count, multiclass=False),
+                *(measures.per_class(counts, count, self.class_names) if "per_class" in self.metrics else ()),
+            ),
+            main="accuracy",
+            decide=sign,
+            entries=functools.partial(_counted, self.ignored),
+            example=functools.partial(_zeros, (1, count), (1, count)),
+            axes=1,
+            yes_no=True,
+            ignored=self.ignored,
+            for_width=self.kind,
+        )
 
 
-def _one_row_of(classes: int) -> Pair:
-    return torch.zeros(1, classes), torch.zeros(1, dtype=torch.int64)
+def multi_label(*, labels: int | None = None, ignore_index: int = IGNORED, **settings: Any) -> Kind:
+    """Several labels a row, each 0 or 1 (or `ignore_index`: unknown): outputs and targets [B, L]."""
+    return _Labels(ignored=ignore_index, **settings).kind(labels)
 
 
-BINARY = Kind(
-    name="binary",
-    losses=(binary_cross_entropy,),
-    metrics=(accuracy(sign), *macro_scores(sign, 2)),
-    main="accuracy",
-    decide=sign,
-    most_classes=2,
-)
-"""Yes or no by the sign of a logit: one for every row, or one for each of several labels."""
-
-REGRESSION = Kind(
-    name="regression",
-    losses=(squared_error,),
-    metrics=(
-        Metric.mean(
-            absolute_errors,
-            key="absolute_error",
-            title="mean absolute error",
-            better="lower",
-            caption=ON_ALL_ROWS,
-            bounds=(0.0, None),
-        ),
-    ),
-    main="absolute_error",
-)
-"""Real-valued targets, one or several for every row."""
-
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (classification(), BINARY, REGRESSION)}
-LOSSES: dict[str, Loss] = {loss_name(loss): loss for kind in KINDS.values() for loss in kind.losses}
+def regression(outputs: int | None = None) -> Kind:
+    """Real-valued targets, one or several for every row."""
+    caption = ON_ALL_ROWS
+    error = Metric.mean(
+        absolute_errors,
+        key="absolute_error",
+        title="mean absolute error",
+        better="lower",
+        caption=caption,
+        bounds=(0.0, None),
+    )
+    return Kind(
+        name="regression",
+        losses=(squared_error, absolute_error, huber),
+        metrics=(error, *measures.residual_scores(outputs)),
+        main="absolute_error",
+        example=functools.partial(_zeros, (1, outputs or 1), (1, outputs or 1), torch.float32),
+        for_width=regression,
+    )
 
 
-def kind_named(name: str) -> Kind:
-    """A kind that is built in."""
+BINARY, REGRESSION = binary(), regression()
+FACTORIES: dict[str, Callable[..., Kind]] = {
+    "classification": classification,
+    "binary": binary,
+    "multi_label": multi_label,
+    "regression": regression,
+    "tokens": tokens,
+    "next_token": next_token,
+    "dense": dense,
+}
+KINDS: dict[str, Kind] = {
+    name: {"binary": BINARY, "regression": REGRESSION}.get(name) or make() for name, make in FACTORIES.items()
+}
+LOSSES: dict[str, Loss] = {loss_name(loss): loss for kind in reversed(KINDS.values()) for loss in kind.losses}
+
+
+def kind_named(name: str, **settings: Any) -> Kind:
+    """A kind that is built in, with settings: class_weights, label_smoothing, ignore_index, metrics, class_names."""
     if name not in KINDS:
         hint = f": it is a loss, write loss={name!r}" if name in LOSSES else nearest(name, KINDS)
         raise Invalid(f"kind = {name!r} is not one of {', '.join(KINDS)}{hint}")
-    return KINDS[name]
+    if not settings:
+        return KINDS[name]
+    for key, value in settings.items():
+        if key not in OFFERED[name]:
+            fitting = ", ".join(other for other, keys in OFFERED.items() if key in keys)
+            raise Invalid(f"{key} = {value!r} has no effect in {name}: it is a setting of {fitting or 'no kind'}")
+    return FACTORIES[name](**settings)
+
+
+_OF_CLASSES = ("class_weights", "label_smoothing", "metrics", "class_names")
+_OF_ENTRIES = (*_OF_CLASSES, "ignore_index")
+OFFERED: dict[str, tuple[str, ...]] = {
+    "classification": _OF_CLASSES,
+    "binary": ("class_weights", "label_smoothing"),
+    "multi_label": _OF_ENTRIES,
+    "regression": (),
+    **dict.fromkeys(("tokens", "next_token", "dense"), _OF_ENTRIES),
+}
+"""The settings that each kind has."""
 
 
 def kind_with_loss(name: str) -> Kind:
@@ -251,8 +365,9 @@ def kind_with_loss(name: str) -> Kind:
 
 
 def kind_of_targets(target: Tensor, classes: int | None) -> Kind:
-    """The kind for these targets: class numbers: classification; several 0/1 a row: binary; else regression."""
+    """The kind for these targets: class numbers: classification; several 0/1 a row: multi_label; else regression."""
     if classes is not None:
         return classification(classes=classes)
     several = target.dim() == 2 and not target.is_floating_point()
-    return BINARY if several and bool(((target == 0) | (target == 1)).all()) else REGRESSION
+    yes_no = several and bool(((target == 0) | (target == 1)).all())
+    return multi_label(labels=target.shape[1]) if yes_no else REGRESSION

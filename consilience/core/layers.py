@@ -40,7 +40,16 @@ class ExactBatchNorm(nn.modules.batchnorm._BatchNorm):
             return self._masked(input, self.mask)
         if input.numel() == input.shape[1]:
             return self._masked(input, torch.ones_like(input[:, 0]))
+        if self.momentum is None and self.running_mean is not None:
+            return self._cumulative(input)
         return super().forward(input)
+
+    def _cumulative(self, x: Tensor) -> Tensor:
+        """The mean over all batches so far: torch's own reads the counter's value, which a traced step cannot."""
+        mean, var = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)  # type: ignore[arg-type]
+        out = F.batch_norm(x, mean, var, self.weight, self.bias, True, 1.0, self.eps)
+        self._track(mean.detach(), var.detach(), torch.ones((), dtype=torch.bool, device=x.device))
+        return out
 
     def _masked(self, x: Tensor, mask: Tensor) -> Tensor:
         shape = (1, -1) + (1,) * (x.dim() - 2)
@@ -93,19 +102,26 @@ class KeyedDropout(nn.Module):
         return x * keep.to(x.dtype) / (1 - self.p) if self.p < 1 else x * 0
 
 
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)  # a client is one process
 _DROPOUTS = {nn.Dropout: False, nn.Dropout1d: True, nn.Dropout2d: True, nn.Dropout3d: True}
 
 
 def make_exact(module: nn.Module) -> nn.Module:
     """Swap batch norm and dropout layers, in place, for their exact counterparts; refuse what has none."""
+    # torch's transformer layers may have the batch in the second dimension: their dropout is drawn by position
+    parents = (part for part in module.modules() if type(part).__module__ == nn.TransformerEncoderLayer.__module__)
+    inside = {id(child) for part in parents for child in part.children()}
     swapped: dict[int, nn.Module] = {}
     for name, layer in list(module.named_modules()):
         if type(layer) in _BATCH_NORMS:
             swapped[id(layer)] = ExactBatchNorm.like(layer)
-        elif type(layer) in _DROPOUTS:
+        elif type(layer) in _DROPOUTS and id(layer) not in inside:
             rate, whole = layer.p, _DROPOUTS[type(layer)]
             swapped[id(layer)] = KeyedDropout(rate, len(swapped), whole)
+        elif isinstance(layer, nn.RNNBase):
+            layer.flatten_parameters = _leave_apart  # type: ignore[method-assign]
+        elif isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and not layer.scale_grad_by_freq:
+            layer.sparse = False  # the same gradient, as a plain tensor
         else:
             _refuse_inexact(name, layer)
     for parent in list(module.modules()):
@@ -115,15 +131,14 @@ def make_exact(module: nn.Module) -> nn.Module:
     return swapped.get(id(module), module)
 
 
+def _leave_apart() -> None:
+    """The weights are values of their own in every call: nothing to gather for cuDNN here."""
+
+
 def _refuse_inexact(name: str, layer: nn.Module) -> None:
     kind = f"{type(layer).__name__} {name!r}"
-    rate = getattr(layer, "dropout", 0.0)
-    inside = type(layer).__module__.startswith("torch.nn") and isinstance(rate, float) and rate > 0
-    if inside or isinstance(layer, (nn.modules.dropout._DropoutNd, nn.RReLU)):
-        raise Invalid(
-            f"{kind} draws dropout from torch's global state, so no two runs would agree: "
-            + ("build it with dropout=0 and add nn.Dropout layers" if inside else "use nn.Dropout instead")
-        )
+    if getattr(layer, "scale_grad_by_freq", False):
+        raise Invalid(f"{kind} counts how often a token is in the batch, padding too: use scale_grad_by_freq=False")
     tracking = isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats
     if tracking or isinstance(layer, nn.modules.batchnorm._BatchNorm):
         raise Invalid(
@@ -163,6 +178,10 @@ class MatmulConv2d(nn.Module):
         x = F.pad(x, (left, left, top, top))
         reach = [d * (k - 1) + 1 for d, k in zip(self.dilation, self.kernel)]
         height, width = ((x.shape[2 + i] - reach[i]) // self.stride[i] + 1 for i in (0, 1))
+        if self._cuts(x):
+            patches = x.unflatten(3, (width, right)).unflatten(2, (height, down)).permute(0, 2, 4, 1, 3, 5)
+            out = F.linear(patches.flatten(3).flatten(1, 2), self.weight.flatten(1), self.bias)
+            return out.transpose(1, 2).unflatten(-1, (height, width))
         # shifted views, not F.unfold: the gradient is then a sum of padded slices, which needs no atomic additions
         shifted = [
             x[:, :, i : i + (height - 1) * down + 1 : down, j : j + (width - 1) * right + 1 : right]
@@ -172,6 +191,11 @@ class MatmulConv2d(nn.Module):
         columns = torch.stack(shifted, 2).flatten(1, 2).flatten(2)  # [B, C kh kw, L]
         out = F.linear(columns.transpose(1, 2), self.weight.flatten(1), self.bias)  # [B, L, O]
         return out.transpose(1, 2).unflatten(-1, (height, width))
+
+    def _cuts(self, x: Tensor) -> bool:
+        """Whether pictures are cut into patches that neither overlap nor leave a rest, as vision transformers do."""
+        fits = x.shape[2] % self.stride[0] == 0 and x.shape[3] % self.stride[1] == 0
+        return fits and self.kernel == self.stride and self.dilation == (1, 1) and self.kernel != (1, 1)
 
 
 def use_matmul(module: nn.Module) -> nn.Module:

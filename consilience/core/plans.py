@@ -11,7 +11,7 @@ from torch import Tensor
 
 from consilience.core import rng
 from consilience.core.federation import Rows
-from consilience.core.settings import Count, Positive, check
+from consilience.core.settings import Count, Invalid, Positive, check
 from consilience.core.tree import map_leaves
 
 
@@ -25,9 +25,31 @@ class Work:
     rows: Literal["train", "test"] = "train"
     trains: bool = True  # False: no training, no memory is kept, and environment faults do not apply
     reliable: bool = field(default=False, repr=False)  # True: as much work as ever, but every reply arrives
+    # Slots are filled at random: first a class, all equally likely or by these weights (of class 0, 1 ...), among those
+    # that the client has, then one of its rows of that class. None: every row once in every epoch.
+    class_shares: Literal["equal"] | tuple[Positive, ...] | None = None
 
     def __post_init__(self) -> None:
         check(self)
+        if self.class_shares is not None and not self.shuffle:
+            raise Invalid("Work.class_shares draws rows at random: it is incompatible with shuffle = False")
+        if isinstance(self.class_shares, tuple) and len(set(self.class_shares)) < 2:
+            raise Invalid(f"Work.class_shares = {list(self.class_shares)}: equal weights are written 'equal'")
+
+    def check_targets(self, y: Tensor) -> None:
+        """Refuse targets that are no class numbers, or that have no weight."""
+        if self.class_shares is None:
+            return
+        if y.dim() != 1 or y.is_floating_point():
+            raise Invalid(
+                f"class_shares = {self.class_shares!r} needs one class number a row, and targets are "
+                f"{tuple(y.shape[1:]) or 'single'} values of {y.dtype}: leave it out"
+            )
+        if isinstance(self.class_shares, tuple) and y.numel() and int(y.max()) >= len(self.class_shares):
+            raise Invalid(
+                f"class_shares has {len(self.class_shares)} weights, but there is a class number {int(y.max())}: "
+                "give one for every class, from 0 on"
+            )
 
     def steps_per_epoch(self, sizes: np.ndarray) -> np.ndarray:
         """[m] batches in one pass, the last one possibly short; 0 for an empty client."""
@@ -44,6 +66,7 @@ class Batch(NamedTuple):
     mask: Tensor | None  # [B] 1.0 where the slot holds a row, 0.0 where it is padding
     key: Tensor  # int64 scalar: seeds dropout and augmentation
     first: Tensor  # bool scalar: the first step of a local epoch
+    weight: Tensor | None = None  # [B] of each row in the loss; None: 1
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -100,8 +123,7 @@ class Plan:
         """The stacked batch of the first `clients` clients."""
         index = self.rows[step, :clients]
         mask = None if self.full(step, clients) else self.mask(step, clients, dtype)
-        x, y = gather(store.x, index), gather(store.y, index)
-        return Batch(x=x, y=y, mask=mask, key=self.keys[step, :clients], first=self.first[step, :clients])
+        return batch_of(store, index, mask, self.keys[step, :clients], self.first[step, :clients])
 
     def padded(self, step: int, client: int, store: Rows, dtype: torch.dtype) -> Batch:
         """One client's batch at full width, masked if it is short, so that all steps have one of two shapes."""
@@ -109,14 +131,18 @@ class Plan:
         mask = None
         if live < self.width:
             mask = (torch.arange(self.width, device=index.device) < live).to(dtype)
-        x, y = gather(store.x, index), gather(store.y, index)
-        return Batch(x=x, y=y, mask=mask, key=self.keys[step, client], first=self.first[step, client])
+        return batch_of(store, index, mask, self.keys[step, client], self.first[step, client])
 
     def single(self, step: int, client: int, store: Rows) -> Batch:
         """One client's batch, cut to its live rows."""
         index = self.rows[step, client, : int(self.live[step, client])]
-        x, y = gather(store.x, index), gather(store.y, index)
-        return Batch(x=x, y=y, mask=None, key=self.keys[step, client], first=self.first[step, client])
+        return batch_of(store, index, None, self.keys[step, client], self.first[step, client])
+
+
+def batch_of(store: Rows, index: Tensor, mask: Tensor | None, key: Tensor, first: Tensor) -> Batch:
+    """The rows of an index of any shape as a batch."""
+    weight = None if store.weight is None else gather(store.weight, index)
+    return Batch(gather(store.x, index), gather(store.y, index), mask, key, first, weight)
 
 
 def gather(rows: Any, index: Tensor) -> Any:
@@ -138,10 +164,12 @@ def draw(
     round: int,
     where: np.ndarray | None = None,
 ) -> Plan:
-    """Plan `steps[i]` batches for client `ids[i]`; steps must descend. Each epoch is a new permutation of its rows.
+    """Plan `steps[i]` batches for client `ids[i]`; steps must descend. Each epoch is a new permutation of its rows, or
+    as many draws by class (`work.class_shares`).
 
     `where`: the clients' places in the store, if it holds only some of the federation.
     """
+    work.check_targets(store.y)
     device = store.y.device
     places = torch.from_numpy(ids if where is None else where)
     sizes = store.sizes[places].numpy()
@@ -167,10 +195,46 @@ def draw(
     epoch = (step // passes).clamp(max=epochs - 1).unsqueeze(-1)
     mine = torch.arange(len(ids), device=device).unsqueeze(-1)
     number = np.arange(count)[:, None]
+    if work.class_shares is None:
+        rows = order[mine, epoch, at]
+    else:
+        rows = _by_class(work.class_shares, store.y, start, size, longest, rng.fold(keys, step + 2**33), width)
     return Plan(
-        rows=order[mine, epoch, at] + start.unsqueeze(-1),
+        rows=rows + start.unsqueeze(-1),
         live=np.clip(sizes - number % per_epoch * width, 0, width) * (number < steps),
         steps=steps,
         keys=rng.fold(keys, step + 2**32),
         first=within == 0,
     )
+
+
+def _by_class(
+    shares: Literal["equal"] | tuple[float, ...],
+    y: Tensor,
+    start: Tensor,
+    size: Tensor,
+    longest: int,
+    keys: Tensor,
+    width: int,
+) -> Tensor:
+    """[S, k, B] places among each client's rows: a class by its share, then one of its rows, in whole numbers alone.
+
+    Shares are rounded to 2^-30 of the largest, so that every device draws the same rows.
+    """
+    slot = torch.arange(longest, device=y.device)
+    at = torch.minimum(start.unsqueeze(-1) + slot, torch.full_like(slot, max(len(y) - 1, 0)))  # [k, L]
+    beyond = slot >= size.unsqueeze(-1)
+    labels, order = torch.where(beyond, 2**62, y[at].to(torch.int64)).sort(dim=-1, stable=True)
+    first = torch.ones_like(beyond)
+    first[:, 1:] = labels[:, 1:] != labels[:, :-1]
+    if shares == "equal":
+        weights = torch.ones_like(labels)
+    else:
+        table = torch.tensor([max(1, round(share / max(shares) * 2**30)) for share in shares], device=y.device)
+        weights = table[labels.clamp(max=len(shares) - 1)]
+    edges = torch.where(first & ~beyond, weights, 0).cumsum(-1)  # [k, L] grows where a class begins
+    of_class, of_row = (rng.bits(rng.fold(keys, part), width).transpose(0, 1).flatten(1) for part in (0, 1))  # [k, S B]
+    begins = torch.searchsorted(edges, of_class % edges[:, -1:].clamp(min=1), right=True).clamp(max=longest - 1)
+    ends = torch.searchsorted(labels, labels.gather(1, begins), right=True)
+    place = begins + of_row % (ends - begins).clamp(min=1)
+    return order.gather(1, place).reshape(len(at), -1, width).transpose(0, 1)

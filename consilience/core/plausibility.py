@@ -8,14 +8,13 @@ from torch import Tensor
 
 from consilience.core import tree
 from consilience.core.exchange import Cohort
-from consilience.core.losses import binary_cross_entropy, cross_entropy, squared_error
+from consilience.core.kinds import LOSSES
 from consilience.core.metrics import SHARE, MeanOf, Metric, Metrics
 from consilience.core.refusal import Refused, contained, tally
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 
 REASON = "implausible"
-NON_NEGATIVE = (cross_entropy, binary_cross_entropy, squared_error)
 ROUNDING = 1e-6  # of sums, relative to the rows
 
 
@@ -46,17 +45,26 @@ def _refuse(task: Task, sums: Tree, rows: int) -> None:
     counted = float(sums["loss"]["count"])
     if counted != rows:
         raise Refused(REASON, key="loss", detail=f"{counted:g} rows, where it has {rows}")
-    if task.losses in NON_NEGATIVE and float(sums["loss"]["total"]) < 0:
+    if task.loss_name in LOSSES and float(sums["loss"]["total"]) < 0:
         raise Refused(REASON, key="loss", detail="a negative loss")
+    entries = _entries(metrics, sums, rows)
     for metric in metrics.metrics[1:]:
         mine = sums.get(metrics.part(metric.key))
         if mine is None:
             continue
         if isinstance(metric.sums, MeanOf):
             _refuse_mean(metric, mine["total"], mine["count"], rows if metrics.entries is None else None)
-        what = metric.implausible(mine, rows) if metric.implausible is not None else ""
+        what = metric.implausible(mine, entries) if metric.implausible is not None else ""
         if what:
             raise Refused(REASON, key=metric.key, detail=what)
+
+
+def _entries(metrics: Metrics, sums: Tree, rows: int) -> int:
+    """How many entries the rows have: as many as means are over, or as the example's row has where every row counts."""
+    if metrics.entries is None:
+        return rows * max(1, metrics.example()[1][:1].numel())
+    means = (metrics.part(metric.key) for metric in metrics.metrics[1:] if isinstance(metric.sums, MeanOf))
+    return next((int(sums[part]["count"]) for part in means if part in sums), rows)
 
 
 def _refuse_mean(metric: Metric, total: Tensor, count: Tensor, rows: int | None) -> None:

@@ -49,10 +49,11 @@ def fold(keys: Any, counters: Any) -> Any:
 
 def bits(keys: Tensor, count: int) -> Tensor:
     """[..., count] uniform 63-bit integers for each key."""
-    return _hashes(keys, count) & (2**63 - 1)
+    return split(keys, count) & (2**63 - 1)
 
 
-def _hashes(keys: Tensor, count: int) -> Tensor:
+def split(keys: Tensor, count: int) -> Tensor:
+    """[..., count] new keys from each key; the first ones do not depend on how many there are."""
     # 1, 2, ... times the constant, as a running sum of what looks like data: a compiler that sees a product of an index
     # and a constant computes it in 32 bits
     increments = ((keys & 0) + _WEYL).unsqueeze(-1).expand(*keys.shape, count)
@@ -68,7 +69,7 @@ def permutations(keys: Tensor, sizes: Tensor, longest: int) -> Tensor:
 
 def keep_mask(keys: Tensor, count: int, drop: float) -> Tensor:
     """[..., count] flags that are False with probability `drop` (to 1 in 65,536): four flags from each 64-bit hash."""
-    hashes = _hashes(keys, -(-count // 4)).unsqueeze(-1)
+    hashes = split(keys, -(-count // 4)).unsqueeze(-1)
     lanes = (hashes >> (16 * torch.arange(4, device=keys.device))) & 0xFFFF
     return lanes.flatten(-2)[..., :count] >= round(drop * 2**16)
 

@@ -15,18 +15,19 @@ from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.arrivals import QueryCost, gather, labelled, pace_of
 from consilience.core.capabilities import (
     ChecksSurroundings,
+    DrawsSecretly,
     IndependentReplies,
     MovesWithoutReplies,
     PostTrainingPass,
     PreTrainingPass,
     ReceivesSizes,
+    RoundKeys,
     TrainsModel,
     capability,
 )
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.protocols import Engine, HasTask, ServerRule
 from consilience.core.rng import key
-from consilience.core.round_keys import RoundKeys, fresh, key_for
 from consilience.core.screening import (
     REMEMBERED,
     Limits,
@@ -86,7 +87,7 @@ def run(
     resume: Snapshot | None = None,
     max_bad_rounds: int = 3,
     limits: Limits | None = None,
-    keys: RoundKeys = fresh,
+    keys: RoundKeys | None = None,
 ) -> Iterator[Round]:
     """Train, yielding each finished round; whatever observes (reports, checkpoints, early stopping) consumes this.
 
@@ -98,8 +99,8 @@ def run(
     seed: decides the selection, the batches and all other draws (0).
     start: a model in place of the engine's; resume: the `snapshot` of a round, from which the rest is exactly the same.
     max_bad_rounds: so many rounds in a row without a usable reply raise `Diverged` (3).
-    keys: where the secret of each round comes from, if the server rule draws secret noise; by default
-    from the operating system. To repeat a round of such a rule, give it the same key.
+    keys: where the secret of each round comes from, if the server rule draws secret noise (`DrawsSecretly`); by
+    default from the operating system. To repeat a round of such a rule, give it the same key.
     """
     careful = capability(algorithm.server, ChecksSurroundings)
     if careful is not None:
@@ -107,8 +108,9 @@ def run(
     here = resume or _first(algorithm, engine, start)
     engine.restore(here.memory)
     server, pace = algorithm.server, pace_of(algorithm, engine)
+    secretive = capability(server, DrawsSecretly)
     for number in range(here.round, rounds):
-        secret = key_for(server, number + 1, keys)
+        secret = None if secretive is None else secretive.round_key(number + 1, keys)
         done = gather(algorithm, engine, here, pace, seed, secret)
         ids, received = done.arrived.ids, done.pending.received(done.arrived)
         seen = _look(algorithm, engine, received, ids, number, seed)

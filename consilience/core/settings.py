@@ -21,6 +21,9 @@ class Invalid(ValueError):
     """A setting that cannot be used; the message names it and says what could be."""
 
 
+LARGEST = 2**63 - 1
+
+
 @dataclass(frozen=True)
 class Range:
     """The numbers a setting may take: least <= value <= most, above < value < below."""
@@ -98,6 +101,8 @@ def _refuse_idle(part: Any, field: dataclasses.Field[Any], needs: OnlyWith) -> N
 
 def check_value(key: str, value: Any, annotation: Any) -> Any:
     """The value, made to fit its annotation without loss (1 -> 1.0, list -> tuple), or `Invalid`."""
+    if isinstance(value, int) and not -LARGEST <= value <= LARGEST:  # floats and 64-bit integers cannot hold it
+        raise Invalid(f"{key} is a whole number of {value.bit_length()} bits: it must be at most 2**63 - 1")
     origin = typing.get_origin(annotation)
     if origin is Annotated:
         inner, *notes = typing.get_args(annotation)

@@ -19,8 +19,8 @@ _MOST_BYTES = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Door:
-    """Where to listen, and what a visitor has to show."""
+class AccessRules:
+    """Where the server listens, and what a request must hold."""
 
     host: str
     token: str = field(default="", repr=False)
@@ -31,7 +31,7 @@ class Door:
     def scheme(self) -> str:
         return "https" if self.certificate else "http"
 
-    def opens_for(self, authorization: str) -> bool:
+    def authorises(self, authorization: str) -> bool:
         """Whether an Authorization header holds the token: as a bearer's, or as the password that browsers ask for."""
         if not self.token:
             return True
@@ -39,7 +39,7 @@ class Door:
         shown = rest.strip() if kind.lower() == "bearer" else _password(rest) if kind.lower() == "basic" else ""
         return hmac.compare_digest(shown.encode(), self.token.encode())
 
-    def knows(self, host: str) -> bool:
+    def accepts_host(self, host: str) -> bool:
         """Whether a Host header names this machine: on loopback no other name is believed.
 
         Else a web page could have its own name point to 127.0.0.1 and read what is meant for this machine alone.
@@ -51,9 +51,9 @@ class Door:
         return name == "localhost" or is_loopback(name)
 
 
-def door(
+def access_rules(
     host: str, *, token_file: Path | None = None, certificate: Path | None = None, key: Path | None = None
-) -> Door:
+) -> AccessRules:
     """What was asked for, refused where it would show the runs to others unprotected."""
     token = _token(token_file)
     if (certificate is None) != (key is None):
@@ -71,7 +71,7 @@ def door(
                 f"--host = {host!r} can be reached from other machines, which needs {' and '.join(missing)}; "
                 "without them only 127.0.0.1 is allowed"
             )
-    return Door(host=host, token=token, certificate=certificate, key=key)
+    return AccessRules(host=host, token=token, certificate=certificate, key=key)
 
 
 def is_loopback(host: str) -> bool:

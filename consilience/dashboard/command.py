@@ -28,8 +28,8 @@ def dashboard(
     def work() -> int:
         from consilience.dashboard import access, server
 
-        door = access.door(host, token_file=token_file, certificate=certificate, key=key)
-        server.serve(folder, door, port=port, refresh=refresh, likeness_too=similarity)
+        rules = access.access_rules(host, token_file=token_file, certificate=certificate, key=key)
+        server.serve(folder, rules, port=port, refresh=refresh, with_similarity=similarity)
         return 0
 
     guarded(work, debug)

@@ -22,8 +22,8 @@ _RECORDS = ("run.json", "config.toml", "metrics.jsonl", "timing.jsonl", "clients
 class Pages:
     """HTML by the runs' places below a folder; nothing outside it, and nothing that is not a run, has a page."""
 
-    def __init__(self, root: Path, *, refresh: int, likeness_too: bool) -> None:
-        self._root, self._refresh, self._likeness_too = Path(root), refresh, likeness_too
+    def __init__(self, root: Path, *, refresh: int, with_similarity: bool) -> None:
+        self._root, self._refresh, self._with_similarity = Path(root), refresh, with_similarity
         self._drawn: OrderedDict[tuple[str, ...], str] = OrderedDict()
         self._drawing = threading.Lock()  # matplotlib is for one thread at a time
 
@@ -75,11 +75,11 @@ class Pages:
         with style.drawing():
             return page.report(
                 groups,
-                compiled(groups, likeness_too=self._likeness_too),
+                compiled(groups, with_similarity=self._with_similarity),
                 problems,
                 template="dashboard_report.html",
                 refresh=self._refresh if going else 0,
-                hides_similarity=not self._likeness_too,
+                hides_similarity=not self._with_similarity,
             )
 
     def _known(self) -> dict[str, Path]:

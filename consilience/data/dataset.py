@@ -7,7 +7,16 @@ from typing import Any
 
 from torch import Tensor
 
-from consilience.core.kinds import Kind
+from consilience.core.kind import Kind
+
+
+class Texts(tuple[str, ...]):
+    """Texts as they are, for the tokenizer of the model that reads them."""
+
+    def __getitem__(self, rows: Any) -> Any:
+        """One text, or some of them."""
+        found = super().__getitem__(rows)
+        return Texts(found) if isinstance(rows, slice) else found
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -15,7 +24,7 @@ class Dataset:
     """Training and test rows; `groups` says which natural client (hospital, person, style) owns each row."""
 
     name: str
-    x: Any  # [N, ...] tensor, or a dict of such tensors
+    x: Any  # [N, ...] tensor, a dict of such tensors, or `Texts`
     y: Tensor  # [N]
     test_x: Any
     test_y: Tensor
@@ -27,3 +36,4 @@ class Dataset:
     vocabulary: tuple[str, ...] = ()  # what each token number in x means, when x are token numbers
     feature_names: tuple[str, ...] = ()  # what each column of x means, when x is a table
     kind: Kind | None = None  # of task; None: what the targets call for
+    weights: Tensor | None = None  # [N] of each training row in the loss; None: 1

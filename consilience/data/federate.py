@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from consilience.core import tree
 from consilience.core.federation import Federation, Rows
 from consilience.core.rng import host
-from consilience.data.dataset import Dataset
+from consilience.core.settings import Invalid
+from consilience.data.dataset import Dataset, Texts
 from consilience.data.partition.apportion import by_owner
 from consilience.data.partition.assignment import Partition, assign
 from consilience.data.partition.shifts import Shift, apply
@@ -21,11 +23,16 @@ def federate(dataset: Dataset, partition: Partition, *, seed: int) -> tuple[Fede
     Test rows go to clients of the same natural group where the partition keeps groups, and otherwise class by
     class in proportion to the clients' training rows. Test rows like no client's come last, unshifted.
     """
+    if isinstance(dataset.x, Texts):
+        raise Invalid(
+            f"the rows of {dataset.name!r} are texts: tokenise them first, with "
+            "cs.tokenized(data, model.tokenization), or load the data with features='words' or 'ngrams'"
+        )
     labels = dataset.y.numpy(force=True)
     groups = None if dataset.groups is None else dataset.groups.numpy(force=True)
     assigned = assign(partition, labels, groups=groups, seed=seed)
     owners = _all_known(assigned.owners)
-    train = Rows.gather(dataset.x, dataset.y, assigned.parts)
+    train = Rows.gather(dataset.x, dataset.y, assigned.parts, weight=dataset.weights)
     test = None
     if len(dataset.test_y):
         alike = _test_parts(dataset, assigned.parts, owners, host(seed, "test rows"))
@@ -36,6 +43,7 @@ def federate(dataset: Dataset, partition: Partition, *, seed: int) -> tuple[Fede
         test=test,
         names=_names(owners, dataset.group_names, len(assigned.parts)),
         classes=dataset.classes,
+        label_names=dataset.label_names,
     )
     return federation, assigned.parts
 
@@ -150,4 +158,4 @@ def _shifted(rows: Rows, shifts: Sequence[tuple[Shift, ...]], seed: int, purpose
         for i, shift in enumerate(todo if size else ()):
             changed = apply(shift, tree.rows(x, own), host(seed, purpose, client, i))
             tree.map_leaves(lambda leaf, new, own=own: leaf[own].copy_(new), x, changed)
-    return Rows(x=x, y=rows.y, starts=rows.starts, sizes=rows.sizes)
+    return replace(rows, x=x)

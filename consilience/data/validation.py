@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from consilience.core.federation import Federation, Rows
@@ -18,23 +20,37 @@ def validated(
     Drawn from the seed alone, label by label; a client keeps at least one training row. The other rows of each part
     are returned with it, for the record.
     """
+    train, taken, kept = _split(federation, parts, share, subseed(seed, "validation"), "evaluation.validation")
+    return replace(federation, train=train, test=taken), kept
+
+
+def held_back(
+    federation: Federation, parts: list[np.ndarray], *, share: float, seed: int
+) -> tuple[Federation, Rows, list[np.ndarray]]:
+    """The federation without a share of each client's training rows, these rows by client, and the parts that stay.
+
+    Drawn as in `validated`, but other rows, so that both can be used together; test rows stay as they are.
+    """
+    train, taken, kept = _split(federation, parts, share, subseed(seed, "held back"), "validation.share")
+    return replace(federation, train=train), taken, kept
+
+
+def _split(
+    federation: Federation, parts: list[np.ndarray], share: float, seed: int, key: str
+) -> tuple[Rows, Rows, list[np.ndarray]]:
     rows = federation.train
     owner = np.repeat(np.arange(len(federation)), rows.sizes.numpy())  # [N], rows lie client by client
     places = np.concatenate([np.arange(int(a), int(a + n)) for a, n in zip(rows.starts, rows.sizes)])
     targets = rows.y[places].numpy(force=True)
     labels = targets if federation.classes is not None and targets.ndim == 1 else np.zeros(len(owner), np.int64)
-    kept, taken = held_out(labels, fraction=share, seed=subseed(seed, "validation"), groups=owner)
+    kept, taken = held_out(labels, fraction=share, seed=seed, groups=owner)
     if not len(taken):
-        raise Invalid(f"evaluation.validation = {share:g} leaves no client a validation row: take a larger share")
+        raise Invalid(f"{key} = {share:g} leaves no client a validation row: take a larger share")
 
     def of_clients(chosen: np.ndarray) -> list[np.ndarray]:
         return [places[chosen[owner[chosen] == k]] for k in range(len(federation))]
 
     training = of_clients(kept)
-    reduced = Federation(
-        train=Rows.gather(rows.x, rows.y, training),
-        test=Rows.gather(rows.x, rows.y, of_clients(taken)),
-        names=federation.names,
-        classes=federation.classes,
-    )
-    return reduced, [part[own - int(start)] for part, own, start in zip(parts, training, rows.starts)]
+    train = Rows.gather(rows.x, rows.y, training, weight=rows.weight)
+    held = Rows.gather(rows.x, rows.y, of_clients(taken))
+    return train, held, [part[own - int(start)] for part, own, start in zip(parts, training, rows.starts)]

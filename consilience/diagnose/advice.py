@@ -141,10 +141,11 @@ def _identities(of: Diagnosis) -> Iterator[Advice]:
             "fednova",
             f"every client does {steps[0]:.0f} steps a round, so that there is nothing to normalise: it is FedAvg",
         )
-    if of.likeness.mean < of.likeness.chance - 0.02:
+    if of.similarity.mean < of.similarity.chance - 0.02:
         yield Advice(
             "know",
             "clients' models drift apart within a round",
-            f"their features agree less (CKA {of.likeness.mean:.2f}) than those of clients with random rows "
-            f"({of.likeness.chance:.2f}): fewer local epochs than {of.local_epochs:g} cost rounds, but average better",
+            f"their features agree less (CKA {of.similarity.mean:.2f}) than those of clients with random "
+            f"rows ({of.similarity.chance:.2f}): fewer local epochs than {of.local_epochs:g} cost rounds, but average "
+            "better",
         )

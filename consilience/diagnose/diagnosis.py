@@ -23,9 +23,10 @@ from consilience.engines.vectorised.engine import Vectorised
 from consilience.experiments.assembly import Simulation, assemble
 from consilience.experiments.config import config
 from consilience.experiments.config.catalogue import KINDS, engine_options
-from consilience.runs import canonical, checkpoint
+from consilience.runs import canonical
 from consilience.runs.folder import RunFolder
 from consilience.runs.toml_text import loads
+from consilience.runs.verification import newest_checkpoint
 from consilience.selection.uniform import Uniform
 
 Say = Callable[[str], None]
@@ -46,7 +47,7 @@ class Diagnosis:
     later: probe.Dissimilarity
     later_round: int
     later_by: str  # which algorithm made those rounds
-    likeness: probe.Likeness
+    similarity: probe.Similarity
     effort: effort.Effort
     normalisation: bool  # the model has such layers
     local_epochs: float
@@ -64,7 +65,9 @@ def diagnose(
     if source is not None and (source / "run.json").exists():
         folder = RunFolder.open(source)
         settings = config.from_table(loads(folder.config_text()), overrides, source=str(source / "config.toml"))
-        saved = checkpoint.load_latest(folder.checkpoints)
+        saved = newest_checkpoint(folder)
+        if saved is not None and saved.skipped:
+            say(f"warning: round {saved.round} is looked at, because {'; '.join(saved.skipped)}")
     else:
         settings = config.load(source, overrides)
     say("reading the data")
@@ -99,7 +102,7 @@ def diagnose(
         later=probe.dissimilarity(engine, dealt, model, ids),
         later_round=done,
         later_by=settings.algorithm.name if saved is not None else "fedavg",
-        likeness=probe.likeness(engine, dealt, plain, model, ids, seed),
+        similarity=probe.similarity(engine, dealt, plain, model, ids, seed),
         effort=effort.effort(
             environment, plain.client.work, federation.train.sizes.numpy(), tree.nbytes(engine.start()), seed
         ),

@@ -110,7 +110,8 @@ def label_counts(rows: Rows, classes: int | None) -> tuple[np.ndarray, bool]:
         targets, classes = np.searchsorted(edges, targets[:, :1], side="right"), len(edges) + 1
     found = np.zeros((len(rows.sizes), classes), dtype=np.int64)
     for client, (start, size) in enumerate(zip(rows.starts.tolist(), rows.sizes.tolist())):
-        found[client] = np.bincount(targets[start : start + size].ravel().astype(np.int64), minlength=classes)[:classes]
+        own = targets[start : start + size].ravel().astype(np.int64)
+        found[client] = np.bincount(own[own >= 0], minlength=classes)[:classes]  # negative: a target that is ignored
     return found, binned
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -49,7 +49,7 @@ class FullGradient:
 
         def loss(params: Tree) -> tuple[Tensor, Tensor]:
             model = {"params": params, "buffers": message["model"]["buffers"]}
-            losses = task.losses(task.apply(model, batch.x, train=False)[0], batch.y)
+            losses = task.row_losses(task.apply(model, batch.x, train=False)[0], batch)
             mask = torch.ones_like(losses) if batch.mask is None else batch.mask
             found = (losses * mask).sum()
             return found, torch.stack([found.detach(), mask.sum()])
@@ -80,7 +80,7 @@ class Dissimilarity:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Likeness:
+class Similarity:
     """Linear CKA between the models that clients train from the same start, on the same inputs."""
 
     matrix: np.ndarray  # [m, m]
@@ -124,9 +124,9 @@ def dissimilarity(engine: Vectorised, dealt: Vectorised, model: Tree, ids: np.nd
     )
 
 
-def likeness(
+def similarity(
     engine: Vectorised, dealt: Vectorised, algorithm: Algorithm, model: Tree, ids: np.ndarray, seed: int
-) -> Likeness:
+) -> Similarity:
     """Of the models that clients train in one round from `model`."""
     stacks = []
     for here in (engine, dealt):
@@ -138,7 +138,7 @@ def likeness(
     other, _ = activations(engine.task, stacks[1], tree.to(x, engine.device), of=of)
     matrix = all_pairs("cka_linear", own).cpu().numpy()
     chance = all_pairs("cka_linear", other).cpu().numpy()
-    return Likeness(matrix=matrix, mean=_pair_mean(matrix), chance=_pair_mean(chance), of=of)
+    return Similarity(matrix=matrix, mean=_pair_mean(matrix), chance=_pair_mean(chance), of=of)
 
 
 @torch.no_grad()
@@ -160,8 +160,9 @@ def dealt_at_random(federation: Federation, seed: int) -> Federation:
     rows = torch.cat(owned)
     order = rows[torch.from_numpy(host(seed, "dealt rows").permutation(len(rows)))]
     starts = torch.cumsum(train.sizes, 0) - train.sizes
-    shuffled = Rows(x=tree.rows(train.x, order), y=train.y[order], starts=starts, sizes=train.sizes)
-    return Federation(train=shuffled, test=federation.test, names=federation.names, classes=federation.classes)
+    weight = None if train.weight is None else train.weight[order]
+    shuffled = Rows(x=tree.rows(train.x, order), y=train.y[order], starts=starts, sizes=train.sizes, weight=weight)
+    return replace(federation, train=shuffled)
 
 
 def probed(federation: Federation, parameters: int, seed: int) -> np.ndarray:

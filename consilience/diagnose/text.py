@@ -59,9 +59,9 @@ def lines(of: Diagnosis) -> list[Line]:
         ),
         Line(
             "model similarity",
-            f"{of.likeness.mean:.3f}",
-            f"{of.likeness.chance:.3f}",
-            f"CKA of {of.likeness.of} after {of.local_epochs:g} local epochs from one model; 1: the same",
+            f"{of.similarity.mean:.3f}",
+            f"{of.similarity.chance:.3f}",
+            f"CKA of {of.similarity.of} after {of.local_epochs:g} local epochs from one model; 1: the same",
         ),
         Line(
             "work",

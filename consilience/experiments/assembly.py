@@ -14,23 +14,29 @@ import torch
 from consilience import models
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm
-from consilience.core.capabilities import ChecksSurroundings, ChecksTask, PoolsData, capability
-from consilience.core.federation import Federation
-from consilience.core.kinds import Kind, kind_of_targets, kind_with_loss
+from consilience.core.capabilities import ChecksRows, ChecksSurroundings, PoolsData, capability
+from consilience.core.federation import Federation, Rows
+from consilience.core.kind import Kind
+from consilience.core.kinds import KINDS as BUILT_IN
+from consilience.core.kinds import kind_named, kind_of_targets, kind_with_loss
 from consilience.core.protocols import Engine, RunnerEngine
 from consilience.core.settings import Invalid, options_of
+from consilience.core.targets import refuse_wrong
 from consilience.core.task import Task
 from consilience.data import datasets
-from consilience.data.dataset import Dataset
+from consilience.data.dataset import Dataset, Texts
 from consilience.data.federate import federate
 from consilience.data.partition import fingerprint
-from consilience.data.validation import validated
+from consilience.data.relabel import relabelled
+from consilience.data.tokenized import tokenized
+from consilience.data.validation import held_back, validated
 from consilience.environments.environment import Environment
 from consilience.experiments.cohort_size import try_selection
 from consilience.experiments.config.catalogue import ENGINES, KINDS
 from consilience.experiments.config.config import Config
 from consilience.experiments.experiment import Experiment
 from consilience.experiments.privacy_ledger import refuse_overspending
+from consilience.experiments.stopping import best_so_far
 from consilience.options.parts import made
 
 
@@ -47,6 +53,7 @@ class Simulation:
     algorithm: Algorithm
     data: Dataset
     prints: dict[str, str]  # fingerprints of the data and of their partition
+    validation: Rows | None = None  # held back from training, by client
 
     @property
     def experiment(self) -> Experiment:
@@ -61,6 +68,7 @@ class Simulation:
             inputs=tree.map_leaves(lambda x: list(x.shape[1:]), self.data.x),
             label_names=self.data.label_names,
             prints=self.prints,
+            validation=self.validation,
         )
 
     def close(self) -> None:
@@ -76,24 +84,30 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    data = read_data(config) if data is None else data
+    data = _readable(config, read_data(config) if data is None else data)
     federation, rows = spread(config, data)
+    validation = None
+    if config.validation.share is not None:
+        federation, validation, rows = held_back(federation, rows, share=config.validation.share, seed=config.seed)
     algorithm: Algorithm = config.algorithm.built
     if capability(algorithm.selection, PoolsData) is not None:
         federation = federation.pooled()
     kind = kind_of(config, data)
     task = Task(_model(config, data, kind), kind, loss=None if config.loss == "auto" else config.loss)
     task = try_model(task, federation, f"model.name = {config.model.name!r}", f"data.name = {config.data.name!r}")
+    task = try_client(algorithm, task, federation)
+    best_so_far(config.validation, task)  # refuses a metric that is not there
     environment = config.environment.built
     made("environment", lambda: environment.check_against(len(federation)), {})
     settings = {**config.engine, "environment": environment, "rounds_ahead": config.rounds}
     where = ENGINES[settings.pop("name", "vectorised")]
     engine = made("engine", lambda: where(task, federation, **settings), {})
-    try_client(algorithm, task)
     _try_surroundings(config, algorithm, engine)
     _try_budget(0 if resumed else config.rounds, algorithm, engine)
     try_selection(algorithm, federation, config.seed)
     prints = {"data": data_fingerprint(data), "partition": fingerprint(rows)}
+    if task.frozen_digest:
+        prints["frozen_weights"] = task.frozen_digest
     return Simulation(
         config=config,
         federation=federation,
@@ -104,12 +118,14 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
         algorithm=algorithm,
         data=data,
         prints=prints,
+        validation=validation,
     )
 
 
 def read_data(config: Config) -> Dataset:
     """The data set that the settings name."""
-    return datasets.load(config.data.name, data_dir=config.data_dir, **config.data.options)
+    data = datasets.load(config.data.name, data_dir=config.data_dir, **config.data.options)
+    return relabelled(data, config.task.labels)
 
 
 def spread(config: Config, data: Dataset) -> tuple[Federation, list[np.ndarray]]:
@@ -126,12 +142,33 @@ def spread(config: Config, data: Dataset) -> tuple[Federation, list[np.ndarray]]
 
 
 def kind_of(config: Config, data: Dataset) -> Kind:
-    """The kind of task: what the loss belongs to, else the data's, else that of their targets."""
-    if config.loss == "auto":
-        return data.kind or kind_of_targets(data.y, data.classes)
-    kind = kind_with_loss(config.loss)
-    kind.refuse_targets(data.classes, config.loss, repr(data.name))
-    return kind
+    """The kind of task: the one that is named, what the loss belongs to, the data's, or that of their targets."""
+    named = config.task.kind
+    settings = config.task.of_kind()
+    if named == "auto" and config.loss == "auto":
+        kind = data.kind or kind_of_targets(data.y, data.classes)
+    else:
+        kind = kind_with_loss(config.loss) if named == "auto" else kind_named(named)
+        setting = f"loss = {config.loss!r}" if named == "auto" else f"task.kind = {named!r}"
+        kind.refuse_targets(data.classes, setting, repr(data.name))
+    if not settings:
+        return kind
+    if kind.name not in BUILT_IN:
+        raise Invalid(f"task.{next(iter(settings))} is for built-in kinds: {data.name!r} has its own, {kind.name!r}")
+    if settings.get("class_weights") == "balanced":
+        settings["class_weights"] = balanced(kind, data)
+    if "per_class" in settings.get("metrics", ()):
+        settings["class_names"] = data.label_names
+    return made("task", lambda: kind_named(kind.name, **settings).knowing(kind.outputs(data.y, data.classes)), {})
+
+
+def balanced(kind: Kind, data: Dataset) -> tuple[float, ...]:
+    """N / (C n_c) for each class c of the training rows, as in scikit-learn; 0 for a class without any."""
+    if data.classes is None or not kind.multiclass:
+        raise Invalid(f"task.class_weights = 'balanced' needs class numbers: {kind.name} has none, give numbers")
+    counts = torch.bincount(data.y[data.y >= 0].flatten(), minlength=data.classes).to(torch.float64)
+    shares = counts.sum() / (int((counts > 0).sum()) * counts)
+    return tuple(torch.where(counts > 0, shares, 0).tolist())
 
 
 def data_fingerprint(data: Dataset) -> str:
@@ -145,20 +182,47 @@ def data_fingerprint(data: Dataset) -> str:
     return digest.hexdigest()
 
 
+def _readable(config: Config, data: Dataset) -> Dataset:
+    """The data as the model reads them: texts as the numbers of its tokens."""
+    if not isinstance(data.x, Texts):
+        return data
+    reads = getattr(models.find(config.model.name), "reads_texts", None)
+    if reads is None:
+        raise Invalid(
+            f"data.features = 'raw' are texts, and model.name = {config.model.name!r} has no tokenizer: use "
+            "model.name = 'hugging_face', or data.features = 'words', 'characters' or 'ngrams'"
+        )
+    reader = made("model", lambda: reads(**config.model.options), {})
+    head = config.model.options["head"]
+    return made("data", lambda: tokenized(data, reader, head=head, seed=config.seed), {})
+
+
 def _loader(config: Config) -> Any:
     return KINDS["data"].find(config.data.name)[1]
 
 
 def _model(config: Config, data: Dataset, kind: Kind) -> torch.nn.Module:
     name, options = config.model.name, dict(config.model.options)
-    if "vocabulary" in options_of(models.find(name)) and "vocabulary" not in options:
-        if not data.vocabulary:
+    vocabulary = options_of(models.find(name)).get("vocabulary")
+    if vocabulary is not None and options.get("vocabulary") is None:
+        if data.vocabulary:
+            options["vocabulary"] = len(data.vocabulary)
+        elif vocabulary.required:
             raise Invalid(f"model.vocabulary is missing: {name} reads tokens, and {data.name!r} does not say how many")
-        options["vocabulary"] = len(data.vocabulary)
     shapes = {key: tuple(x.shape[1:]) for key, x in data.x.items()} if isinstance(data.x, Mapping) else None
     inputs = shapes or tuple(data.x.shape[1:])
     outputs = kind.outputs(data.y, data.classes)
     return made("model", lambda: models.build(name, inputs, outputs, seed=config.seed, **options), {})
+
+
+def _try_draws(task: Task, x: Any) -> None:
+    """Refuse a model that draws random numbers in training in a way that no other run could repeat."""
+    try:
+        task.apply(task.start(), x, train=True, key=torch.zeros((), dtype=torch.int64))
+    except Invalid:
+        raise
+    except Exception:  # whatever else fails in training says so there, with the client's own rows
+        return
 
 
 @torch.no_grad()
@@ -167,9 +231,11 @@ def try_model(task: Task, federation: Federation, model: str, data: str) -> Task
 
     The task is returned with metrics for the number of classes.
     """
+    refuse_wrong(task.kind, federation, None, data)
     x, y = tree.rows(federation.train.x, slice(0, 2)), federation.train.y[:2]
     try:
         output, _ = task.apply(task.start(), x, train=False)
+        refuse_other_size(task, output, y, model, data)
         losses = task.losses(output, y)
     except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as problem:
         shapes = [f"{k}: {tuple(v.shape[1:])} {v.dtype}" for k, v in tree.flatten({"x": x, "y": y}).items()]
@@ -177,26 +243,51 @@ def try_model(task: Task, federation: Federation, model: str, data: str) -> Task
         raise Invalid(
             f"{model} with loss = {task.loss_name!r} does not fit {data} (a row is {', '.join(shapes)}): {reason}"
         ) from problem
+    _try_draws(task, x)
     if losses.shape != y.shape[:1]:
         raise Invalid(f"loss = {task.loss_name!r} gives {tuple(losses.shape)} values for {len(y)} rows: choose another")
+    width = task.kind.outputs(y, federation.classes)
     if task.kind.multiclass:
-        if y.is_floating_point():
-            raise Invalid(
-                f"{task.kind.name} needs class numbers, but {data} have real-valued targets: kind='regression'"
-            )
-        highest, outputs = int(federation.train.y.max()), output.shape[1] if output.dim() > 1 else 0
-        if task.losses in task.kind.losses and highest >= outputs:
+        highest, outputs = int(federation.train.y.max()), output.shape[task.kind.class_axis] if output.dim() > 1 else 0
+        if task.losses in task.kind.losses and highest >= outputs and highest != task.kind.ignored:
             raise Invalid(f"{model} has {outputs} outputs, but {data} have class number {highest}: give it more")
-        task = task.knowing(max(federation.classes or 0, outputs))
+        width = max(federation.classes or 0, outputs)
+        refuse_wrong(task.kind, federation, width, data)
+    task = task.knowing(width)
     task.metrics.try_on(output, y)
     return task
 
 
-def try_client(algorithm: Algorithm, task: Task) -> None:
-    """Refuse a model that lacks what the clients' rule or one of its terms calls."""
-    checking = capability(algorithm.client, ChecksTask)
-    if checking is not None:
-        made("algorithm", functools.partial(checking.check_against, task), {})
+def refuse_other_size(task: Task, output: Any, y: torch.Tensor, model: str, data: str) -> None:
+    """Refuse outputs of another size than the targets, where the kind of task says what they must be."""
+    kind = task.kind
+    if kind.name not in BUILT_IN or task.losses not in kind.losses or not isinstance(output, torch.Tensor):
+        return
+    if kind.multiclass and output.dim() > 1:
+        kind.knowing(output.shape[kind.class_axis])  # refuses another number of class weights
+    if not kind.multiclass and output.numel() != y.numel():
+        have, need = output[:1].numel(), y[:1].numel()
+        raise Invalid(f"{model} gives {have} numbers a row, but {data} have {need} targets: change its last layer")
+    if kind.axes is None:
+        return
+    axes = list(output.shape)
+    if len(axes) == y.dim() + 1:
+        del axes[kind.class_axis]
+    if kind.multiclass and axes != list(y.shape):
+        given, wanted = (" x ".join(map(str, shape[1:])) for shape in (axes, y.shape))
+        what = "pixels" if kind.name == "dense" else "tokens"
+        raise Invalid(f"{model} gives outputs for {given} {what}, but {data} have targets of {wanted}: make them equal")
+
+
+def try_client(algorithm: Algorithm, task: Task, federation: Federation | None = None) -> Task:
+    """The task as the clients train it; a model that lacks what they call is refused, and rows they cannot train on."""
+    prepared: Task = made("algorithm", functools.partial(algorithm.prepared, task), {})
+    if federation is not None:
+        reading = capability(algorithm.client, ChecksRows)
+        if reading is not None:
+            made("algorithm", functools.partial(reading.check_rows, tree.rows(federation.train.x, slice(0, 2))), {})
+        made("algorithm", functools.partial(algorithm.client.work.check_targets, federation.train.y), {})
+    return prepared
 
 
 def _try_surroundings(config: Config, algorithm: Algorithm, engine: Engine) -> None:
@@ -205,6 +296,8 @@ def _try_surroundings(config: Config, algorithm: Algorithm, engine: Engine) -> N
     if careful is None:
         return
     careful.check_surroundings(algorithm, engine, config.limits)
+    if config.task.class_weights == "balanced":
+        raise Invalid("a private run cannot have task.class_weights = 'balanced': it counts all clients' labels")
     refuse_shared_preparation(config.data.name, config.data.options)
 
 
@@ -216,7 +309,9 @@ def _try_budget(rounds: int, algorithm: Algorithm, engine: Engine) -> None:
 
 
 LEARNT = {
-    **dict.fromkeys(("breast_cancer", "heart_disease", "uci_har_acc"), "scaled by statistics of all clients' rows"),
+    **dict.fromkeys(
+        ("breast_cancer", "diabetes", "heart_disease", "uci_har_acc"), "scaled by statistics of all clients' rows"
+    ),
     "shakespeare": "numbered by the characters that all clients use",
 }
 """Data sets of which this is true whatever their options."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from consilience.core import tree
 from consilience.core.federation import Rows
-from consilience.core.metrics import ClientScores, MeanOf, Scores, host
+from consilience.core.metrics import ClientScores, MeanOf, Scores, host, ratio
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 
@@ -125,6 +125,10 @@ class _Totals:
         of_clients = np.full(len(test.sizes), np.nan)
         if self._main in means:
             of_clients = client_means(*means[self._main], test)
+            value = metrics[metrics.main].value
+            if value is not ratio:  # such as exp of the mean
+                one = torch.tensor(1.0, dtype=torch.float64)
+                of_clients = np.array([float(value({"total": one * mean, "count": one})) for mean in of_clients])
         elif owners:
             of_clients[owners] = metrics.of_clients({self._main: own}, metrics.main)
         return Scores(

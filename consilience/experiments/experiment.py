@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from consilience.core.algorithm import Algorithm
+from consilience.core.federation import Rows
 from consilience.core.protocols import RunnerEngine
 from consilience.core.task import Task
 from consilience.experiments.config.config import Config
@@ -25,6 +26,7 @@ class Experiment:
     inputs: Any  # shape of one row's features, or a dict of such shapes; {} where no row was seen
     label_names: tuple[str, ...]
     prints: dict[str, str]  # fingerprints of the data and of their partition
+    validation: Rows | None = None  # held back from training, by client
 
     @property
     def parameters(self) -> int:

@@ -17,9 +17,13 @@ MANIFEST = "model.json"
 
 
 def export(folder: Path, task: Task, model: Tree, facts: dict[str, Any]) -> str:
-    """Write the model, whole or not at all; its SHA-256. `load_state_dict` of the module reads it back."""
-    values = {**model["params"], **model["buffers"]}
-    state = {name: values.get(name, value) for name, value in task.trained(model).state_dict().items()}
+    """Write the model, whole or not at all; its SHA-256. `load_state_dict` of the module reads it back.
+
+    Of frozen weights the manifest has the digest: they are where they were loaded from.
+    """
+    values, frozen = {**model["params"], **model["buffers"]}, task.frozen
+    learned = {n: v for n, v in task.trained(model).state_dict().items() if n not in frozen}
+    state = {name: values.get(name, value) for name, value in learned.items()}
     flat, _ = tree_file.describe(state, "model")
     data = b"".join(tree_file.chunks(flat))
     digest = hashlib.sha256(data).hexdigest()

@@ -52,7 +52,7 @@ def fit(config: Config, schedule: Schedule, out: Path) -> FittedRule:
     """A rule fitted to the schedule of this config's run, written to `out`; labels are used where there are classes."""
     simulation = assemble(config)
     engine, usable = simulation.engine, FEATURES
-    if not engine.task.kind.multiclass:
+    if not engine.task.kind.class_per_row:
         usable = tuple(name for name in FEATURES if name != "label_entropy")
     found = fit_rule(schedule.weights, simulation.algorithm, engine, features=usable, seed=config.seed)
     quality = {"divergence": found.divergence, "divergence_by_examples": found.by_examples}

@@ -7,11 +7,12 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from consilience.core import tree
-from consilience.core.round_keys import fresh
+from consilience.core.protocols import RunnerEngine
 from consilience.core.rounds import Diverged, Snapshot, run
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
@@ -20,17 +21,19 @@ from consilience.experiments.client_tests import federated_test, personal_test
 from consilience.experiments.cohort_size import lone_client
 from consilience.experiments.config.config import Config
 from consilience.experiments.experiment import Experiment
-from consilience.experiments.export import export
+from consilience.experiments.export import MANIFEST, MODEL, export
 from consilience.experiments.record import Observer
+from consilience.experiments.stopping import best_so_far, placed
 from consilience.runs import checkpoint, identity
 from consilience.runs.checkpoint import Checkpoint
-from consilience.runs.disk import explain, replace_file
 from consilience.runs.folder import RunFolder
 from consilience.runs.interrupts import Interrupts
 from consilience.runs.observation import Observation
 from consilience.runs.redact import secrets_in
 from consilience.runs.result import Result
 from consilience.runs.row_log import RecordError
+
+_NOTHING = 0, hashlib.sha256().hexdigest()  # the position in a log without rows
 
 Watch = Callable[["Run"], Iterator[Observation]]
 """Something that shows the observations of a run while it passes them on."""
@@ -46,7 +49,9 @@ class Run:
         self._model = experiment.engine.start()
         self._resume: Snapshot | None = None
         self._traffic = (0, 0)
+        self._reached = 0  # rounds finished
         self._tracker: trackers.Tracker | None = None
+        self._best: Tree | None = None  # the best model on the validation rows
         alone = lone_client(experiment.algorithm, experiment.clients, self.config.seed)
         self.notes: list[str] = [alone] if alone is not None else []
         if saved is not None and self.config.rounds < saved.round:
@@ -58,7 +63,8 @@ class Run:
         if saved is not None:
             self._continue(saved)
         else:
-            folder.truncate_metrics(0, hashlib.sha256().hexdigest())
+            folder.cut_back(_NOTHING, _NOTHING)
+        self._progress = best_so_far(self.config.validation, experiment.task, folder.rows().rows)
 
     @property
     def done(self) -> int:
@@ -77,7 +83,11 @@ class Run:
             local=config.evaluation.local,
             personal=personal_test(experiment.algorithm, engine),
             remote=federated_test(engine),
+            validation=placed(experiment.validation, self._model),
+            best=self._progress,
         )
+        if self._ends:  # patience was over before
+            return
         with Interrupts() as interrupts:
             rounds = run(
                 experiment.algorithm,
@@ -86,7 +96,7 @@ class Run:
                 seed=config.seed,
                 resume=self._resume,
                 limits=config.limits,
-                keys=fresh if self._privacy is None else self._privacy.keys,
+                keys=None if self._privacy is None else self._privacy.keys,
             )
             traffic, began = self._traffic, time.perf_counter()
             for done in rounds:
@@ -94,11 +104,16 @@ class Run:
                     done = self._privacy.accounted(done)
                 observation = observer.observe(done, self._model, traffic, time.perf_counter() - began)
                 position = self._record(observation)
-                due = self._is_due(observation.round.number)
+                self._model = observation.round.model
+                if observation.is_best:
+                    self._best = self._model
+                due = self._is_due(observation.round.number) or self._ends
                 if due:
                     self._save(observation, position)
-                self._model = observation.round.model
+                self._reached = observation.round.number
                 yield observation
+                if self._ends:
+                    return
                 if interrupts.asked and observation.round.number < config.rounds:
                     self.stopped = interrupts.asked
                     if not due:
@@ -124,7 +139,7 @@ class Run:
             self.folder.record(status="interrupted")
         else:
             self._export()
-            self.folder.record(status="finished")
+            self.folder.record(status="finished", **self._outcome())
         return self.result()
 
     def result(self) -> Result:
@@ -132,11 +147,34 @@ class Run:
         history = self.folder.rows().rows
         return Result(
             task=self.experiment.task,
-            values=tree.to(self._model, "cpu"),
+            values=tree.to(self._ended_with[0], "cpu"),
             history=history,
             folder=self.folder.path,
             stopped=self.stopped,
+            best=self._outcome().get("best"),
+            example=_example(self.experiment.engine),
+            label_names=tuple(self.experiment.label_names),
         )
+
+    @property
+    def _ends(self) -> bool:
+        """Whether the model has not become better for so long that the run stops."""
+        return self._progress is not None and self._progress.ends
+
+    @property
+    def _ended_with(self) -> tuple[Tree, int]:
+        """(the model that the run ends with, its round)."""
+        progress = self._progress
+        if progress is not None and progress.wants_best and self._best is not None and progress.round is not None:
+            return self._best, progress.round
+        return self._model, self._reached
+
+    def _outcome(self) -> dict[str, Any]:
+        """What the record says about the best model, and about a run that stopped before its last round."""
+        if self._progress is None:
+            return {}
+        early = self._reached if self._ends and self._reached < self.config.rounds else None
+        return {"best": self._progress.facts, "stopped_early": early}
 
     def _continue(self, saved: Checkpoint) -> None:
         """Restore a checkpoint: server, memories, losses, and the metrics as they were then."""
@@ -146,7 +184,7 @@ class Run:
         _refuse_other_model(server, fresh, self.folder.path)
         if len(losses) != clients:
             raise Invalid(f"{self.folder.path} was saved with {len(losses)} clients, and now there are {clients}")
-        self.folder.truncate_metrics(*saved.facts["metrics"])
+        self.folder.cut_back(saved.facts["metrics"], saved.facts.get("clients"))
         self._resume = Snapshot(
             round=saved.round,
             server=server,
@@ -157,6 +195,9 @@ class Run:
             pending=engine.place(saved.trees.get("pending", {})),
         )
         self._model = algorithm.server.model(server)
+        self._reached = saved.round
+        if "best" in saved.trees:
+            self._best = engine.place(saved.trees["best"])
         self._traffic = (saved.facts["bytes_up"], saved.facts["bytes_down"])
         self.notes += [f"fell back to round {saved.round}: {reason}" for reason in saved.skipped]
 
@@ -167,8 +208,8 @@ class Run:
         """Write the round's rows, before the checkpoint that counts on them; where the metrics end then."""
         self._store_resolved()
         position = self.folder.append(observation.row)
-        self.folder.timing.append(observation.timing, sync=False)
         self.folder.clients.append(observation.clients, sync=False)
+        self.folder.timing.append(observation.timing, sync=False)
         if self._tracker is not None:
             self._tracker.add(observation.row)
         return position
@@ -176,6 +217,8 @@ class Run:
     def _save(self, observation: Observation, position: tuple[int, str]) -> None:
         """Write a checkpoint of this round."""
         here, (up, down) = observation.round.snapshot, observation.traffic
+        self.folder.clients.sync()
+        self.folder.timing.sync()
         checkpoint.save(
             self.folder.checkpoints,
             here.round,
@@ -184,8 +227,15 @@ class Run:
                 "memory": here.memory,
                 "losses": {"last": torch.from_numpy(here.losses)},
                 "pending": here.pending,
+                **({} if self._best is None else {"best": self._best}),
             },
-            {"metrics": position, "bad_rounds": here.bad_rounds, "bytes_up": up, "bytes_down": down}
+            {
+                "metrics": position,
+                "clients": self.folder.clients.position(),
+                "bad_rounds": here.bad_rounds,
+                "bytes_up": up,
+                "bytes_down": down,
+            }
             | ({"lengths": list(here.lengths)} if here.lengths else {})
             | ({} if self._privacy is None else {"privacy": self._privacy.position()}),
             keep=self.config.checkpoint.keep,
@@ -203,9 +253,10 @@ class Run:
 
     def _export(self) -> None:
         experiment, config = self.experiment, self.config
-        values = tree.to(self._model, "cpu")
+        model, reached = self._ended_with
+        values = tree.to(model, "cpu")
         facts = {
-            "round": config.rounds,
+            "round": reached,
             "model": config.table()["model"],
             "inputs": experiment.inputs,
             "classes": experiment.classes,
@@ -215,7 +266,20 @@ class Run:
             "data": experiment.prints["data"],
             "config": config.digest(),
         }
+        if experiment.task.frozen_digest:
+            facts["frozen_weights"] = experiment.task.frozen_digest
+        self.folder.uncover(MODEL, MANIFEST)
         export(self.folder.path, experiment.task, values, facts)
+        self.folder.cover(MODEL, MANIFEST)
+        save_tokenizer = getattr(experiment.task.module, "save_tokenizer", None)
+        if save_tokenizer is not None:
+            save_tokenizer(self.folder.path / "tokenizer")
+
+
+def _example(engine: RunnerEngine) -> Any:
+    """Two rows that the model reads, where the server has any."""
+    test = engine.test_rows
+    return None if test is None else tree.to(tree.rows(test.x, slice(0, 2)), "cpu")
 
 
 def store_config(folder: RunFolder, config: Config) -> None:
@@ -223,10 +287,7 @@ def store_config(folder: RunFolder, config: Config) -> None:
     path, found = folder.path / "config.toml", secrets_in(config.table())
     if found:
         raise Invalid(f"{', '.join(found)} looks like a secret and would be stored in {path}: leave it out")
-    try:
-        replace_file(path, config.toml().encode())
-    except OSError as problem:
-        raise RecordError(explain("store the config in", path, problem)) from problem
+    folder.store(path.name, config.toml().encode(), doing="store the config")
     folder.record(config=identity.settings(config.table()))
 
 

@@ -7,8 +7,8 @@ import re
 import stat
 from pathlib import Path
 
-from consilience.core.round_keys import SIZE, fresh, name_of
 from consilience.core.settings import Invalid
+from consilience.privacy.round_keys import SIZE, fresh, name_of
 from consilience.runs.disk import disk, explain, read_file, sync_folder, write_all, write_file
 from consilience.runs.row_log import RecordError
 

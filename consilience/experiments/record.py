@@ -21,6 +21,7 @@ from consilience.core.tree import Tree
 from consilience.experiments.client_log import client_row
 from consilience.experiments.client_tests import FederatedTest, PersonalTest
 from consilience.experiments.evaluation import evaluate, evaluate_each
+from consilience.experiments.stopping import PREFIX, BestSoFar
 from consilience.runs.observation import Observation
 
 COUNTS = ("silent", "empty_client", "nonfinite", "late", "clipped_updates", "memory_lost", "worker_lost")
@@ -43,6 +44,8 @@ class Observer:
     local: bool = False
     personal: PersonalTest | None = None
     remote: FederatedTest | None = None  # where the server has no test rows
+    validation: Rows | None = None  # on the device
+    best: BestSoFar | None = None  # told of every round: it may end the run
 
     def watch(self, rounds: Iterator[Round], before: Tree, traffic: tuple[int, int] = (0, 0)) -> Iterator[Observation]:
         """Pass rounds on with their rows; `before` is the model and `traffic` the bytes sent before the first one."""
@@ -56,8 +59,10 @@ class Observer:
         """A round that took so many seconds, with its rows; `before` is the model, `traffic` the bytes before it."""
         trained = time.perf_counter()
         up, down = traffic[0] + round.bytes_up, traffic[1] + round.bytes_down
+        chosen = self._validated(round)
+        is_best = self.best is not None and self.best.see({"round": round.number, **chosen})
         scores, personal = self._scores(round), self._personally(round)
-        row = {**_quality(round.number, scores, self.task.metrics), **self._locally(round, before)}
+        row = {**_quality(round.number, scores, self.task.metrics), **chosen, **self._locally(round, before)}
         row |= {**(personal.recorded("personal") if personal else {}), **_training(round, before)}
         row |= {"bytes_up": round.bytes_up, "bytes_down": round.bytes_down}
         row |= {"bytes_up_total": up, "bytes_down_total": down}
@@ -77,10 +82,21 @@ class Observer:
             traffic=(up, down),
             clients=clients,
             metrics=self.task.metrics.rows,
+            is_best=is_best,
         )
 
     def _due(self, round: Round) -> bool:
-        return bool(self.every) and (round.number % self.every == 0 or round.number == self.rounds)
+        last = round.number == self.rounds or (self.best is not None and self.best.ends)
+        return bool(self.every) and (round.number % self.every == 0 or last)
+
+    def _validated(self, round: Round) -> dict[str, Any]:
+        """All metrics on the validation rows; nothing in rounds that are not validated."""
+        if self.validation is None or self.best is None:
+            return {}
+        if round.number % (self.best.settings.every or 1):
+            return {}
+        values = evaluate(self.task, round.model, self.validation).values
+        return {PREFIX + key: value for key, value in values.items()}
 
     def _scores(self, round: Round) -> Scores | None:
         if self._due(round) and self.test is None and self.remote is not None:

@@ -9,53 +9,123 @@ from pathlib import Path
 from consilience.core import tree
 from consilience.core.metrics import ClientScores, Scores
 from consilience.core.settings import Invalid
-from consilience.experiments.assembly import assemble
+from consilience.data.relabel import relabelled
+from consilience.experiments.assembly import Simulation, assemble, read_data
 from consilience.experiments.client_tests import personal_test
 from consilience.experiments.config.config import from_table
 from consilience.experiments.evaluation import evaluate
-from consilience.runs import checkpoint
-from consilience.runs.folder import RunFolder
+from consilience.experiments.stopping import best_so_far
+from consilience.runs import canonical
+from consilience.runs.checkpoint import Checkpoint
+from consilience.runs.folder import RecordError, RunFolder
+from consilience.runs.result import Result
 from consilience.runs.toml_text import loads
+from consilience.runs.verification import newest_checkpoint
 
-CHANGEABLE = ("data", "data_dir", "partition", "engine", "threads")
+CHANGEABLE = ("data", "data_dir", "partition", "engine", "threads", "task.metrics")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Retest:
-    """Scores of the model after `round` rounds, and the clients' names; `personal` where clients have own models."""
+    """Scores of the model after `round` rounds, and the clients' names; `personal` where clients have own models.
+
+    `notes` says why it is not the model of the last round, or what else of the folder is not as it was written.
+    """
 
     round: int
     scores: Scores
     names: tuple[str, ...]
     personal: ClientScores | None = None
+    notes: tuple[str, ...] = ()
 
 
-def retest(path: Path, overrides: Iterable[str] = ()) -> Retest:
-    """Test the model of the newest whole checkpoint; data, partition and engine may be replaced."""
+def latest(path: Path, *, best: bool = False) -> tuple[Result, int]:
+    """(the model of the newest whole checkpoint, or the best in it, with rows to try it on, after how many rounds)."""
+    folder = RunFolder.open(Path(path))
+    saved = newest_checkpoint(folder)
+    if saved is None:
+        raise Invalid(f"{folder.path} has no checkpoint yet: let at least one round finish")
+    if saved.skipped:
+        raise RecordError(f"{saved.skipped[0]}; resume the run, which does the rounds after {saved.round} again")
+    config = from_table(loads(folder.config_text()), source=str(folder.path / "config.toml"))
+    simulation = assemble(config, relabelled(read_data(config), _class_names(folder)))
+    _refuse_other_weights(folder, simulation.prints)
+    model, done = simulation.algorithm.server.model(simulation.engine.place(saved.trees["server"])), saved.round
+    if best:
+        model, done = _best(folder, saved, simulation)
+    example = tree.rows(simulation.federation.train.x, slice(0, 2))
+    result = Result(
+        task=simulation.task,
+        values=tree.to(model, "cpu"),
+        history=folder.rows().rows,
+        folder=folder.path,
+        example=tree.to(example, "cpu"),
+        label_names=simulation.data.label_names,
+    )
+    return result, done
+
+
+def retest(path: Path, overrides: Iterable[str] = (), *, best: bool = False) -> Retest:
+    """Test the model of the newest whole checkpoint; data, partition and engine may be replaced.
+
+    best: the best model on the validation rows instead.
+    """
     overrides = list(overrides)
     for override in overrides:
         key = override.partition("=")[0]
-        if key.split(".")[0] not in CHANGEABLE:
+        if key not in CHANGEABLE and key.split(".")[0] not in CHANGEABLE:
             raise Invalid(f"{key} cannot be changed for a test: only {', '.join(CHANGEABLE)} can")
     folder = RunFolder.open(Path(path))
-    saved = checkpoint.load_latest(folder.checkpoints)
+    saved = newest_checkpoint(folder)
     if saved is None:
         raise Invalid(f"{folder.path} has no checkpoint yet: let at least one round finish")
     config = from_table(loads(folder.config_text()), overrides, source=str(folder.path / "config.toml"))
-    simulation = assemble(config)
+    simulation = assemble(config, relabelled(read_data(config), _class_names(folder)))
+    _refuse_other_weights(folder, simulation.prints)
     engine = simulation.engine
     if engine.test_rows is None:
         raise Invalid(f"data.name = {config.data.name!r} has no test rows")
-    state = engine.place(saved.trees["server"])
+    state, done = engine.place(saved.trees["server"]), saved.round
     model = simulation.algorithm.server.model(state)
+    if best:
+        model, done = _best(folder, saved, simulation)
     _refuse_other_shapes(model, engine.start(), config.data.name)
     scores = evaluate(engine.task, model, engine.test_rows)
     own = None
-    if not overrides:  # other data have other clients
+    same_rows = all(override.startswith("task.metrics=") for override in overrides)
+    if same_rows and not best:  # other data have other clients; personal models go with the last round
         engine.restore(saved.trees["memory"])
         test = personal_test(simulation.algorithm, engine)
         own = test(state) if test else None
-    return Retest(round=saved.round, scores=scores, names=simulation.federation.names, personal=own)
+    return Retest(round=done, scores=scores, names=simulation.federation.names, personal=own, notes=saved.skipped)
+
+
+def _best(folder: RunFolder, saved: Checkpoint, simulation: Simulation) -> tuple[tree.Tree, int]:
+    """(the best model on the validation rows, its round)."""
+    if "best" not in saved.trees:
+        raise Invalid(f"{folder.path} has no best model: it was run without validation.share")
+    settings, rows = simulation.config.validation, folder.rows().rows[: saved.round]
+    progress = best_so_far(settings, simulation.task, rows)
+    assert progress is not None and progress.round is not None
+    return simulation.engine.place(saved.trees["best"]), progress.round
+
+
+def _refuse_other_weights(folder: RunFolder, prints: dict[str, str]) -> None:
+    before, now = folder.facts().get("prints", {}).get("frozen_weights"), prints.get("frozen_weights")
+    if before is not None and before != now:
+        raise Invalid(
+            f"the frozen weights of {folder.path} are not those it was trained with: their digest was "
+            f"{str(before)[:12]} and is {str(now)[:12]}; restore what model.weights named then"
+        )
+
+
+def _class_names(folder: RunFolder) -> tuple[str, ...]:
+    """The classes that the run was trained on, in the order of their numbers; () where none are stored."""
+    try:
+        found = canonical.decode(folder.read(folder.federation.name)).get("labels")
+    except (FileNotFoundError, ValueError, AttributeError):
+        return ()
+    return tuple(found) if isinstance(found, list) and all(isinstance(name, str) for name in found) else ()
 
 
 def _refuse_other_shapes(saved: tree.Tree, fresh: tree.Tree, data: str) -> None:

@@ -19,13 +19,13 @@ from consilience.experiments.assembly import Simulation, assemble
 from consilience.experiments.client_log import federation_facts
 from consilience.experiments.config.config import Config, from_table
 from consilience.experiments.live_run import Run, Watch, store_config
-from consilience.runs import checkpoint, identity
-from consilience.runs.disk import check_file, explain
-from consilience.runs.folder import RecordError, RunFolder
+from consilience.runs import identity
+from consilience.runs.folder import RunFolder
 from consilience.runs.metric_table import FACT, stored
 from consilience.runs.names import plain
 from consilience.runs.result import Result
 from consilience.runs.toml_text import loads
+from consilience.runs.verification import newest_checkpoint
 
 
 def execute(config: Config, *, folder: Path | None = None, watch: Watch | None = None) -> Result:
@@ -52,7 +52,7 @@ def start(config: Config, *, folder: Path | None = None, data: Dataset | None = 
     facts = experiment.facts(identity.code(), identity.settings(experiment.config.table()))
     made = _create(experiment.config, folder, facts)
     with made.lock(), contextlib.closing(simulation):
-        partition.save(simulation.parts, made.partition)
+        made.store(made.partition.name, partition.encoded(simulation.parts))
         made.describe_clients(federation_facts(simulation.federation, simulation.data.label_names))
         yield Run(made, experiment, None)
 
@@ -66,7 +66,7 @@ def resume(path: Path, overrides: Iterable[str] = (), *, force: bool = False) ->
         if facts.get("deployed"):
             raise Invalid(f"{folder.path} is a deployed run: continue it with `consilience deploy up` or `flwr run`")
         config = from_table(loads(folder.config_text()), overrides, source=str(folder.path / "config.toml"))
-        saved = checkpoint.load_latest(folder.checkpoints)
+        saved = newest_checkpoint(folder)
         settings = identity.settings(config.table())
         found = identity.differences(facts.get("config", {}), settings, computed=saved is not None)
         found += identity.differences(facts.get("code", {}), identity.code(), prefix="code.")
@@ -106,13 +106,10 @@ def _create(config: Config, folder: Path | None, facts: dict[str, Any]) -> RunFo
 
 def _partition_differences(folder: RunFolder, simulation: Simulation) -> list[str]:
     """Whether the stored partition is another one; where a crash came before it was stored, it is stored now."""
-    try:
-        check_file(folder.partition)
-    except OSError as problem:
-        raise RecordError(explain("read", folder.partition, problem)) from problem
-    if not folder.partition.exists():
-        partition.save(simulation.parts, folder.partition)
-    stored, now = partition.fingerprint(partition.load(folder.partition)), simulation.prints["partition"]
+    name = folder.partition.name
+    if not os.path.lexists(folder.partition):
+        folder.store(name, partition.encoded(simulation.parts))
+    stored, now = partition.fingerprint(partition.decoded(folder.read(name), name)), simulation.prints["partition"]
     return [] if stored == now else [f"{folder.partition.name}: {stored[:12]} -> {now[:12]}"]
 
 
@@ -135,4 +132,4 @@ def _note(folder: RunFolder, run: Run, simulation: Simulation, found: list[str],
     if found:
         forced = [*facts.get("forced", []), {"round": run.done, "changes": [plain(line) for line in found]}]
         folder.record(forced=forced, code=identity.code(), prints=simulation.prints)
-        partition.save(simulation.parts, folder.partition)
+        folder.store(folder.partition.name, partition.encoded(simulation.parts))

@@ -26,7 +26,7 @@ Gradient = Literal["auto", "server", "reported", "autograd", "full"]
 def choose_gradient(gradient: Gradient, algorithm: Algorithm, engine: Engine, loss: ReportedLoss = "task") -> Gradient:
     """The way to the gradient: what was asked for if it can work, or the cheapest that can."""
     _refuse_unlearnable(algorithm)
-    if loss != "task" and isinstance(engine, HasTask) and not engine.task.kind.multiclass:
+    if loss != "task" and isinstance(engine, HasTask) and not engine.task.kind.class_per_row:
         raise Invalid(f"loss = {loss!r} compares with one-hot labels, but the task is {engine.task.kind.name}")
     reasons = {way: why_not(way, algorithm, engine) for way in ("server", "reported", "autograd")}
     if loss != "task" and not reasons["server"]:

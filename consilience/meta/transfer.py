@@ -45,11 +45,7 @@ class Observed:
     schedule: ScheduleWeights
     features: tuple[Feature, ...]
     arrival: tuple[float, ...]
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """As the rule that will be fitted."""
-        return True
+    needs_each_reply = True  # as the rule that will be fitted
 
     def init(self, start: Tree, clients: int) -> Tree:
         """Nothing is known of anybody."""

@@ -44,11 +44,7 @@ class LiveWeights:
     """A schedule that gradients flow through: Theta [rounds, clients] as a tensor."""
 
     table: Tensor
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Who answers is enough."""
-        return False
+    needs_each_reply = False  # who answers is enough
 
     def init(self, start: Tree, clients: int) -> Tree:
         """No state."""

@@ -10,10 +10,14 @@ import torch
 from torch import nn
 
 from consilience.core.settings import Invalid, nearest
+from consilience.models.adapted import lora_mlp
 from consilience.models.convolutional import cnn
 from consilience.models.densely_connected import densenet121
+from consilience.models.entries import small_unet, token_transformer
 from consilience.models.frozen import linear_head
 from consilience.models.fusion import early_fusion, late_fusion
+from consilience.models.hugging_face import hugging_face
+from consilience.models.libraries import timm, torchvision
 from consilience.models.perceptrons import logistic, mlp
 from consilience.models.recurrent import char_lstm, text_lstm
 from consilience.models.residual import resnet18, resnet20, resnet34, resnet50
@@ -24,16 +28,22 @@ __all__ = [
     "cnn",
     "densenet121",
     "early_fusion",
+    "hugging_face",
     "late_fusion",
     "linear_head",
     "logistic",
+    "lora_mlp",
     "mlp",
     "resnet18",
     "resnet20",
     "resnet34",
     "resnet50",
     "siamese",
+    "small_unet",
     "text_lstm",
+    "timm",
+    "token_transformer",
+    "torchvision",
 ]
 
 

@@ -27,6 +27,16 @@ class Constant(nn.Module):
         # In a tuple, nn.Module does not register it as a child.
         self.held = (copy.deepcopy(module).eval().requires_grad_(False),)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy that calls the same module."""
+        copied = copy.copy(self)
+        copied._parameters, copied._buffers, copied._modules = {}, {}, {}
+        return copied
+
+    def constants(self) -> dict[str, Tensor]:
+        """The values of the held module, by name."""
+        return dict(self.held[0].state_dict())
+
     def forward(self, x: Any) -> Tensor:
         (module,) = self.held
         if isinstance(x, Tensor) and x.is_floating_point():
@@ -39,7 +49,10 @@ class Constant(nn.Module):
         return next((p.dtype for p in self.held[0].parameters()), torch.get_default_dtype())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        self.held[0]._apply(fn, recurse)
+        values = (*self.held[0].parameters(), *self.held[0].buffers())
+        with torch.no_grad():
+            if any(fn(value) is not value for value in values):  # copies of this layer call the same module
+                self.held = (copy.deepcopy(self.held[0])._apply(fn, recurse),)
         return super()._apply(fn, recurse)
 
     def extra_repr(self) -> str:

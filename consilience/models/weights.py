@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from consilience.core.refusal import plain
 from consilience.core.settings import Invalid, nearest
 
+MOST_GROWTH = 100  # of an archive when it is unpacked; weights hardly shrink when they are packed
 COUNTER = "num_batches_tracked"  # absent from older files, never needed to compute
 
 
@@ -46,10 +49,22 @@ def _read(file: Path) -> dict[str, Tensor]:
         )
     if not file.is_file():
         raise FileNotFoundError(f"no weights file {file.absolute()}: give the path of a .safetensors or .npz file")
+    try:
+        return _tensors(file)
+    except Exception as problem:  # both parsers raise whatever the damage leads to
+        reason = plain(f"{type(problem).__name__}: {problem}", most=200)
+        raise Invalid(f"weights file {str(file)!r} cannot be read ({reason}): it is damaged or cut off") from problem
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
     if file.suffix == ".safetensors":
         from safetensors.torch import load_file
 
         return load_file(file)
+    with zipfile.ZipFile(file) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+    if size > MOST_GROWTH * max(1 << 20, file.stat().st_size):
+        raise ValueError(f"it unpacks to {size:,} bytes")
     with np.load(file, allow_pickle=False) as arrays:
         return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
 

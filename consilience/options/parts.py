@@ -38,7 +38,7 @@ def parts_of(protocol: type) -> dict[str, type]:
 
 def name_of(kind: type) -> str:
     """What a config calls a part: its file's name where that is the class's, else the class's in snake case."""
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind.__name__).lower()
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=^[A-Z])(?=[A-Z][a-z])", "_", kind.__name__).lower()
     for word in _FAMILY_WORDS:
         words = words.removesuffix(f"_{word}")
     file = kind.__module__.rpartition(".")[2]

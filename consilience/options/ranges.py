@@ -68,6 +68,9 @@ RANGES: dict[str, SearchRange | str] = {
     "lr_decay": _LOCAL_WORK,
     "epochs": _LOCAL_WORK,
     "batch_size": _LOCAL_WORK,
+    "clip_norm": _LOCAL_WORK,
+    "clip_value": _LOCAL_WORK,
+    "accumulate": _LOCAL_WORK,
     # terms of the clients' objectives
     "mu": _log(1e-4, 1.0),
     "moon.mu": _log(0.01, 10.0),

@@ -8,15 +8,17 @@ setting is refused with the one that keeps it from having an effect.
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ParamSpec, TypeVar
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 from consilience.core.algorithm import Algorithm
-from consilience.core.settings import Invalid, Option, options_of
-from consilience.options.other_values import other_values
-from consilience.options.parts import protocol_in, read_options, write
+from consilience.core.settings import Invalid, Option, check_value, options_of
+from consilience.options.parts import parts_of, protocol_in, read_options, write
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -82,7 +84,7 @@ def shared_defaults(recipe: Recipe) -> Options:
     needed = {name: next(other_values(option.annotation)) for name, option in known.items() if option.required}
     defaults = {name: option.default for name, option in getattr(recipe, "shared", {}).items() if name in known}
     shared = {name: value for name, value in defaults.items() if value is not None}
-    plain = _raw(recipe, needed)
+    plain = _raw(recipe, needed) if needed else default_algorithm(recipe)
     if plain == _raw(recipe, {**needed, **shared}):  # true of most recipes
         return shared
     return {name: value for name, value in shared.items() if plain == _raw(recipe, {**needed, name: value})}
@@ -162,3 +164,65 @@ def _shown(value: Any) -> str:
 
 def _without(options: Options, name: str) -> Options:
     return {key: value for key, value in options.items() if key != name}
+
+
+_NUMBERS = (2, 3, 0.5, 0.25, 0.95, 10, 1, 0)
+
+
+def other_values(annotation: Any, value: Any = None) -> Iterator[Any]:
+    """Valid values of an annotated setting other than `value`, simple ones first."""
+    for candidate in _candidates(annotation):
+        try:
+            checked = check_value("", candidate, annotation)
+        except Invalid:
+            continue
+        if type(checked) is not type(value) or checked != value:
+            yield checked
+
+
+def _candidates(annotation: Any) -> Iterator[Any]:
+    origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        yield from _candidates(inside[0])
+    elif origin in (typing.Union, types.UnionType):
+        for member in inside:
+            yield from _candidates(member)
+    elif origin is typing.Literal:
+        yield from inside
+    elif origin is tuple:
+        yield from _tuples(inside)
+    elif annotation is bool:
+        yield from (True, False)
+    elif annotation in (int, float):
+        yield from _NUMBERS
+    elif annotation is str:
+        yield from ("other", "")
+    elif annotation is type(None):
+        yield None
+    elif getattr(annotation, "_is_protocol", False):
+        for kind in parts_of(annotation).values():
+            yield from _parts(kind)
+
+
+def _tuples(members: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    if members[-1] is Ellipsis:
+        for value in _candidates(members[0]):
+            yield (value,)
+        yield ()
+        return
+    each = [next(other_values(member), None) for member in members]
+    yield tuple(each)
+
+
+def _parts(kind: type) -> Iterator[Any]:
+    """A part with its defaults, else with one more option than it must have."""
+    known = options_of(kind)
+    needed = {name: next(other_values(option.annotation), None) for name, option in known.items() if option.required}
+    optional = [field.name for field in dataclasses.fields(kind) if field.name not in needed]
+    others = ({name: next(other_values(known[name].annotation), None)} for name in optional)
+    for more in itertools.chain([{}], others):  # one at a time: a part may hold others of its kind
+        try:
+            yield kind(**needed, **more)
+        except Invalid:
+            continue
+        return

@@ -34,7 +34,7 @@ def report(
     def work() -> int:
         from consilience.reporting import report
 
-        page = report.write(runs, out, pictures=pictures, likeness_too=similarity)
+        page = report.write(runs, out, pictures=pictures, with_similarity=similarity)
         print(page)
         if pictures:
             print(report.figures_of(page))

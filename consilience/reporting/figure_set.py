@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from consilience.reporting.figures import curves, effort, fairness, holdings, likeness, weights
+from consilience.reporting.figures import curves, effort, fairness, holdings, similarity, weights
 from consilience.reporting.groups import Group
 from consilience.reporting.style import Figure
 
@@ -26,7 +26,7 @@ class FigureSet:
         return [*self.common, *(picture for _, pictures in self.details for picture in pictures)]
 
 
-def compiled(groups: Sequence[Group], *, likeness_too: bool | None = None) -> FigureSet:
+def compiled(groups: Sequence[Group], *, with_similarity: bool | None = None) -> FigureSet:
     """Draw everything there are data for; who resembles whom only if asked for, or (None) if clients are simulated.
 
     To be called within `style.drawing()`.
@@ -36,18 +36,18 @@ def compiled(groups: Sequence[Group], *, likeness_too: bool | None = None) -> Fi
     common += holdings.partition(groups[0].first) if shared else []
     for number, group in enumerate(groups[:MOST_DETAILED]):
         pictures = [] if shared else holdings.partition(group.first)
-        pictures += _details(group, likeness_too)
+        pictures += _details(group, with_similarity)
         if len(groups) > 1:  # names of files differ
             pictures = [replace(picture, name=f"{number + 1}_{picture.name}") for picture in pictures]
         details.append((group, pictures))
     return FigureSet(common=common, details=details, left_out=max(0, len(groups) - MOST_DETAILED))
 
 
-def _details(group: Group, likeness_too: bool | None) -> list[Figure]:
+def _details(group: Group, with_similarity: bool | None) -> list[Figure]:
     run = group.first
     pictures = [*weights.learned(run), *weights.over_rounds(run)]
-    if likeness_too or (likeness_too is None and run.is_simulated):
-        pictures += [*likeness.over_rounds(run), *likeness.swaps(run)]
+    if with_similarity or (with_similarity is None and run.is_simulated):
+        pictures += [*similarity.over_rounds(run), *similarity.swaps(run)]
     return [*pictures, *fairness.over_rounds(run), *effort.over_rounds(run)]
 
 

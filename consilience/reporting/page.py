@@ -13,6 +13,7 @@ from consilience.reporting.privacy import not_private
 from consilience.reporting.runs import RunData
 from consilience.reporting.style import Figure
 from consilience.runs.metric_table import main_of
+from consilience.runs.text import best_model
 from consilience.runs.toml_text import dumps
 
 if TYPE_CHECKING:
@@ -149,6 +150,8 @@ def _origin(run: RunData) -> str:
 def _warnings(runs: Sequence[RunData]) -> list[str]:
     said = []
     for run in runs:
+        if found := best_model(run.facts):
+            said.append(f"{run.name}, {found}")
         said += [f"{run.name}: {note}" for note in run.notes]
         if run.facts.get("reason") and run.status not in ("finished", "running", "created"):
             said.append(f"{run.name}, {run.status}: {run.facts['reason']}")

@@ -18,7 +18,7 @@ NO_FIGURES = 'Figures need matplotlib: pip install "consilience[report]".'
 
 
 def write(
-    paths: Sequence[Path], out: Path | None = None, *, pictures: bool = True, likeness_too: bool | None = None
+    paths: Sequence[Path], out: Path | None = None, *, pictures: bool = True, with_similarity: bool | None = None
 ) -> Path:
     """Report on runs, or on folders of runs; where the page is."""
     out = place(paths, out)
@@ -27,7 +27,7 @@ def write(
         raise Invalid("no run could be read: " + "; ".join(problems))
     groups = grouped(runs)
     with style.drawing():
-        figures = compiled(groups, likeness_too=likeness_too)
+        figures = compiled(groups, with_similarity=with_similarity)
         text = page.report(groups, figures, problems)
         out.parent.mkdir(parents=True, exist_ok=True)
         if pictures:

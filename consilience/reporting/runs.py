@@ -162,11 +162,11 @@ def _by_round(log: RowLog) -> tuple[dict[int, dict[str, Any]], list[str]]:
 
 
 def _federation(folder: RunFolder) -> tuple[dict[str, Any], list[str]]:
-    if not folder.federation.exists():
+    if not os.path.lexists(folder.federation):
         return {}, []
     try:
-        found = canonical.decode(read_file(folder.federation, most=_MOST_BYTES))
-    except (OSError, ValueError) as problem:
+        found = canonical.decode(folder.read(folder.federation.name))
+    except (RecordError, OSError, ValueError) as problem:
         return {}, [f"{folder.federation.name} cannot be read: {problem}"]
     return (found, []) if isinstance(found, dict) else ({}, [f"{folder.federation.name} holds no JSON object"])
 

@@ -14,11 +14,12 @@ from rich.table import Table
 
 from consilience.core.metrics import ClientScores, MetricRow, Scores
 from consilience.reporting.privacy import not_private
+from consilience.runs import verification
 from consilience.runs.folder import RunFolder, RunSummary
 from consilience.runs.lock import is_alive, owner
 from consilience.runs.metric_table import Column, by_importance, columns, main_of, read
 from consilience.runs.names import plain
-from consilience.runs.text import duration, rate
+from consilience.runs.text import best_model, duration, rate
 from consilience.runs.toml_text import dumps, loads
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -111,7 +112,8 @@ def whole_run(folder: RunFolder, rows: int, config: bool) -> RenderableType:
     lines += [
         f"forced at round {item['round']}: {escape('; '.join(item['changes']))}" for item in facts.get("forced", [])
     ]
-    lines += [escape(note) for note in (not_private(facts), history.note) if note]
+    lines += [escape(note) for note in (not_private(facts), best_model(facts)) if note]
+    lines += [f"[bold]warning:[/] {escape(problem)}" for problem in verification.problems(folder)]
     lines += ["", escape(dumps(table))] if config else []
     known = read(facts, history.rows)
     curves = [row for row in by_importance(known) if row.main or row.key == "loss"]

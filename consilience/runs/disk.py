@@ -151,6 +151,14 @@ def cut_file(path: Path, length: int) -> None:
             disk.fsync(fd)
 
 
+def sync_file(path: Path) -> None:
+    """Make what was written to a file durable."""
+    with _naming(path):
+        fd = open_file(path, os.O_WRONLY)
+        with _closing(fd):
+            disk.fsync(fd)
+
+
 def replace_file(path: Path, data: bytes) -> None:
     """Make `path` hold `data`: a reader, or a crash, sees the old content or the new, never a part."""
     for leftover in path.parent.iterdir():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
+import hashlib
 import os
 import platform
 import re
@@ -38,24 +39,31 @@ from consilience.runs.row_log import History, RecordError, RowLog
 
 __all__ = ["History", "RecordError", "RunFolder", "RunSummary", "redacted", "runs"]
 
-FORMAT = 1
+FORMAT = 2
+CONFIG = "config.toml"
+_READABLE = (1, FORMAT)  # 1: without digests of the folder's own files
 _MOST_JSON_BYTES = 1 << 24
-_FIXED = ("format", "name", "created")
+_FIXED = ("format", "name", "created", "digest", "files")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RunFolder:
-    """The files of a run; hold `lock()` while writing, reading needs no lock."""
+    """The files of a run; hold `lock()` while writing, reading needs no lock.
+
+    Each file is under a digest: `run.json` under its own; the config, the partition, the clients' description and the
+    trained model under those that `run.json` lists; the rows of a log under the chain that ends each row; a checkpoint
+    under its manifest. What is not as it was written is refused, or noted where the rest can be read without it.
+    """
 
     path: Path
+    version: int = FORMAT
     metrics: RowLog = field(init=False, repr=False)  # reproducible byte for byte
     timing: RowLog = field(init=False, repr=False)  # wall-clock things, kept apart for that reason
     clients: RowLog = field(init=False, repr=False)  # client by client, reproducible as well; old runs have none
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "metrics", RowLog(self.path / "metrics.jsonl"))
-        object.__setattr__(self, "timing", RowLog(self.path / "timing.jsonl"))
-        object.__setattr__(self, "clients", RowLog(self.path / "clients.jsonl"))
+        for name in ("metrics", "timing", "clients"):
+            object.__setattr__(self, name, RowLog(self.path / f"{name}.jsonl", chained=self.version > 1))
 
     @staticmethod
     def create(root: Path, name: str, config_text: str, facts: Mapping[str, Any] | None = None) -> RunFolder:
@@ -63,10 +71,11 @@ class RunFolder:
         path = Path(root) / safe_name(name, "run name")
         _refuse_occupied(path)
         _check_config(config_text)
-        facts = _described(name) | _prepare_facts(facts or {})
+        config = config_text.encode()
+        facts = _described(name) | _prepare_facts(facts or {}) | {"files": {CONFIG: [_sha256(config)]}}
         try:
             make_folder(Path(root))
-            _build(path, config_text.encode(), canonical.encode(facts, pretty=True))
+            _build(path, config, _with_digest(facts))
         except OSError as problem:
             if problem.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 _refuse_occupied(path)  # another process was faster
@@ -76,12 +85,7 @@ class RunFolder:
     @staticmethod
     def open(path: Path) -> RunFolder:
         """The folder of an existing run."""
-        folder = RunFolder(path=Path(path))
-        version = folder.facts().get("format")
-        if type(version) is not int or version != FORMAT:
-            found = plain(repr(version))
-            raise RecordError(f"{folder.path / 'run.json'} has format {found}; this version reads {FORMAT}")
-        return folder
+        return RunFolder(path=Path(path), version=RunFolder(path=Path(path)).facts()["format"])
 
     @property
     def name(self) -> str:
@@ -105,34 +109,66 @@ class RunFolder:
 
     def config_text(self) -> str:
         """The resolved config, as TOML."""
-        return self._read("config.toml").decode("utf-8", errors="replace")
+        return self.read(CONFIG).decode("utf-8", errors="replace")
 
     def facts(self) -> dict[str, Any]:
         """What `run.json` says: versions, platform, and whatever was recorded."""
+        data = self._read("run.json")
         try:
-            facts = canonical.decode(self._read("run.json"))
+            return _checked_facts(data)
         except ValueError as problem:
             raise RecordError(f"{self.path / 'run.json'} is damaged: {plain(problem)}") from problem
-        if not isinstance(facts, dict):
-            raise RecordError(f"{self.path / 'run.json'} is damaged: it holds no JSON object")
-        return facts
+
+    def read(self, name: str) -> bytes:
+        """A file of the folder, compared with its digest in `run.json`; `RecordError` if it is another."""
+        data = self._read(name)
+        if self.version > 1 and _sha256(data) not in self.facts()["files"].get(name, ()):
+            raise RecordError(
+                f"{self.path / name} was changed or damaged: its SHA-256 is not the one in run.json; "
+                "put the file back as it was written"
+            )
+        return data
+
+    def store(self, name: str, data: bytes, *, doing: str = "store") -> None:
+        """Write a file of the folder with its digest: a crash leaves the old file or the new one, both known."""
+        known = self.facts().get("files", {})
+        before, now = known.get(name, []), _sha256(data)
+        path = self.path / name
+        try:
+            if before == [now] and path.exists() and read_file(path) == data:
+                return
+            self._write_facts(files={**known, name: [*before, now]})
+            replace_file(path, data)
+        except OSError as problem:
+            raise RecordError(explain(f"{doing} in", path, problem)) from problem
+        self._write_facts(files={**known, name: [now]})
+
+    def cover(self, *names: str) -> None:
+        """Take files that others wrote under the digests of `run.json`."""
+        found = {name: [_sha256(self._read(name))] for name in names}
+        self._write_facts(files={**self.facts().get("files", {}), **found})
+
+    def uncover(self, *names: str) -> None:
+        """Forget the digests of files that are about to be written anew."""
+        known = self.facts().get("files", {})
+        if set(names) & set(known):
+            self._write_facts(files={name: digests for name, digests in known.items() if name not in names})
 
     def record(self, **facts: Any) -> None:
         """Add facts to `run.json`, or replace those of the same name; secrets are redacted, NaN turns null."""
-        together = self.facts() | _prepare_facts(facts)
+        self._write_facts(**_prepare_facts(facts))
+
+    def _write_facts(self, **facts: Any) -> None:
+        together = self.facts() | facts
         try:
-            replace_file(self.path / "run.json", canonical.encode(together, pretty=True))
+            replace_file(self.path / "run.json", _with_digest(together))
         except OSError as problem:
             raise RecordError(explain("record facts in", self.path / "run.json", problem)) from problem
 
     def describe_clients(self, facts: Mapping[str, Any]) -> None:
         """Store who the clients are and what they hold, unless that is what is there already."""
         data = canonical.encode(canonical.to_json_types(facts, "clients")) + b"\n"
-        try:
-            if not (self.federation.exists() and read_file(self.federation) == data):
-                replace_file(self.federation, data)
-        except OSError as problem:
-            raise RecordError(explain("describe the clients in", self.federation, problem)) from problem
+        self.store(self.federation.name, data, doing="describe the clients")
 
     def open_log(self, name: str) -> TextIO:
         """A text file of the folder, to add lines to."""
@@ -145,11 +181,18 @@ class RunFolder:
         """Add a metrics row; byte length and SHA-256 of the file so far belong in the checkpoint's facts."""
         return self.metrics.append(row, sync=sync)
 
-    def truncate_metrics(self, byte_length: int, sha256: str) -> None:
-        """Cut the metrics back to a checkpoint, the timing to its last whole line: how a resume begins."""
-        self.metrics.truncate(byte_length, sha256)
+    def cut_back(self, metrics: tuple[int, str], clients: tuple[int, str] | None) -> None:
+        """Cut metrics and clients back to where a checkpoint counted on them, the timing to its last whole line.
+
+        None: the checkpoint is of an older version and says nothing of the clients; rows of later rounds go.
+        """
+        self.metrics.truncate(*metrics)
         self.timing.drop_torn_line()
-        self.clients.keep_rounds(len(self.metrics.read().rows))
+        self.timing.read()
+        if clients is None:
+            self.clients.keep_rounds(len(self.metrics.read().rows))
+        else:
+            self.clients.truncate(*clients)
 
     def rows(self) -> History:
         """The metrics rows, with a note if the last line is torn."""
@@ -216,6 +259,33 @@ def _prepare_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
     return redacted(canonical.to_json_types(facts, "facts", nonfinite_as_null=True))
 
 
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _with_digest(facts: dict[str, Any]) -> bytes:
+    """Facts as `run.json` holds them; format 1 has no digest."""
+    signed = facts if facts["format"] == 1 else facts | {"digest": _sha256(canonical.encode(facts))}
+    return canonical.encode(signed, pretty=True)
+
+
+def _checked_facts(data: bytes) -> dict[str, Any]:
+    """What `_with_digest` wrote; `ValueError` for anything else."""
+    facts = canonical.decode(data)
+    if not isinstance(facts, dict):
+        raise ValueError("it holds no JSON object")
+    version = facts.get("format")
+    if type(version) is not int or version not in _READABLE:
+        raise ValueError(f"it has format {plain(repr(version))}; this version reads {_READABLE[0]} and {FORMAT}")
+    if version == 1 and "digest" in facts:
+        raise ValueError("it has a digest, which its format has not")
+    if version > 1 and facts.pop("digest", None) != _sha256(canonical.encode(facts)):
+        raise ValueError("its digest is not that of its content")
+    if version > 1 and _with_digest(facts) != data:
+        raise ValueError("it is not spelled as it was written")
+    return facts
+
+
 def _described(name: str) -> dict[str, Any]:
     """The facts every run starts with."""
     versions = {
@@ -258,7 +328,7 @@ def _build(path: Path, config: bytes, facts: bytes) -> None:
     draft, renaming = temporary(path), False
     try:
         disk.mkdir(draft)
-        write_file(draft / "config.toml", [config])
+        write_file(draft / CONFIG, [config])
         write_file(draft / "run.json", [facts])
         write_file(draft / "metrics.jsonl", [])
         write_file(draft / "timing.jsonl", [])

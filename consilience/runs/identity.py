@@ -16,7 +16,10 @@ from consilience.runs import canonical
 from consilience.runs.names import plain
 from consilience.runs.redact import redacted
 
-HARMLESS = ("name", "rounds", "runs", "data_dir", "log", "checkpoint.every", "checkpoint.keep", "engine.address")
+HARMLESS = (
+    *("name", "rounds", "runs", "data_dir", "log", "checkpoint.every", "checkpoint.keep", "engine.address"),
+    *("validation.patience", "validation.export"),
+)
 """Settings that change no number of a run."""
 
 MEASURED = ("lane", "clients_at_once", "compile")

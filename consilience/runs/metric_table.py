@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from consilience.core.kinds import KINDS, ON_ALL_ROWS
+from consilience.core.kinds import KINDS
 from consilience.core.losses import squared_error
+from consilience.core.measures import ON_ALL_ROWS
 from consilience.core.metrics import SHARE, Better, MetricRow, loss_metric
 from consilience.runs.names import plain
 
@@ -84,6 +85,20 @@ def columns(rows: Sequence[MetricRow]) -> tuple[Column, ...]:
     found = [_own(row) for row in rows]
     for main in (row for row in rows if row.main):
         found += _derived(main)
+    for row in rows:
+        if row.main or row.key == "loss":
+            found.append(
+                Column(
+                    key=f"validation_{row.key}",
+                    title=f"validation: {row.title}",
+                    role="training",
+                    unit=row.unit,
+                    better=row.better,
+                    heading=f"Validation: {row.title}",
+                    axis=f"validation {row.title}",
+                    caption="Of the global model on the rows that were held back from training.",
+                )
+            )
     if rows:
         found.append(
             Column(

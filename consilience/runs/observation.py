@@ -20,6 +20,7 @@ class Observation:
     traffic: tuple[int, int]  # bytes up and down since the first round
     clients: dict[str, Any]  # client by client, a function of the settings as well
     metrics: tuple[MetricRow, ...] = ()  # what the row's metrics are
+    is_best: bool = False  # the model is the best so far on the validation rows
 
     def quality(self) -> str:
         """How good the model is, in words."""

@@ -7,11 +7,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
+from consilience.core.adapters import folded
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.runs.metric_table import columns
+from consilience.runs.model_formats import Adapters, Format, write_model
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -19,15 +22,46 @@ class Result:
     """The trained model and one row of metrics per round."""
 
     task: Task
-    values: Tree  # the model's parameters and buffers
+    values: Tree  # the model's parameters and buffers: the last one, or the best on the validation rows
     history: list[dict[str, Any]]
     folder: Path | None = None
     stopped: int = 0  # the signal that ended it early
+    best: dict[str, Any] | None = None  # round, metric and value of the best model on the validation rows
+    example: Any = None  # some rows that the model reads
+    label_names: tuple[str, ...] = ()  # of the classes, where they have names
 
     @cached_property
     def model(self) -> nn.Module:
         """Your module with the trained values, in evaluation mode."""
-        return self.task.trained(self.values)
+        return folded(self.task.trained(self.values))
+
+    def export(self, folder: Path | str, format: Format = "safetensors", *, adapters: Adapters = "merged") -> Path:
+        """Write the model for other programs; the file, or the folder of `format="hugging_face"`.
+
+        `result.export("model", "onnx")`: formats are "safetensors" (`load_state_dict` reads it), "torch-export", "onnx"
+        and "hugging_face" (with its tokenizer; low-rank `adapters` "merged" into the weights or "separate").
+        """
+        facts = {"kind": self.task.kind.name, "loss": self.task.loss_name}
+        return write_model(
+            self.task.trained(self.values),
+            Path(folder),
+            format,
+            example=self.example,
+            label_names=self.label_names,
+            adapters=adapters,
+            facts=facts,
+        )
+
+    @torch.no_grad()
+    def predict(self, x: Any) -> Any:
+        """What the model says of these rows: names of classes where there are any, class numbers, or real values."""
+        output, _ = self.task.apply(self.values, x, train=False)
+        if self.task.kind.decide is None:
+            return output
+        decided = self.task.kind.decide(output)
+        if not self.label_names or not self.task.kind.class_per_row:
+            return decided
+        return [self.label_names[number] for number in decided.tolist()]
 
     def table(self, rows: int = 10) -> str:
         """The last rows of the history as text."""

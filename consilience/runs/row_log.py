@@ -1,4 +1,8 @@
-"""A file that grows by one JSON row at a time: each row whole or absent, the bytes so far under a digest."""
+"""A file that grows by one JSON row at a time: each row whole or absent, the bytes so far under a digest.
+
+A row of a chained log ends with `chain`, the SHA-256 of the chain before it and of the row itself: a row that is
+changed, removed, added or moved breaks it there. Only rows missing at the end leave it whole; the folder counts those.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,10 @@ from typing import Any
 
 from consilience.core.settings import Invalid
 from consilience.runs import canonical
-from consilience.runs.disk import append_file, cut_file, explain, read_file, replace_file
+from consilience.runs.disk import append_file, cut_file, explain, read_file, replace_file, sync_file
 from consilience.runs.names import plain
+
+CHAIN = "chain"
 
 
 class RecordError(RuntimeError):
@@ -29,22 +35,32 @@ class History:
 class RowLog:
     """Appends rows as canonical JSON; NaN and infinite numbers become null, since JSON has none."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Path, *, chained: bool = False) -> None:
+        self.path, self.chained = Path(path), chained
         self._length = -1  # bytes in the file; -1: not read yet
         self._digest = hashlib.sha256()
+        self._chain = ""
 
     def append(self, row: Mapping[str, Any], *, sync: bool = True) -> tuple[int, str]:
         """Add one row, durably unless `sync` is off; the file's byte length and SHA-256 so far."""
-        line = canonical.encode(canonical.to_json_types(row, "row", nonfinite_as_null=True)) + b"\n"
+        stored = canonical.to_json_types(row, "row", nonfinite_as_null=True)
         self._catch_up()
+        chain = _link(self._chain, stored) if self.chained else ""
+        line = canonical.encode(stored | ({CHAIN: chain} if self.chained else {})) + b"\n"
         try:
             append_file(self.path, line, at=self._length, sync=sync)
         except OSError as problem:
             raise RecordError(explain("add a row to", self.path, problem)) from problem
-        self._length += len(line)
+        self._length, self._chain = self._length + len(line), chain
         self._digest.update(line)
         return self._length, self._digest.hexdigest()
+
+    def sync(self) -> None:
+        """Make the rows that were added without `sync` durable."""
+        try:
+            sync_file(self.path)
+        except OSError as problem:
+            raise RecordError(explain("flush", self.path, problem)) from problem
 
     def position(self) -> tuple[int, str]:
         """The file's byte length and SHA-256 now: what `truncate` needs to come back to this point."""
@@ -62,7 +78,7 @@ class RowLog:
             cut_file(self.path, length)
         except OSError as problem:
             raise RecordError(explain("cut back", self.path, problem)) from problem
-        self._length, self._digest = length, hashlib.sha256(kept)
+        self._length, self._digest, self._chain = length, hashlib.sha256(kept), self._last_chain(kept)
 
     def drop_torn_line(self) -> None:
         """Remove the half-written last line a crash may have left."""
@@ -91,12 +107,14 @@ class RowLog:
     def read(self) -> History:
         """Every row; a torn last line is left out and noted, other damage is a `RecordError` with line."""
         *lines, rest = self._bytes().split(b"\n")
-        rows = []
+        rows, chain = [], ""
         for number, line in enumerate(lines, 1):
             try:
                 row = canonical.decode(line)
                 if not isinstance(row, dict):
                     raise Invalid(f"a row is a JSON object, not {type(row).__name__}")
+                if self.chained:
+                    chain = _checked(row, chain, line)
             except ValueError as problem:
                 raise RecordError(f"{self.path}, line {number} is damaged: {plain(problem)}") from problem
             rows.append(row)
@@ -121,4 +139,28 @@ class RowLog:
         data = self._bytes()
         if data and not data.endswith(b"\n"):
             raise RecordError(f"{self.path} ends in a torn line: resume the run, which cuts it back")
-        self._length, self._digest = len(data), hashlib.sha256(data)
+        self._length, self._digest, self._chain = len(data), hashlib.sha256(data), self._last_chain(data)
+
+    def _last_chain(self, data: bytes) -> str:
+        """The chain that the next row follows."""
+        if not self.chained or not data:
+            return ""
+        try:
+            return str(canonical.decode(data[data.rfind(b"\n", 0, -1) + 1 :])[CHAIN])
+        except (ValueError, KeyError, TypeError) as problem:
+            raise RecordError(f"{self.path} is damaged: its last row has no {CHAIN}") from problem
+
+
+def _link(before: str, row: dict[str, Any]) -> str:
+    """The chain after a row."""
+    return hashlib.sha256(before.encode("ascii") + canonical.encode(row)).hexdigest()
+
+
+def _checked(row: dict[str, Any], before: str, line: bytes) -> str:
+    """The chain of a row, which is taken out of it; `ValueError` if row or spelling are not what was written."""
+    spelled = canonical.encode(row)
+    found = row.pop(CHAIN, None)
+    chain = _link(before, row)
+    if found != chain or spelled != line:
+        raise Invalid("it, or a row before it, is not the one that was written")
+    return chain

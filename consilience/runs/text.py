@@ -7,6 +7,7 @@ from typing import Any
 
 from consilience.core.metrics import MetricRow
 from consilience.runs.metric_table import by_importance
+from consilience.runs.names import plain
 
 
 def quality(row: Mapping[str, Any], metrics: Sequence[MetricRow]) -> str:
@@ -29,3 +30,12 @@ def duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def best_model(facts: Mapping[str, Any]) -> str:
+    """Which round was the best on the validation rows, and whether the run stopped for want of a better one."""
+    best, early = facts.get("best"), facts.get("stopped_early")
+    if not isinstance(best, dict) or not isinstance(best.get("value"), float):
+        return ""
+    found = f"best on validation rows: round {best['round']}, {plain(str(best['metric']))} {best['value']:.4f}"
+    return found + (f"; stopped early after round {early}" if early else "")

@@ -1,10 +1,9 @@
 """Who takes part in a round."""
 
 from consilience.selection.by_availability import ByAvailability
-from consilience.selection.by_loss import ByLoss
+from consilience.selection.by_loss import ByLoss, PowerOfChoice
 from consilience.selection.everyone import Everyone
 from consilience.selection.poisson import Poisson
-from consilience.selection.power_of_choice import PowerOfChoice
 from consilience.selection.sliding_window import SlidingWindow
 from consilience.selection.uniform import Uniform
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from consilience.core.exchange import Pool
 from consilience.core.rng import host
-from consilience.core.settings import Count, Fraction, Invalid, check
+from consilience.selection.uniform import Sample
 
 
 @dataclass(frozen=True, kw_only=True)
-class ByAvailability:
+class ByAvailability(Sample):
     """`count` clients, or floor(`fraction` x all clients) but at least one, of those that are available now.
 
     prefer: "rare" draws with probability in proportion to 1 / (share of the rounds so far in which a client was
@@ -22,21 +22,13 @@ class ByAvailability:
     not replied yet.
     """
 
-    fraction: Fraction | None = None
-    count: Count | None = None
     prefer: Literal["rare", "common", "fast"] = "rare"
-
-    def __post_init__(self) -> None:
-        check(self)
-        if (self.fraction is None) == (self.count is None):
-            raise Invalid("ByAvailability takes either fraction or count: give exactly one of them")
 
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """The clients that come first in the order of preference."""
         able = pool.candidates
-        wanted = self.count or max(1, int(self.fraction * len(pool) + 1e-9))  # type: ignore[operator]
         draws = host(seed, "by_availability", round).exponential(size=len(pool))[able]
-        return np.sort(able[np.lexsort((draws, self._order(pool, draws)))[:wanted]])
+        return np.sort(able[np.lexsort((draws, self._order(pool, draws)))[: self.wanted(pool)]])
 
     def _order(self, pool: Pool, draws: np.ndarray) -> np.ndarray:
         """[candidates] sort keys, smallest first."""

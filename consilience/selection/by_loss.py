@@ -1,4 +1,4 @@
-"""Clients with a larger loss are more likely to take part."""
+"""Clients with a larger loss take part more often: drawn by their loss, or by power of choice (Cho et al. 2020)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import numpy as np
 
 from consilience.core.exchange import Pool
 from consilience.core.rng import host
-from consilience.core.settings import Count, Fraction, Invalid, OnlyWith, Positive, check
+from consilience.core.settings import Count, Invalid, OnlyWith, Positive
+from consilience.selection.uniform import Sample
 
 
 @dataclass(frozen=True, kw_only=True)
-class ByLoss:
+class ByLoss(Sample):
     """`count` clients, or floor(`fraction` x all clients) but at least one, drawn without replacement by their loss.
 
     proportional_to: probabilities follow the "loss" F_k, the "softmax" exp(F_k / temperature), or the "total" N_k F_k.
@@ -21,16 +22,9 @@ class ByLoss:
     otherwise the loss it last reported counts, and a client that has reported none counts as the worst known.
     """
 
-    fraction: Fraction | None = None
-    count: Count | None = None
     proportional_to: Literal["loss", "softmax", "total"] = "loss"
     temperature: Annotated[Positive, OnlyWith("proportional_to", ("softmax",))] = 1.0
     fresh_losses: bool = True
-
-    def __post_init__(self) -> None:
-        check(self)
-        if (self.fraction is None) == (self.count is None):
-            raise Invalid("ByLoss takes either fraction or count: give exactly one of them")
 
     def queries(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """Everyone who could be chosen, unless old losses are used."""
@@ -39,13 +33,12 @@ class ByLoss:
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """A fresh sample; a client's draw does not depend on the others."""
         candidates = pool.candidates
-        wanted = self.count or max(1, int(self.fraction * len(pool) + 1e-9))  # type: ignore[operator]
         draws = host(seed, "by_loss", round).exponential(size=len(pool))[candidates]
         # a race of exponential clocks with rates p_k: who is first, then first of the rest, ... is a sample by p_k
         # without replacement; in logarithms, so that no softmax overflows. Clients with p = 0 come last, at random.
         with np.errstate(divide="ignore"):
             arrival = np.log(draws) - self._log_rates(pool)
-        return np.sort(candidates[np.lexsort((draws, arrival))[:wanted]])
+        return np.sort(candidates[np.lexsort((draws, arrival))[: self.wanted(pool)]])
 
     def probabilities(self, pool: Pool) -> np.ndarray:
         """[K] the chance of each client to be drawn first; 0 for those that cannot be chosen."""
@@ -74,3 +67,41 @@ class ByLoss:
             )
         with np.errstate(divide="ignore"):
             return np.log(losses * pool.sizes[candidates]) if self.proportional_to == "total" else np.log(losses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerOfChoice(Sample):
+    """`candidates` clients are drawn by their share of the rows; of these the `count` (or floor(`fraction` x all
+    clients), at least one) with the largest losses at the current model take part.
+
+    candidates: the paper's d, by default twice as many as take part. fresh_losses: ask the candidates for theirs (a
+    pass over their rows, and the model sent); otherwise the losses they last reported count (the paper's rpow-d), and
+    a client that has reported none counts as the worst.
+    """
+
+    candidates: Count | None = None
+    fresh_losses: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.candidates is not None and self.count is not None and self.candidates < self.count:
+            raise Invalid(f"PowerOfChoice.candidates = {self.candidates} must be at least count = {self.count}")
+
+    def queries(self, round: int, pool: Pool, seed: int) -> np.ndarray:
+        """The candidates, unless old losses are used."""
+        return self._drawn(round, pool, seed) if self.fresh_losses else pool.candidates[:0]
+
+    def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
+        """The candidates with the largest losses; of equal ones, those drawn first by number."""
+        drawn = self._drawn(round, pool, seed)
+        losses = np.nan_to_num(pool.losses[drawn], nan=np.inf)
+        return np.sort(drawn[np.argsort(-losses, kind="stable")[: self.wanted(pool)]])
+
+    def _drawn(self, round: int, pool: Pool, seed: int) -> np.ndarray:
+        """Ascending ids, drawn without replacement with probability in proportion to their rows."""
+        able = pool.candidates
+        wanted = min(max(self.candidates or 2 * self.wanted(pool), self.wanted(pool)), len(able))
+        if not wanted:
+            return able
+        shares = pool.sizes[able] / pool.sizes[able].sum()
+        return np.sort(host(seed, "power_of_choice", round).choice(able, wanted, replace=False, p=shares))

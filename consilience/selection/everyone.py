@@ -23,10 +23,7 @@ class Everyone:
 class Pooled:
     """The one client that holds all the data; runs and `train` pool a federation for it."""
 
-    @property
-    def pools_data(self) -> bool:
-        """A federation is pooled for it."""
-        return True
+    pools_data = True  # a federation is pooled for it
 
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """That client; several are refused."""

@@ -8,8 +8,8 @@ import numpy as np
 
 from consilience.core.exchange import Pool
 from consilience.core.rng import host
-from consilience.core.round_keys import uniforms
 from consilience.core.settings import Fraction, check
+from consilience.privacy.round_keys import uniforms
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ from consilience.core.settings import Count, Fraction, Invalid, check
 
 
 @dataclass(frozen=True, kw_only=True)
-class Uniform:
-    """`count` clients, or floor(`fraction` x all clients) but at least one, each equally likely."""
+class Sample:
+    """`count` clients, or floor(`fraction` x all clients) but at least one: what selections of some clients share."""
 
     fraction: Fraction | None = None
     count: Count | None = None
@@ -21,11 +21,19 @@ class Uniform:
     def __post_init__(self) -> None:
         check(self)
         if (self.fraction is None) == (self.count is None):
-            raise Invalid("Uniform takes either fraction or count: give exactly one of them")
+            raise Invalid(f"{type(self).__name__} takes either fraction or count: give exactly one of them")
+
+    def wanted(self, pool: Pool) -> int:
+        """How many clients are to be chosen."""
+        return self.count or max(1, int(self.fraction * len(pool) + 1e-9))  # type: ignore[operator]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uniform(Sample):
+    """`count` clients, or floor(`fraction` x all clients) but at least one, each equally likely."""
 
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """A fresh sample of the available clients."""
-        wanted = self.count or max(1, int(self.fraction * len(pool) + 1e-9))  # type: ignore[operator]
         candidates = pool.candidates
-        chosen = host(seed, "uniform", round).choice(candidates, min(wanted, len(candidates)), replace=False)
+        chosen = host(seed, "uniform", round).choice(candidates, min(self.wanted(pool), len(candidates)), replace=False)
         return np.sort(chosen)

@@ -131,6 +131,22 @@ class Step(Protocol):
         ...
 
 
+@runtime_checkable
+class MovesInRound(Protocol):
+    """A `Step` whose move depends on the round."""
+
+    def move_in(self, params: Tree, merged: Tree, state: Tree, round: int) -> tuple[Tree, Tree]:
+        """(new parameters, state) after this round, which counts from 0."""
+        ...
+
+
+def take_step(step: Step, params: Tree, merged: Tree, state: Tree, round: int) -> tuple[Tree, Tree]:
+    """(new parameters, state) after a step in this round."""
+    if isinstance(step, MovesInRound):
+        return step.move_in(params, merged, state, round)
+    return step.move(params, merged, state)
+
+
 class WeightingCapability(Protocol):
     """Optional behaviour of a `Weighting`."""
 

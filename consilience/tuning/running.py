@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from consilience.compare.results import qualities_of
-from consilience.compare.running import Data
+from consilience.compare.running import Data, ending
 from consilience.core.settings import Invalid, nearest
 from consilience.experiments.assembly import assemble
 from consilience.runs import canonical, identity
@@ -125,7 +125,7 @@ def _side_by_side(studies: Sequence[MethodStudy], jobs: int, tell: Told, until: 
     workers = [context.Process(target=work, args=(tasks, events, until)) for _ in range(jobs)]
     ended, problems = set[str](), list[str]()
     asked = 0
-    with Interrupts() as interrupts, _ending(workers):
+    with Interrupts() as interrupts, ending(workers):
         for kind, label, number, text in _events(events, workers):
             if interrupts.asked and not asked:
                 asked = interrupts.asked
@@ -152,25 +152,8 @@ def _events(events: Any, workers: Sequence[Any]) -> Iterator[tuple[str, str, int
             yield "", "", 0, ""
 
 
-@contextlib.contextmanager
-def _ending(workers: Sequence[Any]) -> Iterator[None]:
-    """Start the workers, and let none of them outlive this."""
-    for worker in workers:
-        worker.start()
-    try:
-        yield
-    finally:
-        for worker in workers:
-            if worker.is_alive():
-                worker.terminate()
-            worker.join(timeout=60)
-            if worker.is_alive():
-                worker.kill()
-                worker.join(timeout=10)
-
-
 def work(tasks: Any, events: Any, until: float) -> None:
-    """A worker's life: methods from the queue until there are no more, or a signal or the clock stops it."""
+    """The main function of a worker: methods from the queue, until none is left or a signal or the time stops it."""
     if hasattr(os, "setpgrp"):
         os.setpgrp()  # Ctrl-C at the terminal reaches the parent alone, which passes it on once
     parent, data = os.getppid(), Data()

@@ -26,7 +26,7 @@ from consilience.channel.attacks import (
     flip_labels,
     plant_backdoor,
 )
-from consilience.channel.attacks.a_little_is_enough import largest_z
+from consilience.channel.attacks.forging import largest_z
 from consilience.channel.attacks.malicious import are_malicious
 from consilience.core import tree
 from consilience.core.exchange import Broadcast, Cohort

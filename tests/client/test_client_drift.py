@@ -1,4 +1,4 @@
-"""SCAFFOLD, FedDyn and FedDC on unlike least-squares clients, against plain NumPy and the true optimum."""
+"""SCAFFOLD, FedDyn and FedDC on heterogeneous least-squares clients, against plain NumPy and the true optimum."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import tiny
 import torch
 from torch.func import vmap
 
-from consilience.client.memory.memory import Done, Memory
+from consilience.client.memory.memory import Memory, TrainingEnd
 from consilience.client.memory.models import PreviousModel, distance
 from consilience.client.solvers import SGD
 from consilience.core.tree import Tree
@@ -19,8 +19,8 @@ def model(*values: float) -> Tree:
     return {"params": {"w": torch.tensor(values, dtype=torch.float64)}, "buffers": {"n": torch.tensor(3)}}
 
 
-def done(after: Tree, sent: Tree, steps: float = 2.0) -> Done:
-    return Done(after, {"model": sent}, {}, torch.tensor(steps, dtype=torch.float64), SGD())
+def done(after: Tree, sent: Tree, steps: float = 2.0) -> TrainingEnd:
+    return TrainingEnd(after, {"model": sent}, {}, torch.tensor(steps, dtype=torch.float64), SGD())
 
 
 def test_the_first_time_it_is_the_received_model_then_its_own() -> None:

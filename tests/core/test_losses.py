@@ -8,7 +8,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from consilience.core.kinds import LOSSES
-from consilience.core.losses import average, binary_cross_entropy, cross_entropy, squared_error
+from consilience.core.losses import (
+    IGNORED,
+    BinaryCrossEntropy,
+    CrossEntropy,
+    absolute_error,
+    average,
+    binary_cross_entropy,
+    cross_entropy,
+    huber,
+    squared_error,
+)
 
 
 @pytest.fixture
@@ -75,4 +85,52 @@ def test_average_counts_live_slots_only() -> None:
 
 
 def test_names() -> None:
-    assert set(LOSSES) == {"cross_entropy", "binary_cross_entropy", "squared_error"}
+    assert set(LOSSES) == {"cross_entropy", "binary_cross_entropy", "squared_error", "absolute_error", "huber"}
+    assert LOSSES["cross_entropy"] is cross_entropy and LOSSES["binary_cross_entropy"] is binary_cross_entropy
+
+
+def test_cross_entropy_with_settings(draw: torch.Generator) -> None:
+    """Weights, smoothing and ignored entries as PyTorch has them, in every layout; the mean is over what counts."""
+    weights, logits = (0.5, 2.0, 1.0, 0.0), random(draw, 3, 5, 4)
+    target = torch.randint(0, 4, (3, 5), generator=draw)
+    target[0, 1:] = target[1, 2] = IGNORED
+    target[2] = IGNORED
+    options = {"weights": weights, "smoothing": 0.2, "ignored": IGNORED}
+    by_torch = F.cross_entropy(
+        logits.movedim(-1, 1),
+        target,
+        weight=torch.tensor(weights, dtype=torch.float64),
+        label_smoothing=0.2,
+        ignore_index=IGNORED,
+        reduction="none",
+    )
+    wanted = torch.stack([by_torch[0, 0], by_torch[1, [0, 1, 3, 4]].mean(), torch.zeros((), dtype=torch.float64)])
+    for layout, output in (("last", logits), ("first", logits.movedim(-1, 1))):
+        got = CrossEntropy(layout=layout, **options)(output, target)  # type: ignore[arg-type]
+        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+    shifted = torch.cat([torch.zeros(3, 1, dtype=torch.int64), target], 1)
+    longer = torch.cat([logits, random(draw, 3, 1, 4)], 1)
+    got = CrossEntropy(layout="next", **options)(longer, shifted)  # type: ignore[arg-type]
+    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+    together = torch.vmap(CrossEntropy(layout="last", **options))  # type: ignore[arg-type]
+    torch.testing.assert_close(together(logits.unsqueeze(0), target.unsqueeze(0))[0], wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_binary_cross_entropy_with_settings(draw: torch.Generator) -> None:
+    logits, target = random(draw, 4, 3), torch.tensor([[0, 1, 1], [1, IGNORED, 0], [IGNORED] * 3, [1, 1, 1]])
+    smooth = target.double() * 0.8 + 0.1
+    each = F.binary_cross_entropy_with_logits(logits, smooth, reduction="none")
+    labels = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    counts = (target != IGNORED).double()
+    for per_label, factor in ((True, labels), (False, torch.where(target > 0, 4.0, 0.5))):
+        weights = (1.0, 2.0, 3.0) if per_label else (0.5, 4.0)
+        loss = BinaryCrossEntropy(weights=weights, per_label=per_label, smoothing=0.2, ignored=IGNORED)
+        wanted = (each * factor * counts).nan_to_num().sum(1) / counts.sum(1).clamp(min=1)
+        torch.testing.assert_close(loss(logits, target), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_absolute_error_and_huber(draw: torch.Generator) -> None:
+    made, wanted = 3 * random(draw, 5, 2), random(draw, 5, 2)
+    torch.testing.assert_close(absolute_error(made, wanted), (made - wanted).abs().mean(1))
+    expected = F.huber_loss(made, wanted, reduction="none").mean(1)
+    torch.testing.assert_close(huber(made, wanted), expected)

@@ -20,6 +20,8 @@ from consilience.core.layers import MatmulConv2d, use_matmul
         {"kernel_size": 1, "bias": False},
         {"kernel_size": (2, 3), "stride": (2, 1), "padding": (0, 2)},
         {"kernel_size": 3, "stride": 2, "padding": 3, "dilation": 2},
+        {"kernel_size": (7, 3), "stride": (7, 3)},
+        {"kernel_size": 3, "stride": 3},
     ],
     ids=str,
 )

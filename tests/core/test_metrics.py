@@ -268,13 +268,14 @@ def test_metrics_that_do_not_fit_the_rows_are_refused_before_training() -> None:
 
 def test_metrics_with_the_same_sums_share_them() -> None:
     metrics = metrics_of(classification(classes=3))
-    assert set(metrics.parts()) == {"loss", "accuracy", "precision"}
+    assert set(metrics.parts()) == {"loss", "accuracy", "precision", "calibration_error"}
     assert set(metrics.parts(main_only=True)) == {"loss", "accuracy"}
     assert metrics.part("f1") == "precision"
     assert tree.map_leaves(lambda leaf: tuple(leaf.shape), metrics.zero(torch.device("cpu"))) == {
         "loss": {"total": (), "count": ()},
         "accuracy": {"total": (), "count": ()},
         "precision": {"counts": (3, 3)},
+        "calibration_error": {"bins": (3, 15)},
     }
 
 
@@ -287,6 +288,6 @@ def test_host_keeps_trees_apart() -> None:
 def test_kinds_follow_from_targets() -> None:
     assert kind_of_targets(torch.tensor([0, 2]), 3).name == "classification"
     assert kind_of_targets(torch.tensor([0.5]), None) is REGRESSION
-    assert kind_of_targets(torch.tensor([[0, 1]]), None) is BINARY
+    assert kind_of_targets(torch.tensor([[0, 1]]), None).name == "multi_label"
     assert kind_of_targets(torch.tensor([[0, 3]]), None) is REGRESSION
     assert Task(Echo(), loss="squared_error").kind is REGRESSION and Task(Echo()).losses is cross_entropy

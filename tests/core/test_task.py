@@ -267,7 +267,6 @@ def test_global_generator_is_neither_used_nor_moved() -> None:
         (lambda: Task(nn.Flatten()), "no trainable parameters"),
         (lambda: Task(tiny.mlp().requires_grad_(False)), "no trainable parameters"),
         (lambda: Task(nn.Sequential(nn.LazyLinear(3))), "parameter '0.weight' is not initialised"),
-        (lambda: Task(nn.Sequential(nn.LSTM(3, 3, 2, dropout=0.1))), "LSTM '0' draws dropout"),
     ],
 )
 def test_refusals(build: object, message: str) -> None:

@@ -106,7 +106,7 @@ def test_fedbuff_by_hand() -> None:
     assert [one.chosen.tolist() for one in rounds] == [[0, 1, 2], [0, 1], [0, 1], [0, 2]]
 
 
-def test_concurrency_keeps_seats_filled() -> None:
+def test_as_many_clients_work_as_concurrency_allows() -> None:
     """Four clients, max_concurrency 2: a client that returns is replaced at once by one that was not at work."""
     script = Script([1, 1, 1, 1], [1, 10, 100, 1000])
     rounds = list(run(fedbuff(buffer=1, concurrency=2), script, rounds=12, seed=3))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from consilience.core.settings import Invalid
-from consilience.dashboard.access import TOKEN_VARIABLE, Door, door, is_loopback
+from consilience.dashboard.access import TOKEN_VARIABLE, AccessRules, access_rules, is_loopback
 
 TOKEN = "correct-horse-battery-staple"
 
@@ -26,49 +26,49 @@ def files(tmp_path: Path) -> dict[str, Path]:
 def test_other_addresses_need_a_token_and_tls(host: str, files: dict[str, Path]) -> None:
     tls = {"certificate": files["certificate"], "key": files["key"]}
     with pytest.raises(Invalid, match=r"a token .* and TLS"):
-        door(host)
+        access_rules(host)
     with pytest.raises(Invalid, match="needs TLS"):
-        door(host, token_file=files["token"])
+        access_rules(host, token_file=files["token"])
     with pytest.raises(Invalid, match="needs a token"):
-        door(host, **tls)
-    assert door(host, token_file=files["token"], **tls).scheme == "https"
+        access_rules(host, **tls)
+    assert access_rules(host, token_file=files["token"], **tls).scheme == "https"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.9.10"])
 def test_loopback_needs_nothing(host: str) -> None:
-    assert is_loopback(host) and door(host).scheme == "http"
+    assert is_loopback(host) and access_rules(host).scheme == "http"
 
 
 def test_a_token_is_long_private_and_not_shown(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     files["key"].write_text("short")
     with pytest.raises(Invalid, match="5 characters"):
-        door("127.0.0.1", token_file=files["key"])
+        access_rules("127.0.0.1", token_file=files["key"])
     files["token"].chmod(0o644)
     with pytest.raises(Invalid, match="chmod 600"):
-        door("127.0.0.1", token_file=files["token"])
+        access_rules("127.0.0.1", token_file=files["token"])
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-    assert door("127.0.0.1").token == TOKEN and TOKEN not in repr(door("127.0.0.1"))
+    assert access_rules("127.0.0.1").token == TOKEN and TOKEN not in repr(access_rules("127.0.0.1"))
 
 
 def test_a_certificate_has_a_key(files: dict[str, Path]) -> None:
     with pytest.raises(Invalid, match="belong together"):
-        door("127.0.0.1", certificate=files["certificate"])
+        access_rules("127.0.0.1", certificate=files["certificate"])
     with pytest.raises(Invalid, match="is no file"):
-        door("127.0.0.1", certificate=files["certificate"], key=Path("/nowhere"))
+        access_rules("127.0.0.1", certificate=files["certificate"], key=Path("/nowhere"))
 
 
 def test_the_token_opens_as_bearer_and_as_password() -> None:
-    locked = Door(host="127.0.0.1", token=TOKEN)
-    assert locked.opens_for(f"Bearer {TOKEN}") and locked.opens_for(f"bearer {TOKEN}")
-    assert locked.opens_for("Basic " + base64.b64encode(f"me:{TOKEN}".encode()).decode())
+    locked = AccessRules(host="127.0.0.1", token=TOKEN)
+    assert locked.authorises(f"Bearer {TOKEN}") and locked.authorises(f"bearer {TOKEN}")
+    assert locked.authorises("Basic " + base64.b64encode(f"me:{TOKEN}".encode()).decode())
     for wrong in ("", TOKEN, "Bearer", f"Bearer {TOKEN}x", "Basic !", "Basic " + base64.b64encode(b"\xff:x").decode()):
-        assert not locked.opens_for(wrong), wrong
-    assert Door(host="127.0.0.1").opens_for("")
+        assert not locked.authorises(wrong), wrong
+    assert AccessRules(host="127.0.0.1").authorises("")
 
 
 def test_on_loopback_only_its_own_names_are_believed() -> None:
-    here = Door(host="127.0.0.1")
+    here = AccessRules(host="127.0.0.1")
     for name in ("127.0.0.1:8787", "localhost", "LOCALHOST:1", "[::1]:8787"):
-        assert here.knows(name), name
+        assert here.accepts_host(name), name
     for name in ("", "evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "[::2]"):
-        assert not here.knows(name), name
+        assert not here.accepts_host(name), name

@@ -24,7 +24,7 @@ def pages(tmp_path: Path) -> Pages:
     written(tmp_path / FOLDER, "b", seed=1)
     bad = written(tmp_path, "bad").rename(tmp_path / f"bad{FOLDER}")  # no run is made under such a name
     (bad / "run.json").write_text(EVIL)
-    return Pages(tmp_path, refresh=7, likeness_too=False)
+    return Pages(tmp_path, refresh=7, with_similarity=False)
 
 
 def test_the_list_of_runs(pages: Pages) -> None:
@@ -48,6 +48,6 @@ def test_a_run_that_cannot_be_read_and_an_empty_folder(pages: Pages, tmp_path: P
     assert text is not None and "Nothing to show" in text and "damaged" in text
     alone(text, links=True)
     (tmp_path / "empty").mkdir()
-    text = Pages(tmp_path / "empty", refresh=7, likeness_too=False).index()
+    text = Pages(tmp_path / "empty", refresh=7, with_similarity=False).index()
     alone(text)
     assert "No run yet" in text

@@ -77,8 +77,8 @@ class Dashboard:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs, one of them with hostile names, a comparison of two more, and a secret beside the folder."""
     top = tmp_path_factory.mktemp("dashboard")
-    likeness = ({"round": 1, "compared": [0, 2], "similarity": [0.5], "model_of": [2, 0]},)
-    written(top / "runs", "plain", clients=likeness)
+    similarity = ({"round": 1, "compared": [0, 2], "similarity": [0.5], "model_of": [2, 0]},)
+    written(top / "runs", "plain", clients=similarity)
     names = {"names": [EVIL, "b", "c", "d"], "labels": [], "train_rows": [1, 2, 3, 4]}
     written(top / "runs", "hostile", algorithm="fedprox", federation=names, more=f'note = "{EVIL}"\n')
     for seed in (0, 1):

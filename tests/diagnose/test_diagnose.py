@@ -15,9 +15,8 @@ from html_pages import EVIL, EVIL_IN_A_DRAWING, alone
 from consilience.core.settings import Invalid
 from consilience.diagnose.advice import Advice, advise, is_heterogeneous, is_label_skewed, is_shifted
 from consilience.diagnose.diagnosis import Diagnosis, diagnose
-from consilience.diagnose.drawings import figures
 from consilience.diagnose.evidence import nearest
-from consilience.diagnose.page import page
+from consilience.diagnose.page import figures, page
 from consilience.diagnose.text import lines
 from consilience.experiments import runner
 from consilience.experiments.config import config
@@ -141,7 +140,7 @@ def test_every_figure_has_axes_a_scale_and_a_caption(skewed: Diagnosis) -> None:
         "labels": "share of the client's rows",
         "gradients_start": cosine,
         "gradients_later": cosine,
-        "likeness": "linear CKA (at most 1)",
+        "similarity": "linear CKA (at most 1)",
     }
     image = axes["gradients_start"][0].images[0]
     assert image.get_clim() == (-1, 1) and np.array_equal(image.get_array(), skewed.start.cosines)

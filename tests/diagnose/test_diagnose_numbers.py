@@ -229,7 +229,7 @@ def test_identical_clients_have_b_one_and_models_alike() -> None:
     engine = engine_of([same, same, same])
     found = probe.dissimilarity(engine, engine, engine.start(), np.arange(3))
     assert found.b == pytest.approx(1.0, abs=1e-12) and found.opposed == 0.0
-    alike = probe.likeness(engine, engine, fedavg(lr=0.1, batch_size=None), engine.start(), np.arange(3), 0)
+    alike = probe.similarity(engine, engine, fedavg(lr=0.1, batch_size=None), engine.start(), np.arange(3), 0)
     assert alike.mean == pytest.approx(1.0, abs=1e-9) and alike.of == "outputs"
 
 

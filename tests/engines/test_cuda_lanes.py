@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import sequence_layers
 import torch
 
 from consilience.algorithms import recipe
@@ -93,3 +94,26 @@ def test_models_of_their_own_are_trained_and_tested_as_on_the_cpu(lane):
             pass
         values[device] = test(done.snapshot.server).loss
     assert abs(values["cpu"] - values["cuda"]).max() < 1e-10
+
+
+def _sequences(name: str, **engine: object) -> dict[str, dict[str, torch.Tensor]]:
+    runs = Vectorised(Task(sequence_layers.model(name)), sequence_layers.federation(), **engine)  # type: ignore[arg-type]
+    for done in run(recipe("fedprox")(batch_size=4, lr=0.05, epochs=2), runs, rounds=2, seed=1):  # noqa: B007
+        pass
+    return {part: {key: value.cpu() for key, value in values.items()} for part, values in done.model.items()}
+
+
+@pytest.mark.parametrize("name", list(sequence_layers.MODELS))
+def test_recurrent_layers_attention_and_draws_equal_the_cpu(name):
+    expected = _sequences(name, device="cpu", dtype="float64", lane="serial")
+    for lane in ("serial", "batched", "streams"):
+        assert _gap(_sequences(name, device="cuda", dtype="float64", lane=lane), expected) < 1e-10, lane
+
+
+@pytest.mark.parametrize("name", ["LSTM, dropout", "encoder", "draws"])
+@pytest.mark.parametrize("lane", ["batched", "streams"])
+def test_draws_repeat_bit_for_bit(lane, name):
+    torch.cuda.manual_seed(1)
+    once = _sequences(name, device="cuda", lane=lane)
+    torch.cuda.manual_seed(2)
+    assert _gap(once, _sequences(name, device="cuda", lane=lane)) == 0

@@ -99,7 +99,7 @@ def test_casts_are_joined_by_their_types() -> None:
     assert found.count(aten._foreach_copy_.default) == 2 and aten._to_copy.default not in found
 
 
-def test_unlike_tensors_and_short_lists_stay_as_they_are() -> None:
+def test_different_tensors_and_short_lists_stay_as_they_are() -> None:
     def step(w: list[Tensor]) -> list[Tensor]:
         wide = [leaf + torch.ones(1) for leaf in w]  # broadcast
         turned = [leaf + leaf.t().contiguous().t() for leaf in w]  # another layout

@@ -83,7 +83,7 @@ def test_together_is_alone(lane: str, model: str, untraced: None, monkeypatch: p
     assert met.count(3) == 3 and met.count(2) == 3, "SimProx's clients are FedAvg's; SCAFFOLD's two runs met, too"
 
 
-def test_unlike_modules_are_kept_apart(untraced: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_different_modules_are_kept_apart(untraced: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal shapes are not enough: another kind, or other frozen parameters, and every run works alone."""
     monkeypatch.setattr(Joint, "_together", lambda self, asked: pytest.fail("worked together"))
     jobs = [(build("fedavg"), 0), (build("fedavg"), 1)]

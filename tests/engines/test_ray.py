@@ -13,16 +13,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import kind_tasks
 import numpy as np
 import pytest
 import tiny
 import torch
-from declared import build
+from declared import COMBINED, build
 
+from consilience import algorithms
+from consilience.algorithms.fedavg import fedavg
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.evaluate import Evaluate
 from consilience.core.exchange import Broadcast
+from consilience.core.federation import Federation
 from consilience.core.remote import RemoteTensor
 from consilience.core.rounds import Round, Snapshot, run
 from consilience.core.settings import Invalid
@@ -38,8 +42,9 @@ from consilience.engines.vectorised.engine import Vectorised
 from consilience.engines.vectorised.tuning import LaneChoice
 from consilience.environments.environment import Environment
 from consilience.experiments import runner
+from consilience.experiments.assembly import try_model
 from consilience.experiments.config import config
-from consilience.selection.power_of_choice import PowerOfChoice
+from consilience.selection.by_loss import PowerOfChoice
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'consilience[ray]'")
 
@@ -49,9 +54,10 @@ ENVIRONMENT = Environment(communication=0.85, rows_per_second=20.0, upload=1e5, 
 OPTIONS: dict[str, dict[str, Any]] = {"fedbuff": {"buffer": 2, "concurrency": 4}}
 NAMES = (
     *("fedavg", "simprox", "scaffold", "fedsplit", "fedsiam_da", "simfedswap", "fedbn", "duw_fedavg", "fedper", "krum"),
-    *("fedbuff", "ifca", "fedfa", "asking"),  # ifca looks first, fedfa looks back
+    *("fedbuff", "ifca", "fedfa", "asking", "combined"),  # ifca looks first, fedfa looks back
 )
 model = functools.partial(tiny.with_heads, tiny.mlp)
+PLAIN = ("dp_fedavg", "fedma")  # that need a chain of layers without batch norm
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -68,28 +74,32 @@ def session() -> Iterator[None]:
 
 
 @functools.cache
-def _cluster(workers: int) -> RayCluster:
-    return RayCluster(Task(model()), tiny.federation(), workers=workers, environment=ENVIRONMENT, **SETTINGS)
+def _cluster(workers: int, plain: bool = False) -> RayCluster:
+    task = Task(tiny.mlp() if plain else model())
+    return RayCluster(task, tiny.federation(), workers=workers, environment=ENVIRONMENT, **SETTINGS)
 
 
 @pytest.fixture(scope="module")
-def cluster(session: None) -> Iterator[Callable[[int], RayCluster]]:
+def cluster(session: None) -> Iterator[Callable[..., RayCluster]]:
     """Workers that many tests share: a run begins by forgetting all."""
     yield _cluster
-    for workers in (1, 2, 4):
-        _cluster(workers).close()
+    for made in (_cluster(1), _cluster(2), _cluster(4), _cluster(2, True)):
+        made.close()
     _cluster.cache_clear()
 
 
 def _algorithm(name: str) -> Algorithm:
     if name == "asking":
         return build("fedavg", selection=PowerOfChoice(count=3, candidates=4))
+    if name == "combined":
+        return fedavg(**COMBINED)
     return build(name, **OPTIONS.get(name, {}))
 
 
 @functools.cache
 def _alone(name: str, rounds: int = 3) -> list[Round]:
-    engine = Vectorised(Task(model()), tiny.federation(), environment=ENVIRONMENT, **SETTINGS)
+    task = Task(tiny.mlp() if name in PLAIN else model())
+    engine = Vectorised(task, tiny.federation(), environment=ENVIRONMENT, **SETTINGS)
     return list(run(_algorithm(name), engine, rounds=rounds, seed=3))
 
 
@@ -116,6 +126,26 @@ def test_two_workers_give_the_bits_of_one_process(name: str, cluster: Callable[[
     for one, other in itertools.zip_longest(_alone(name), found):
         _assert_same(one, other)
         assert not any(isinstance(leaf, RemoteTensor) for leaf in tree.leaves(other.snapshot.server))
+
+
+@pytest.mark.parametrize("options", [{"name": "flora"}, {"name": "flexlora", "ranks": (2, 1)}, {"name": "ffa_lora"}])
+def test_adapters_are_merged_to_the_same_bits(options: dict[str, Any], session: None) -> None:
+    algorithm = build(**options)
+    task = algorithm.prepared(Task(tiny.lora_mlp()))
+    alone = Vectorised(task, tiny.federation(), environment=ENVIRONMENT, **SETTINGS)
+    spread = RayCluster(task, tiny.federation(), workers=2, environment=ENVIRONMENT, **SETTINGS)
+    found = [list(run(algorithm, engine, rounds=2, seed=3)) for engine in (alone, spread)]
+    for one, other in zip(*found, strict=True):
+        _assert_same(one, other)
+    spread.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted({*algorithms.names()} - {*NAMES}))
+def test_every_other_recipe_gives_the_bits_of_one_process(name: str, cluster: Callable[..., RayCluster]) -> None:
+    found = run(_algorithm(name), cluster(2, name in PLAIN), rounds=3, seed=3)
+    for one, other in itertools.zip_longest(_alone(name), found):
+        _assert_same(one, other)
 
 
 @pytest.mark.slow
@@ -336,3 +366,23 @@ def test_run_folders_do_not_tell_the_engines_apart(tmp_path: Path, session: None
     assert tiny.same(alone.values, last.values)
     with pytest.raises(Invalid, match=r"engine\.threads"):
         runner.proceed(tmp_path / "ray", ["rounds=5", "engine=ray", "engine.threads=2"])
+
+
+def test_another_kind_of_task_with_weights_of_rows() -> None:
+    """Pixels: class weights, ignored pixels and weights of rows reach the workers, and metrics come back."""
+    draw = torch.Generator().manual_seed(0)
+    rows = kind_tasks.CASES["dense"].rows
+    clients = [(*rows(size, draw), torch.rand(size, generator=draw) + 0.1) for size in (4, 2, 3)]
+    federation = Federation.from_clients(clients, client_tests=[rows(2, draw) for _ in clients])
+    task = try_model(kind_tasks.task("dense", class_weights=(1.0, 2.0, 3.0)), federation, "the model", "the data")
+    settings = {"device": "cpu", "dtype": "float64", "lane": "serial"}
+    cluster, here = RayCluster(task, federation, workers=2, **settings), Vectorised(task, federation, **settings)
+    try:
+        (there,), (mine,) = (run(build("fedavg"), engine, rounds=1, seed=1) for engine in (cluster, here))
+        assert tiny.same(tree.here(there.model), mine.model)
+        everyone = np.arange(3)
+        asked = Broadcast(shared={"model": mine.model})
+        said = [e.exchange(Evaluate(), Plain(), asked, everyone, round=0, seed=0) for e in (cluster, here)]
+        assert tiny.same(tree.here(said[0].reply), said[1].reply)
+    finally:
+        cluster.close()

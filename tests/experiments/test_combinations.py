@@ -74,7 +74,9 @@ REFUSED = {  # what is not supported without other parts -> the reason
     ("weighting", "agnostic"): "AFL needs each client's loss at the model it was sent: use the algorithm afl",
     ("weighting", "dr"): "DR weights need each client's loss at the model it was sent: use the algorithm dr_fedavg",
     ("weighting", "fedfa"): "FedFa weights need each client's accuracy after training: use the algorithm fedfa",
+    ("weighting", "product_norm"): "the model has no adapters",
     ("weighting", "qffl"): "q-FFL needs each client's loss at the model it was sent: use the algorithm qffl",
+    ("combine", "redecomposed"): "the model has no adapters",
     ("ledgers", "control_variates"): "ControlVariates reads 'control_change' in the replies, which no memory",
     ("ledgers", "generator"): "the ledger Generator needs the clients' label counts: use algorithm = 'fedgen'",
     ("ledgers", "qffl"): "q-FFL needs each client's loss at the model it was sent: use the algorithm qffl",
@@ -106,7 +108,7 @@ def plain() -> Any:
 
 def test_the_tables_name_parts_that_exist_and_most_parts_run() -> None:
     assert {*REFUSED, *SAME_AS_FEDAVG, *OPTIONS} <= set(EVERY_PART)
-    assert (len(EVERY_PART), len(RUNS), len(REFUSED)) == (73, 59, 14)
+    assert (len(EVERY_PART), len(RUNS), len(REFUSED)) == (75, 59, 16)
 
 
 @pytest.mark.parametrize(("place", "name"), RUNS)

@@ -128,7 +128,7 @@ def test_a_regression_has_loss_and_mean_error_overall_and_of_every_client() -> N
     task = Task(Echo(), "regression")
     found = evaluate(task, task.start(), rows_of(x, y, [1, 2]))
     assert found["loss"] == pytest.approx(5 / 3) and found["absolute_error"] == pytest.approx(1.0)
-    assert set(found.values) == {"loss", "absolute_error"} and found.clients.main.key == "absolute_error"
+    assert set(found.values) == {"loss", "absolute_error", "rmse", "r2"} and found.clients.main.key == "absolute_error"
     np.testing.assert_allclose(found.clients.loss, [0.0, 2.5])
     np.testing.assert_allclose(found.clients.values, [0.0, 1.5])
 

@@ -199,7 +199,7 @@ def test_report_and_dashboard_read_it_from_the_folder_alone(ran: tuple[Path, str
     stored = RunFolder.open(folder).facts()["metrics"]
     assert [row["name"] for row in stored] == ["loss", "unexplained", "miss"] and stored[2]["unit"] == "visits"
     html = write([folder], tmp_path / "report.html", pictures=False).read_text()
-    pages = Pages(folder.parent, refresh=0, likeness_too=False)
+    pages = Pages(folder.parent, refresh=0, with_similarity=False)
     for page in (html, pages.run("own") or ""):
         assert "<h3>Unexplained variance</h3>" in page and "What a constant guess would do is 1." in page
         assert '<th scope="col">unexplained variance</th>' in page and '<th scope="col">missed visits</th>' in page

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from test_private_runs import SEEDED, spent, start
 
-from consilience.core.round_keys import name_of
 from consilience.core.settings import Invalid
 from consilience.experiments import live_run, runner
 from consilience.experiments.noise_keys import NoiseKeys
 from consilience.privacy import Spending, Spent, epsilon_of, history
+from consilience.privacy.round_keys import name_of
 from consilience.runs import checkpoint
 from consilience.runs.row_log import RecordError
 

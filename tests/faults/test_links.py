@@ -154,7 +154,7 @@ def test_no_command_follows_a_link_out_of_a_run_folder(finished: Path, tmp_path:
         if name not in refused["resume"]:
             assert checkpoint.load_latest(folder / "checkpoints").round == 3  # type: ignore[union-attr]
             assert all((folder / made).is_file() and not (folder / made).is_symlink() for made in REPLACED_BY_RESUME)
-    missing = {"clients.jsonl", "federation.json"}  # a file that is not there is written anew
+    missing = {"federation.json"}  # a file that is not there is written anew
     assert refused["resume"] == READ_BY_RESUME - (missing if kind == "a dangling link" else set())
     assert refused["show"] == {"run.json", "config.toml", "metrics.jsonl", "timing.jsonl"}
     assert refused["eval"] == {"run.json", "config.toml", "checkpoints"}

@@ -129,6 +129,15 @@ def test_a_squared_error_needs_reports_and_classes() -> None:
 # --- rows that cannot matter -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("recipe", ["simfedswap", "fedma"])
+def test_pairs_and_matches_are_chosen_from_models_that_carry_gradients(recipe: str) -> None:
+    """After a first average the clients' models depend on the table: who is swapped is a choice."""
+    algorithm = getattr(cs, recipe)(**LOCAL)
+    engine = tiny.engine(tiny.mlp)
+    (step,) = learning(algorithm, engine, rounds=5, iterations=1, lr=0.05)
+    assert torch.isfinite(step.slope).all() and step.slope[2].abs().max() > 0  # an average in round 3
+
+
 def test_rounds_that_only_swap_are_named(tmp_path: Path) -> None:
     engine = tiny.engine(tiny.mlp)
     with pytest.warns(UserWarning, match=r"^rounds 1, 2, 4: no loss depends on these weights"):

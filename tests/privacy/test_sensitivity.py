@@ -21,7 +21,7 @@ from consilience.client.inexactness import ReportsGamma
 from consilience.client.memory.corrections import Drift
 from consilience.client.personal_layers import Head
 from consilience.client.reporting import LossAtStart
-from consilience.client.terms.drift_corrected import DriftCorrected
+from consilience.client.terms.linear import DriftCorrected
 from consilience.client.terms.proximal import Proximal
 from consilience.core.algorithm import Algorithm
 from consilience.core.federation import Federation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ def gaussian_epsilon(noise: float, delta: float) -> float:
     return brentq(lambda epsilon: log_delta(epsilon) - math.log(delta), 1e-9, 1e4)
 
 
+DOCS = Path(__file__).parents[2] / "docs"
 GRID = list(itertools.product((0.7, 1.0, 2.0, 5.0, 20.0), (1, 3, 10, 30, 100), (1e-3, 1e-5, 1e-7)))
 
 
@@ -38,7 +40,10 @@ def test_without_sampling_rounds_are_one_gaussian(noise: float, rounds: int, del
     assert exact * (1 - 1e-9) <= found <= exact * 1.01 + 1e-3
 
 
-@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 30))])
+SAMPLED = [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 30))]
+
+
+@pytest.mark.parametrize("seed", SAMPLED)
 def test_with_sampling_it_is_the_reference_accountants(seed: int) -> None:
     draw = np.random.default_rng(seed)
     noise, rate = float(draw.uniform(0.6, 3)), float(draw.uniform(0.005, 0.9))
@@ -50,8 +55,11 @@ def test_with_sampling_it_is_the_reference_accountants(seed: int) -> None:
     assert wanted * (1 - 1e-6) <= found <= wanted * 1.01 + 1e-6
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_rounds_of_unlike_noise_are_one_gaussian_without_sampling(seed: int) -> None:
+OTHER_NOISE = range(10)
+
+
+@pytest.mark.parametrize("seed", OTHER_NOISE)
+def test_rounds_of_different_noise_are_one_gaussian_without_sampling(seed: int) -> None:
     """Rounds of noise s_1, s_2, ... are one of noise (sum 1 / s_i^2)^(-1/2)."""
     draw = np.random.default_rng(seed)
     noises = [float(noise) for noise in np.round(draw.uniform(0.7, 8, draw.integers(2, 9)), 2)]
@@ -61,11 +69,14 @@ def test_rounds_of_unlike_noise_are_one_gaussian_without_sampling(seed: int) -> 
 
 
 # the less noise, the wider are the distributions that the library composes: seconds each
-@pytest.mark.parametrize(
-    ("seed", "least_noise"),
-    [(1, 0.6), (2, 2.0), (3, 2.0), *(pytest.param(seed, 0.6, marks=pytest.mark.slow) for seed in (0, *range(2, 8)))],
-)
-def test_rounds_of_unlike_noise_and_rate_are_the_reference_accountants(seed: int, least_noise: float) -> None:
+OTHER_NOISE_AND_RATE = [
+    *((1, 0.6), (2, 2.0), (3, 2.0)),
+    *(pytest.param(seed, 0.6, marks=pytest.mark.slow) for seed in (0, *range(2, 8))),
+]
+
+
+@pytest.mark.parametrize(("seed", "least_noise"), OTHER_NOISE_AND_RATE)
+def test_rounds_of_different_noise_and_rate_are_the_reference_accountants(seed: int, least_noise: float) -> None:
     draw, accountant, rounds = np.random.default_rng(seed), dp_accounting.pld.PLDAccountant(), []
     for _ in range(int(draw.integers(2, 5))):
         noise, rate = float(draw.uniform(least_noise, 3)), float(draw.uniform(0.01, 1))
@@ -76,6 +87,15 @@ def test_rounds_of_unlike_noise_and_rate_are_the_reference_accountants(seed: int
     assert wanted * (1 - 1e-6) <= found <= wanted * 1.01 + 1e-6
     draw.shuffle(rounds)
     assert epsilon_of(history(rounds), 1e-5) == found, "their order has no effect"
+
+
+def test_the_pages_count_these_settings() -> None:
+    privacy, faults = ((DOCS / name).read_text(encoding="utf-8") for name in ("privacy.md", "faults.md"))
+    closed, sampled = len(GRID) + len(OTHER_NOISE), len(SAMPLED) + len(OTHER_NOISE_AND_RATE)
+    assert f"in {closed} settings, ten of them with different rounds" in privacy and len(OTHER_NOISE) == 10
+    assert f"in {sampled} random settings, ten of them with different rounds" in privacy
+    assert len(OTHER_NOISE_AND_RATE) == 10
+    assert f"in {closed + sampled} settings, not 200" in faults
 
 
 def test_nothing_makes_what_was_spent_less() -> None:

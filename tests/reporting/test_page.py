@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import html
 import importlib.resources
-import json
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
 from html_pages import EVIL, alone
-from sample_runs import real, written
+from sample_runs import real, replace_rows, written
 
 from consilience.reporting import page, style
 from consilience.reporting.figure_set import compiled
@@ -20,6 +19,7 @@ from consilience.reporting.groups import grouped
 from consilience.reporting.report import write
 from consilience.reporting.runs import find
 from consilience.reporting.tables import Table
+from consilience.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = importlib.resources.files("consilience.reporting") / "templates"
@@ -63,9 +63,9 @@ def wide(tmp_path: Path) -> Path:
     for algorithm in ("fedavg", "fedprox", "per_fedavg_with_a_long_name"):
         for seed in (0, 1):
             run = written(tmp_path, f"{algorithm}{seed}", algorithm=algorithm, seed=seed)
-            rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+            rows = RunFolder.open(run).rows().rows
             more = dict.fromkeys(WIDE, 0.1234 + seed / 10)
-            (run / "metrics.jsonl").write_text("".join(json.dumps({**row, **more}) + "\n" for row in rows))
+            replace_rows(run, [{**row, **more} for row in rows])
     return tmp_path
 
 

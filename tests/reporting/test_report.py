@@ -10,15 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from html_pages import EVIL, EVIL_IN_A_DRAWING, alone, tags
-from sample_runs import real, written
+from sample_runs import real, replace_rows, written
 from typer.testing import CliRunner
 
 from consilience import cli
 from consilience.reporting import report, style
 from consilience.reporting.figure_set import compiled
-from consilience.reporting.figures import likeness, weights
+from consilience.reporting.figures import similarity, weights
 from consilience.reporting.groups import grouped
 from consilience.reporting.runs import find
+from consilience.runs.folder import RunFolder
 
 pytest.importorskip("matplotlib", reason='needs pip install "consilience[report]"')
 
@@ -67,12 +68,12 @@ def test_a_run_that_has_only_begun_or_lasted_one_round(tmp_path: Path) -> None:
 
 def test_learned_weights_staleness_and_lost_replies_are_drawn(tmp_path: Path) -> None:
     run = written(tmp_path, "duw", algorithm="duw_fedavg")
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = RunFolder.open(run).rows().rows
     changed = [
         {**row, "staleness": [0, 2], "silent": 1, "rejected": {"shape": 1}, "simulated_seconds": 5.0 * row["round"]}
         for row in rows
     ]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in changed))
+    replace_rows(run, changed)
     assert {"learned_weights", "staleness", "missing", "accuracy_against_virtual_time"} <= drawn(run)
 
 
@@ -88,16 +89,16 @@ def test_similarities_and_swaps_are_read_back(tmp_path: Path) -> None:
     rows = ({"round": 1, "compared": [0, 2, 3], "similarity": [0.1, 0.2, 0.3], "model_of": [2, 0]},)
     rows += ({"round": 2, "model_of": [2, 0]}, {"round": 3, "model_of": [0, 2]})
     (run,) = find([written(tmp_path, "a", clients=rows)])[0]
-    ids, matrix = likeness.similarities(run)[1]
+    ids, matrix = similarity.similarities(run)[1]
     assert ids.tolist() == [0, 2, 3]
     assert matrix[1, 0] == matrix[0, 1] == 0.1 and matrix[0, 2] == 0.2 and matrix[2, 1] == 0.3
-    assert likeness.swapped(run) == {(0, 2): 2}  # in round 3 everyone kept its own
+    assert similarity.swapped(run) == {(0, 2): 2}  # in round 3 everyone kept its own
 
 
 def test_who_resembles_whom_can_be_left_out(swapping: Path) -> None:
     groups = grouped(find([swapping])[0])
     with style.drawing():
-        hidden = {picture.name for picture in compiled(groups, likeness_too=False).pictures()}
+        hidden = {picture.name for picture in compiled(groups, with_similarity=False).pictures()}
     assert drawn(swapping) - hidden == {"similarity", "similarity_trend", "swaps"}
 
 
@@ -132,7 +133,8 @@ def test_names_are_text_wherever_they_come_from(tmp_path: Path) -> None:
     more = f'note = "{EVIL}"\n'
     run = written(tmp_path, "a", federation=names, clients=clients, more=more, reason=EVIL, versions={"torch": EVIL})
     facts = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps({**facts, "status": "diverged", "created": EVIL_IN_A_DRAWING}))
+    facts = {**facts, "format": 1, "status": "diverged", "created": EVIL_IN_A_DRAWING}
+    (run / "run.json").write_text(json.dumps({key: value for key, value in facts.items() if key != "digest"}))
     written(tmp_path, "b", algorithm="fedprox")
     (tmp_path / "plan.json").write_text(json.dumps({"cells": {"a": {"method": EVIL}, "b": {"method": MATHS}}}))
     text = report.write([tmp_path]).read_text()
@@ -144,7 +146,8 @@ def test_names_are_text_wherever_they_come_from(tmp_path: Path) -> None:
 def test_secrets_do_not_reach_the_page(tmp_path: Path) -> None:
     run = written(tmp_path, "a")
     text = (run / "config.toml").read_text()
-    (run / "config.toml").write_text('data_dir = "/home/somebody"\nhub_token = "hf_123456"\n' + text)
+    text = 'data_dir = "/home/somebody"\nhub_token = "hf_123456"\n' + text
+    RunFolder.open(run).store("config.toml", text.encode())
     made = report.write([run]).read_text()
     assert "hf_123456" not in made and "somebody" not in made and "***" in made
 

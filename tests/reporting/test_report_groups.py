@@ -13,6 +13,7 @@ from consilience.core.settings import Invalid
 from consilience.reporting import tables
 from consilience.reporting.groups import _cut, grouped
 from consilience.reporting.runs import find
+from consilience.runs.folder import RunFolder
 
 
 def test_seeds_are_one_group_and_other_settings_are_not(tmp_path: Path) -> None:
@@ -113,7 +114,8 @@ def test_a_damaged_run_is_named_among_others_and_refused_alone(tmp_path: Path) -
 def test_places_and_secrets_are_not_read_into_a_report(tmp_path: Path) -> None:
     run = written(tmp_path, "a")
     text = (run / "config.toml").read_text()
-    (run / "config.toml").write_text('data_dir = "/home/somebody"\nhub_token = "hf_123456"\n' + text)
+    text = 'data_dir = "/home/somebody"\nhub_token = "hf_123456"\n' + text
+    RunFolder.open(run).store("config.toml", text.encode())
     config = find([run])[0][0].config
     assert "somebody" not in str(config) and "hf_123456" not in str(config)
 

@@ -47,7 +47,7 @@ def test_a_new_folder_holds_config_facts_and_empty_records(tmp_path: Path) -> No
     ]
     assert folder.config_text() == CONFIG
     facts = folder.facts()
-    assert facts["format"] == 1 and facts["name"] == "run-1" and facts["platform"] == platform.platform()
+    assert facts["format"] == 2 and facts["name"] == "run-1" and facts["platform"] == platform.platform()
     assert facts["versions"]["torch"] == torch.__version__ and facts["versions"]["numpy"] == np.__version__
     assert facts["versions"]["python"] == platform.python_version() and facts["versions"]["consilience"]
     assert facts["device"] == "cpu" and facts["partition"] == 0.5 and facts["lanes"] == ["batched"]
@@ -105,7 +105,7 @@ def test_opening_what_is_no_run_says_what_was_looked_for(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"{", b"[]", b"\xff", b'{"format": 2}', b'{"format": true}', b"[" * 100_000, b"{}"]
+    "text", [b"", b"{", b"[]", b"\xff", b'{"format": 2}', b'{"format": 3}', b'{"format": true}', b"[" * 100_000, b"{}"]
 )
 def test_a_damaged_or_foreign_run_json_is_refused_by_name(tmp_path: Path, text: bytes) -> None:
     folder = make(tmp_path)
@@ -132,12 +132,15 @@ def test_facts_are_added_and_replaced(tmp_path: Path) -> None:
 def test_rows_are_canonical_bytes_and_their_digest_is_told(tmp_path: Path) -> None:
     folder = make(tmp_path)
     length, sha = folder.append({"round": 0, "loss": 0.1 + 0.2, "accuracy": np.float32(0.5), "weights": torch.ones(2)})
-    expected = b'{"accuracy":0.5,"loss":0.30000000000000004,"round":0,"weights":[1.0,1.0]}\n'
+    row = b'{"accuracy":0.5,"loss":0.30000000000000004,"round":0,"weights":[1.0,1.0]}'
+    chain = digest(row)
+    expected = row.replace(b',"loss"', b',"chain":"%s","loss"' % chain.encode()) + b"\n"
     data = (folder.path / "metrics.jsonl").read_bytes()
     assert data == expected and (length, sha) == (len(expected), digest(expected))
     assert folder.append({"b": 1, "a": float("nan"), "c": [float("inf"), "\n\u2028é"]}, sync=False)[0] > length
     last = (folder.path / "metrics.jsonl").read_bytes().split(b"\n")[1]
-    assert last == b'{"a":null,"b":1,"c":[null,"\\n\\u2028\\u00e9"]}'
+    row = b'{"a":null,"b":1,"c":[null,"\\n\\u2028\\u00e9"]}'
+    assert last == row[:-1] + b',"chain":"%s"}' % digest(chain.encode() + row).encode()
     assert folder.metrics.position() == RunFolder.open(folder.path).metrics.position()
     assert folder.rows().rows[1] == {"a": None, "b": 1, "c": [None, "\n\u2028é"]} and folder.rows().note == ""
 
@@ -168,8 +171,9 @@ def test_resuming_cuts_the_rows_written_after_the_checkpoint(tmp_path: Path) -> 
             checkpoint.save(crashed.checkpoints, round, {}, {"metrics": position})
     with (crashed.path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"rou')
-    with (crashed.path / "timing.jsonl").open("ab") as file:
-        file.write(b'{"seconds":1}\n{"sec')
+    crashed.timing.append({"seconds": 1})
+    timing = (crashed.path / "timing.jsonl").read_bytes()
+    (crashed.path / "timing.jsonl").write_bytes(timing + b'{"sec')
 
     resumed = RunFolder.open(crashed.path)
     assert "line 5 is torn" in resumed.rows().note and len(resumed.rows().rows) == 4
@@ -177,11 +181,11 @@ def test_resuming_cuts_the_rows_written_after_the_checkpoint(tmp_path: Path) -> 
         resumed.append({"round": 9})
     found = checkpoint.load_latest(resumed.checkpoints)
     assert found is not None
-    resumed.truncate_metrics(*found.facts["metrics"])
+    resumed.cut_back(found.facts["metrics"], None)
     for round in range(found.round + 1, 6):
         resumed.append({"round": round})
     assert (resumed.path / "metrics.jsonl").read_bytes() == (undisturbed.path / "metrics.jsonl").read_bytes()
-    assert (resumed.path / "timing.jsonl").read_bytes() == b'{"seconds":1}\n'
+    assert (resumed.path / "timing.jsonl").read_bytes() == timing
     assert resumed.metrics.position() == undisturbed.metrics.position()
 
 
@@ -189,7 +193,7 @@ def test_a_resume_before_the_first_checkpoint_starts_from_an_empty_file(tmp_path
     folder = make(tmp_path)
     nothing = folder.metrics.position()
     folder.append({"round": 0})
-    folder.truncate_metrics(*nothing)
+    folder.cut_back(nothing, nothing)
     assert nothing == (0, digest(b"")) and folder.rows().rows == []
 
 
@@ -203,12 +207,17 @@ def test_rows_that_were_changed_or_lost_are_noticed(tmp_path: Path) -> None:
         changed[at] ^= 1
         file.write_bytes(changed)
         with pytest.raises(RecordError, match=r"metrics\.jsonl was changed"):
-            RunFolder.open(folder.path).truncate_metrics(*position)
+            RunFolder.open(folder.path).cut_back(position, None)
+        if at == len(original) - 1:
+            assert "torn" in RunFolder.open(folder.path).rows().note
+        else:
+            with pytest.raises(RecordError, match=r"metrics\.jsonl, line"):
+                RunFolder.open(folder.path).rows()
         assert file.read_bytes() == changed
     file.write_bytes(original[:-1])
     for length in (position[0], -1, 10**12):
         with pytest.raises(RecordError, match=r"metrics\.jsonl holds"):
-            RunFolder.open(folder.path).truncate_metrics(length, position[1])
+            RunFolder.open(folder.path).cut_back((length, position[1]), None)
 
 
 def test_a_second_writer_is_noticed(tmp_path: Path) -> None:
@@ -264,7 +273,9 @@ def test_runs_are_listed_with_a_summary_even_when_damaged(tmp_path: Path) -> Non
         folder.append({"round": round, "accuracy": round / 10})
     checkpoint.save(folder.checkpoints, 2, {}, {})
     (tmp_path / "broken" / "run.json").write_text("{\x1b")
-    (tmp_path / "torn" / "metrics.jsonl").write_text('{"round":0}\n{"r')
+    RunFolder.open(tmp_path / "torn").append({"round": 0})
+    with (tmp_path / "torn" / "metrics.jsonl").open("a") as file:
+        file.write('{"r')
     found = {summary.name: summary for summary in runs(tmp_path)}
     assert list(found) == ["a", "b", "broken", "torn"]
     assert (

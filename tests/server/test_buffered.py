@@ -140,7 +140,7 @@ def test_fedasync_trains_near_what_it_was_sent() -> None:
     assert fedasync(mu=0.0).client.terms == ()  # type: ignore[attr-defined]
 
 
-def test_it_learns_from_clients_of_unlike_speed() -> None:
+def test_it_learns_from_clients_of_different_speed() -> None:
     uneven = Environment(rows_per_second=(50.0, 20.0, 10.0, 30.0, 5.0), jitter=0.2)
     engine = tiny.engine(environment=uneven)
     rounds = list(run(fedasync(lr=0.1, batch_size=4), engine, rounds=40, seed=1))

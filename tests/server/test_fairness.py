@@ -119,7 +119,7 @@ def descend(server: ServerRule, rounds: int, lr: float) -> np.ndarray:
     return np.array(path)
 
 
-def test_a_larger_q_is_fairer_on_unlike_quadratics() -> None:
+def test_a_larger_q_is_fairer_on_different_quadratics() -> None:
     ends = []
     for q in (0.0, 1.0, 10.0):
         server = Averaging(weighting=QfflWeights(q=q), ledgers=(QfflStep(q=q, lipschitz=1 / 0.02),))

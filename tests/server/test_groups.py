@@ -180,7 +180,7 @@ def test_clients_that_pull_apart_are_told_apart() -> None:
         (Bipartition(), PULLING, 19),  # still warming up
         (Bipartition(), [model(2, 0)] * 4, 50),  # the cluster moves on together
         (Bipartition(), [model(0.1, 0), model(-0.1, 0)] * 2, 50),  # everyone has arrived
-        (Bipartition(gamma=1.0), PULLING, 50),  # not unlike enough: sqrt((1 - a) / 2) is below one
+        (Bipartition(gamma=1.0), PULLING, 50),  # not different enough: sqrt((1 - a) / 2) is below one
         (Bipartition(max_clusters=1), PULLING, 50),  # no room
     ],
 )

@@ -21,11 +21,10 @@ from consilience.core.exchange import Cohort
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.server import Averaging, SimProxWeights, UniformWeights
-from consilience.server.averaging.combining.bulyan import Bulyan
 from consilience.server.averaging.combining.centred_clipping import CentredClipping
 from consilience.server.averaging.combining.coordinate_wise import Median, TrimmedMean
 from consilience.server.averaging.combining.geometric_median import GeometricMedian
-from consilience.server.averaging.combining.krum import Krum, MultiKrum
+from consilience.server.averaging.combining.krum import Bulyan, Krum, MultiKrum
 from consilience.server.averaging.combining.nearest_neighbour_mixing import NearestNeighbourMixing
 from consilience.server.averaging.combining.tolerance import faulty
 from consilience.server.averaging.combining.weighted_mean import WeightedMean

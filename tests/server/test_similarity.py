@@ -299,7 +299,7 @@ def test_few_rows_at_a_time_give_the_same(metric: str, monkeypatch: pytest.Monke
     torch.testing.assert_close(all_pairs(metric, stacked, confounder=confounder), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_stacks_of_unlike_widths_are_compared_crosswise() -> None:
+def test_stacks_of_different_widths_are_compared_crosswise() -> None:
     first, second = tensor(normal(3, 10, 2, seed=0)), tensor(normal(3, 10, 5, seed=1))
     got = similarity.between("cka_linear", [first, second])
     assert got.shape == (2, 2, 3, 3)

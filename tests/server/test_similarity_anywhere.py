@@ -194,7 +194,7 @@ def test_configs_refuse_what_has_no_meaning() -> None:
     for given, message in (
         (
             "cosin",
-            r"is not one of both, cosine, gaussian, gaussian_cosine, layerwise, mixed \(did you mean 'cosine'\?\)",
+            r"is not one of both, cosine, gaussian, adapters, .*layerwise, mixed \(did you mean 'cosine'\?\)",
         ),
         ("{name='layerwise', metric='hsic'}", "put it inside Mixed"),
     ):

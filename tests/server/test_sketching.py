@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from consilience.server.geometry.geometry import measure, measure_updates
-from consilience.server.geometry.sketching import sketch
+from consilience.server.geometry.geometry import measure, measure_updates, sketch
 
 
 def stacked(values: np.ndarray) -> dict[str, torch.Tensor]:

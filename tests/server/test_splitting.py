@@ -215,7 +215,7 @@ def test_buffers_are_averaged_over_those_that_replied() -> None:
 
 
 def logistic(seed: int) -> Vectorised:
-    """Six unlike clients: labels from a common truth, inputs shifted and scaled, classes unbalanced."""
+    """Six heterogeneous clients: labels from a common truth, inputs shifted and scaled, classes unbalanced."""
     draw = torch.Generator().manual_seed(seed)
     truth, clients = torch.randn(5, generator=draw, dtype=torch.float64), []
     for _ in range(6):

@@ -7,7 +7,7 @@ only the server's half sees the cohort. In a chain it acts on replies as they ar
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,11 +15,31 @@ from torch import Tensor
 
 from consilience.core import tree
 from consilience.core.exchange import Broadcast, Cohort
-from consilience.core.settings import Invalid
+from consilience.core.settings import Fraction, Invalid, Whole, check
 from consilience.core.tree import Tree
 
 Forge = Callable[[Tree, Tree], Tree]
 """(own updates of malicious clients [b, ...], honest updates [h, ...]) in float64 -> forged updates [b, ...]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack:
+    """Who is malicious: the named `clients`, or a `fraction` of all; an attack states what they send in `decode`."""
+
+    clients: tuple[Whole, ...] = ()
+    fraction: Fraction | None = None
+
+    def __post_init__(self) -> None:
+        check(self)
+        require_some(type(self).__name__, self.clients, self.fraction)
+
+    def init(self, start: Tree) -> Tree:
+        """Nothing is remembered."""
+        return {}
+
+    def encode(self, reply: Tree, message: Tree, memory: Tree, key: Tensor) -> tuple[Tree, Tree]:
+        """The reply itself."""
+        return reply, memory
 
 
 def require_some(part: str, clients: tuple[int, ...], fraction: float | None) -> None:

@@ -94,4 +94,4 @@ def _malicious_rows(name: str, federation: Federation, clients: Sequence[int], f
 
 
 def _with_train(federation: Federation, x: Tensor, y: Tensor) -> Federation:
-    return replace(federation, train=Rows(x=x, y=y, starts=federation.train.starts, sizes=federation.train.sizes))
+    return replace(federation, train=replace(federation.train, x=x, y=y))

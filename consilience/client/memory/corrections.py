@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from consilience.client.memory.memory import Done
-from consilience.client.solvers import SGD, Solver
+from consilience.client.memory.memory import TrainingEnd
+from consilience.client.solver_wrappers import plain_sgd, rate_in
+from consilience.client.solvers import Solver
 from consilience.core.settings import Invalid, Positive, check
 from consilience.core.tree import Tree, map_leaves
 
@@ -20,10 +21,7 @@ class ControlVariate:
     Parameters only: batch-norm statistics have no gradient.
     """
 
-    @property
-    def name(self) -> str:
-        """Its key in the client's memory."""
-        return "control_variate"
+    name = "control_variate"  # its key in the client's memory
 
     @property
     def hears(self) -> tuple[str, ...]:
@@ -37,20 +35,21 @@ class ControlVariate:
 
     def check_solver(self, solver: Solver) -> None:
         """Refuse solvers whose moves do not say what the gradients were."""
-        if not isinstance(solver, SGD) or solver.momentum:
+        if plain_sgd(solver) is None:
             raise Invalid(
                 f"control variates (option II) are incompatible with {solver!r}: they read the mean gradient off "
-                "the distance moved, which is right for plain SGD only: use optimiser = 'sgd' and momentum = 0"
+                "the distance moved, which is right for plain SGD only: use optimiser = 'sgd' and momentum = 0, "
+                "without clipping, accumulation or a schedule within a round"
             )
 
     def init(self, start: Tree) -> Tree:
         """Zero."""
         return map_leaves(torch.zeros_like, start["params"])
 
-    def update(self, old: Tree, done: Done) -> tuple[Tree, Tree]:
+    def update(self, old: Tree, done: TrainingEnd) -> tuple[Tree, Tree]:
         """A client that did no step keeps its c_i."""
         worked = done.steps > 0
-        scale = torch.where(worked, 1 / (done.steps.clamp(min=1) * _rate(done.solver, done.message["round"])), 0.0)
+        scale = torch.where(worked, 1 / (done.steps.clamp(min=1) * rate_in(done.solver, done.message["round"])), 0.0)
 
         def change(x: Tensor, y: Tensor, c: Tensor) -> Tensor:
             return torch.where(worked, (x - y) * scale.to(y.dtype) - c, 0.0)
@@ -60,26 +59,17 @@ class ControlVariate:
         return map_leaves(torch.add, old, moved), {"control_change": moved}
 
 
-def _rate(solver: Solver, round: Tensor) -> Tensor:
-    """The learning rate of plain SGD in this round."""
-    assert isinstance(solver, SGD)
-    return solver.lr * torch.pow(torch.as_tensor(solver.decay, dtype=torch.float64, device=round.device), round)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Drift:
     """h_i <- h_i + (w_i - w): all that the client ever moved away from the models it received."""
 
-    @property
-    def name(self) -> str:
-        """Its key in the client's memory."""
-        return "drift"
+    name = "drift"  # its key in the client's memory
 
     def init(self, start: Tree) -> Tree:
         """Zero."""
         return map_leaves(torch.zeros_like, start["params"])
 
-    def update(self, old: Tree, done: Done) -> tuple[Tree, Tree]:
+    def update(self, old: Tree, done: TrainingEnd) -> tuple[Tree, Tree]:
         """Add this round's move; nothing is added to the reply."""
         start = done.message["model"]["params"]
         return map_leaves(lambda h, w, x: h + (w - x), old, done.model["params"], start), {}
@@ -90,20 +80,16 @@ class Gradient:
     """g_k <- g_k - alpha (w_k - w): the gradient of the client's loss at w_k, if it solved its problem exactly."""
 
     alpha: Positive = 0.1
+    name = "gradient"  # its key in the client's memory
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def name(self) -> str:
-        """Its key in the client's memory."""
-        return "gradient"
 
     def init(self, start: Tree) -> Tree:
         """Zero."""
         return map_leaves(torch.zeros_like, start["params"])
 
-    def update(self, old: Tree, done: Done) -> tuple[Tree, Tree]:
+    def update(self, old: Tree, done: TrainingEnd) -> tuple[Tree, Tree]:
         """By how far the client moved; nothing is added to the reply."""
         start = done.message["model"]["params"]
         return map_leaves(lambda g, w, x: g - self.alpha * (w - x), old, done.model["params"], start), {}

@@ -10,8 +10,8 @@ from consilience.client.solvers import Solver
 from consilience.core.tree import Tree
 
 
-class Done(NamedTuple):
-    """The end of a client's round."""
+class TrainingEnd(NamedTuple):
+    """How local training ended: what a memory is updated from."""
 
     model: Tree  # after the last step
     message: Tree  # what the server sent: message["model"] is where the client started
@@ -36,7 +36,7 @@ class Memory(Protocol):
         """Before the client's first round."""
         ...
 
-    def update(self, old: Tree, done: Done) -> tuple[Tree, Tree]:
+    def update(self, old: Tree, done: TrainingEnd) -> tuple[Tree, Tree]:
         """(what to remember, what to add to the reply ({} if nothing)), the same structure every time."""
         ...
 

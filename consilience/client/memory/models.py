@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from consilience.client.memory.memory import Done
+from consilience.client.memory.memory import TrainingEnd
 from consilience.core.settings import check
 from consilience.core.tree import Tree, leaves, where
 
@@ -21,14 +21,10 @@ class PreviousModel:
     """
 
     report: bool = False
+    name = "previous"  # where terms find it: `context.memory["previous"]`
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def name(self) -> str:
-        """Where terms find it: `context.memory["previous"]`."""
-        return "previous"
 
     @property
     def says(self) -> tuple[str, ...]:
@@ -39,7 +35,7 @@ class PreviousModel:
         """The start model, which is not the client's own."""
         return {"model": start, "known": torch.zeros((), dtype=torch.bool, device=next(leaves(start)).device)}
 
-    def update(self, old: Tree, done: Done) -> tuple[Tree, Tree]:
+    def update(self, old: Tree, done: TrainingEnd) -> tuple[Tree, Tree]:
         """The model just trained; a client that did no step keeps the one it had."""
         worked = done.steps > 0
         kept = {"model": where(worked, done.model, old["model"]), "known": old["known"] | worked}
@@ -62,20 +58,13 @@ def distance(params: Tree, others: Tree) -> Tensor:
 class TrainedModel:
     """The model at the end of the client's last round, as its personal model; the initial model before."""
 
-    @property
-    def name(self) -> str:
-        """Its key in the client's memory."""
-        return "trained_model"
-
-    @property
-    def is_own_model(self) -> bool:
-        """The client uses this model."""
-        return True
+    name = "trained_model"  # its key in the client's memory
+    is_own_model = True  # the client uses this model
 
     def init(self, start: Tree) -> Tree:
         """The initial model."""
         return start
 
-    def update(self, old: Tree, done: Done) -> tuple[Tree, Tree]:
+    def update(self, old: Tree, done: TrainingEnd) -> tuple[Tree, Tree]:
         """What training ended with; nothing is added to the reply."""
         return done.model, {}

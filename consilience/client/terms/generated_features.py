@@ -41,7 +41,7 @@ class GeneratedFeatures:
 
     def check_against(self, task: Task) -> None:
         """Refuse a task without class numbers."""
-        if not task.kind.multiclass:
+        if not task.kind.class_per_row:
             raise Invalid(f"GeneratedFeatures needs one class number per row: {task.kind.name} has none")
 
     def __call__(self, params: Tree, context: Context, batch: Batch) -> Tensor:

@@ -1,4 +1,4 @@
-"""A term whose gradient is a given vector: control variates and remembered gradients."""
+"""Corrections of every gradient: control variates, remembered gradients, and FedDC's drift."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from consilience.client.terms.term import Context
 from consilience.core.plans import Batch
-from consilience.core.settings import Invalid, check
+from consilience.core.settings import Invalid, NonNegative, check
 from consilience.core.tree import Tree
 
 
@@ -21,6 +21,7 @@ class Linear:
 
     received: str | None = None
     remembered: str | None = None
+    whole_model = True  # it corrects every parameter
 
     def __post_init__(self) -> None:
         check(self)
@@ -37,11 +38,6 @@ class Linear:
         """The ledger it reads."""
         return () if self.received is None else (self.received,)
 
-    @property
-    def whole_model(self) -> bool:
-        """It corrects every parameter."""
-        return True
-
     def __call__(self, params: Tree, context: Context, batch: Batch) -> Tensor:
         """The inner product over the parameters."""
         plus = None if self.received is None else context.message[self.received]
@@ -55,3 +51,25 @@ def _slope(plus: Tree | None, minus: Tree | None, name: str) -> Tensor:
         assert minus is not None
         return -minus[name]
     return plus[name] if minus is None else plus[name] - minus[name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriftCorrected:
+    """alpha/2 |h_i + w - w_received|^2: the client, corrected by its drift h_i, stays near the global model."""
+
+    alpha: NonNegative = 0.1
+    whole_model = True  # it corrects every parameter
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The memory it reads."""
+        return ("drift",)
+
+    def __call__(self, params: Tree, context: Context, batch: Batch) -> Tensor:
+        """The penalty; its gradient is alpha (h_i + w - w_received)."""
+        anchor, drift = context.message["model"]["params"], context.memory["drift"]
+        squares = [(drift[name] + value - anchor[name]).square().sum() for name, value in params.items()]
+        return 0.5 * self.alpha * sum(squares[1:], squares[0])

@@ -31,14 +31,15 @@ def client_files(
     normalise: Scaling = "standard",
     categorical: tuple[str, ...] | None = None,
     target: Target = "classes",
+    weight: str | None = None,
     test_fraction: HeldOut = 0.2,
     seed: Whole = 0,
     data_dir: str | Path | None = None,
 ) -> Dataset:
     """One client per file, named after the file; test rows are those of `test/`, of the .npz, or drawn per client.
 
-    Tables need the column `label`; their other columns are features, as in `table`. Archives hold x and y,
-    or x_train, y_train, x_test and y_test.
+    Tables need the column `label`; their other columns are features, as in `table`, and `weight` may name one with the
+    weight of each row in the loss. Archives hold x and y, or x_train, y_train, x_test and y_test.
     """
     place = chosen_source(folder, data_dir, how=HOW)
     top = place.places[0]
@@ -53,7 +54,7 @@ def client_files(
         raise Invalid(f"{top} mixes .npz files with tables: keep one kind")
     if kinds == {True}:
         return _archive_clients(place.name, train, test, normalise, (test_fraction, seed))
-    rows = _table_rows(top, train, test, label)
+    rows = _table_rows(top, train, test, label, weight)
     return table_set(
         place.name,
         rows,
@@ -78,7 +79,7 @@ def _files(folder: Path) -> dict[str, Path]:
     return named
 
 
-def _table_rows(top: Path, train: dict[str, Path], test: dict[str, Path], label: str) -> OwnedRows:
+def _table_rows(top: Path, train: dict[str, Path], test: dict[str, Path], label: str, weight: str | None) -> OwnedRows:
     """All clients' rows, training files first; every file must have the columns of the first."""
     tables = [(name, read_table(path)) for files in (train, test) for name, path in files.items()]
     first = tables[0][1]
@@ -90,11 +91,12 @@ def _table_rows(top: Path, train: dict[str, Path], test: dict[str, Path], label:
         columns={
             column: [cell for _, part in tables for cell in part.column(column)]
             for column in first.columns
-            if column != label
+            if column not in (label, weight)
         },
         labels=[cell.strip() for _, part in tables for cell in part.column(label)],
         owners=[name for name, part in tables for _ in range(len(part))],
         given=sum(len(part) for _, part in tables[: len(train)]) if test else None,
+        weights=None if weight is None else [cell for _, part in tables for cell in part.column(weight)],
     )
 
 

@@ -17,7 +17,7 @@ from consilience.data.datasets.prepare.labels import number_names
 from consilience.data.datasets.prepare.modalities import picture_path
 from consilience.data.datasets.prepare.pictures import Normalise, scale_pictures
 from consilience.data.datasets.prepare.records import cells, places
-from consilience.data.datasets.prepare.texts import TextFeatures, TextForm, VocabularySize
+from consilience.data.datasets.prepare.texts import NumericForm, TextFeatures, VocabularySize
 from consilience.data.readers.files import Source, chosen_file, source
 from consilience.data.readers.pictures import read_pictures, read_sheets
 from consilience.data.readers.tables import read_table
@@ -43,7 +43,7 @@ class _Rows(NamedTuple):
 
 def crisismmd(
     *,
-    text: TextForm = "ngrams",
+    text: NumericForm = "ngrams",
     ngram_features: Count = 4096,
     length: Count = 40,
     max_vocabulary: VocabularySize = 10000,

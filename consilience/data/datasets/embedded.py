@@ -43,3 +43,20 @@ def breast_cancer(*, test_fraction: HeldOut = 0.2, seed: Whole = 0) -> Dataset:
         label_names=tuple(str(name) for name in bunch.target_names),
         feature_names=tuple(str(name) for name in bunch.feature_names),
     )
+
+
+def diabetes(*, test_fraction: HeldOut = 0.2, seed: Whole = 0) -> Dataset:
+    """442 patients, 10 measurements; how far diabetes went on within a year, in deviations of the training rows."""
+    from sklearn.datasets import load_diabetes
+
+    bunch = load_diabetes(scaled=False)
+    train, test = held_out(np.zeros(len(bunch.target)), fraction=test_fraction, seed=seed)
+    values = standardised(bunch.data, train).astype(np.float32)
+    targets = standardised(bunch.target, train).astype(np.float32)
+    return assemble(
+        "diabetes",
+        (values[train], targets[train]),
+        (values[test], targets[test]),
+        classes=None,
+        feature_names=tuple(str(name) for name in bunch.feature_names),
+    )

@@ -19,7 +19,7 @@ from consilience.data.datasets.prepare.modalities import (
 from consilience.data.datasets.prepare.pictures import Normalise
 from consilience.data.datasets.prepare.records import cells, classes, owners, places
 from consilience.data.datasets.prepare.splits import HeldOut, given_or_held_out
-from consilience.data.datasets.prepare.texts import TextFeatures, TextForm, VocabularySize
+from consilience.data.datasets.prepare.texts import NumericForm, TextFeatures, VocabularySize
 from consilience.data.readers.files import chosen_file, data_directory
 from consilience.data.readers.pictures import Fit
 from consilience.data.readers.tables import read_records
@@ -39,7 +39,7 @@ def multimodal(
     vector: str | None = None,
     columns: tuple[str, ...] = (),
     categorical: tuple[str, ...] | None = None,
-    features: TextForm = "ngrams",
+    features: NumericForm = "ngrams",
     length: Count = 64,
     max_vocabulary: VocabularySize = 20000,
     ngram_features: Count = 4096,

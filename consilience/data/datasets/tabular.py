@@ -36,6 +36,7 @@ def table(
     columns: tuple[str, ...] = (),
     categorical: tuple[str, ...] | None = None,
     target: Target = "classes",
+    weight: str | None = None,
     min_client_rows: Count = 1,
     standardise: bool = True,
     test_fraction: HeldOut = 0.2,
@@ -45,16 +46,18 @@ def table(
     """One table whose `client` column says who owns each row: a federation of hospitals, people or shops.
 
     `columns` are the features (default: all others); text columns become one-hot, gaps are filled with the
-    training median and marked. `target` "number" makes it regression. `test` names a second table.
+    training median and marked. `target` "number" makes it regression. `test` names a second table. `weight` names a
+    column with the weight of each row in the loss.
     """
     tables = [_read(chosen_file(name, data_dir, how=HOW)) for name in (file, test) if name is not None]
-    chosen = columns or tuple(name for name in tables[0].columns if name not in (client, label))
+    chosen = columns or tuple(name for name in tables[0].columns if name not in (client, label, weight))
     rows = OwnedRows(
         where=tables[0].path,
         columns={name: [cell for part in tables for cell in part.column(name)] for name in chosen},
         labels=[cell.strip() for part in tables for cell in part.column(label)],
         owners=[cell.strip() for part in tables for cell in part.column(client)],
         given=len(tables[0]) if test else None,
+        weights=None if weight is None else [cell for part in tables for cell in part.column(weight)],
     )
     return table_set(
         tables[0].path.name.split(".")[0],

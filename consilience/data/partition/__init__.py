@@ -18,7 +18,7 @@ from consilience.data.partition.mixture import Mixture
 from consilience.data.partition.natural import Natural
 from consilience.data.partition.quantity import Quantity
 from consilience.data.partition.shards import Shards
-from consilience.data.partition.storage import fingerprint, load, save
+from consilience.data.partition.storage import decoded, encoded, fingerprint, load, save
 from consilience.data.partition.stored import Stored
 
 PARTITIONS: dict[str, type] = {
@@ -51,6 +51,8 @@ __all__ = [
     "Shards",
     "Stored",
     "assign",
+    "decoded",
+    "encoded",
     "fingerprint",
     "load",
     "partition",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import tempfile
 import zipfile
@@ -28,14 +29,11 @@ def fingerprint(parts: Sequence[np.ndarray]) -> str:
 def save(parts: Sequence[np.ndarray], path: str | os.PathLike[str]) -> None:
     """Write a partition with its fingerprint; a crash leaves the old file or the new one whole."""
     target = Path(path)
-    rows = np.concatenate([np.asarray(part, dtype="<i8") for part in parts]) if parts else np.empty(0, "<i8")
-    offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype("<i8")
-    digest = np.frombuffer(bytes.fromhex(fingerprint(parts)), dtype=np.uint8)
     target.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name + ".", suffix=".partial")
     try:
         with os.fdopen(descriptor, "wb") as file:
-            np.savez(file, rows=rows, offsets=offsets, sha256=digest)
+            file.write(encoded(parts))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
@@ -46,9 +44,24 @@ def save(parts: Sequence[np.ndarray], path: str | os.PathLike[str]) -> None:
     _sync_folder(target.parent)
 
 
+def encoded(parts: Sequence[np.ndarray]) -> bytes:
+    """A partition with its fingerprint as the bytes of an `.npz`; equal partitions give equal bytes."""
+    rows = np.concatenate([np.asarray(part, dtype="<i8") for part in parts]) if parts else np.empty(0, "<i8")
+    offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype("<i8")
+    digest = np.frombuffer(bytes.fromhex(fingerprint(parts)), dtype=np.uint8)
+    buffer = io.BytesIO()
+    np.savez(buffer, rows=rows, offsets=offsets, sha256=digest)
+    return buffer.getvalue()
+
+
 def load(path: str | os.PathLike[str]) -> list[np.ndarray]:
     """Read what `save` wrote; anything else, and anything changed since, is refused."""
-    arrays = read_arrays(path)
+    return decoded(_bytes(path), str(path))
+
+
+def decoded(data: bytes, path: str) -> list[np.ndarray]:
+    """The partition in the bytes that `encoded` made; `path` is what errors call it."""
+    arrays = _arrays(data, path)
     if set(arrays) != {"rows", "offsets", "sha256"}:
         raise Invalid(f"{path} is not a saved partition: it holds {', '.join(sorted(arrays)) or 'nothing'}")
     rows, offsets = arrays["rows"], arrays["offsets"]
@@ -62,11 +75,22 @@ def load(path: str | os.PathLike[str]) -> list[np.ndarray]:
 
 
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Every array of an `.npz`, without pickle; a missing or unreadable file is an error that names it."""
+    """Every array of an `.npz` file, without pickle; a missing or unreadable file is an error that names it."""
+    return _arrays(_bytes(path), str(path))
+
+
+def _bytes(path: str | os.PathLike[str]) -> bytes:
     if not Path(path).is_file():
         raise FileNotFoundError(f"no partition file at {path}: save one with consilience.data.partition.save")
     try:
-        archive = np.load(path, allow_pickle=False)
+        return Path(path).read_bytes()
+    except OSError as problem:
+        raise Invalid(f"{path} cannot be read: {problem.strerror}") from problem
+
+
+def _arrays(data: bytes, path: str) -> dict[str, np.ndarray]:
+    try:
+        archive = np.load(io.BytesIO(data), allow_pickle=False)
         if isinstance(archive, np.ndarray):
             raise ValueError("it is one bare array")
         with archive:

@@ -18,7 +18,11 @@ def read_npz(path: Path, names: Sequence[str] | None = None) -> dict[str, np.nda
     absent = [name for name in names or () if name not in present]
     if absent:
         raise Invalid(f"{path} has no array {', '.join(absent)}: it has {', '.join(present) or 'none'}")
-    with np.load(path, allow_pickle=False) as archive:
+    try:
+        opened = np.load(path, allow_pickle=False)
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as problem:
+        raise Invalid(f"{path} is not a readable .npz archive: {problem}") from problem
+    with opened as archive:
         return {name: _read_array(path, archive, name) for name in names or present}
 
 

@@ -101,7 +101,7 @@ def parse_json(text: str, where: str) -> Any:
     """JSON text, or `Invalid` that says where it is broken."""
     try:
         return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as problem:
+    except (ValueError, RecursionError) as problem:  # also numbers of more than 4300 digits
         raise Invalid(f"{where} is not readable JSON: {problem}") from problem
 
 

@@ -18,11 +18,26 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 aten = torch.ops.aten
 Flat = list[Any]  # tensors, and None where there is none
 NORMS = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default)  # change their statistics without saying so
 SAME = (aten.detach.default, aten.alias.default)  # their result is their argument, as far as values go
+STORAGES = (aten.set_.source_Storage, aten.set_.source_Storage_storage_offset)
+RECURRENT = aten.mkldnn_rnn_layer.default
+BY_VALUE = (  # the shape of their result depends on values
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten._unique2.default,
+    aten.unique_dim.default,
+    aten.unique_consecutive.default,
+    aten._pack_padded_sequence.default,
+)
+
+
+class Untraceable(TypeError):
+    """The function does something else for other values: it must be run as it is."""
 
 
 class Trace:
@@ -62,6 +77,8 @@ class Trace:
                 script = torch.jit.trace(fx.GraphModule(self._constants, graph), given, check_trace=False, strict=False)
         except Exception:
             return self.run
+        if any(node.target is recurrent_layer for node in graph.nodes):  # its mode would be lost
+            return self.run
         return lambda *flat: script(*(leaf for leaf in flat if leaf is not None))
 
 
@@ -83,8 +100,7 @@ class _Record(TorchDispatchMode):
         super().__init__()
         self.graph = fx.Graph()
         self.constants: dict[str, Tensor] = {}
-        self._nodes: dict[int, fx.Node] = {}
-        self._held: list[Tensor] = []  # nothing is freed while recording, so that identities stay unique
+        self._nodes = WeakTensorKeyDictionary()  # by tensor; what is not used any more is freed while recording
         for position, leaf in enumerate(inputs):
             node = self.graph.placeholder(f"input_{position}")
             if isinstance(leaf, Tensor):
@@ -96,11 +112,15 @@ class _Record(TorchDispatchMode):
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if op is aten._local_scalar_dense.default:
-            raise TypeError("a value was read out of a tensor: a client's step must not depend on values in Python")
+            raise Untraceable("a value was read out of a tensor (.item(), or `if` on a tensor)")
+        if op in BY_VALUE or (op is aten.index.Tensor and any(_is_flags(index) for index in args[1])):
+            raise Untraceable(f"the shape of a tensor depends on values ({op})")
         kwargs = kwargs or {}
         value = op(*args, **kwargs)
+        if op in STORAGES:  # cuDNN looks whether its weights lie in one piece: they do not (core/recurrent.py)
+            return value
         arguments, options = pytree.tree_map_only(Tensor, self.node, (args, kwargs))
-        node = self.graph.call_function(op, arguments, options)
+        node = self.graph.call_function(recurrent_layer if op is RECURRENT else op, arguments, options)
         if isinstance(value, Tensor):
             self._know(value, node)
         elif isinstance(value, (list, tuple)):  # others give a number or a flag, which is the same for these shapes
@@ -113,27 +133,36 @@ class _Record(TorchDispatchMode):
         """The node that made a tensor; a tensor from outside is a constant."""
         if not isinstance(value, Tensor):
             return value
-        if id(value) not in self._nodes:
+        if value not in self._nodes:
             name = f"constant_{len(self.constants)}"
             self.constants[name] = value
             self._know(value, self.graph.create_node("get_attr", name))
-        return self._nodes[id(value)]
+        return self._nodes[value]
 
     def _know(self, value: Tensor, node: fx.Node) -> None:
         node.meta["shape"], node.meta["dtype"] = value.shape, value.dtype
         node.meta["stride"], node.meta["device"] = value.stride(), value.device
-        self._nodes[id(value)] = node
-        self._held.append(value)
+        self._nodes[value] = node
+
+
+def _is_flags(index: Any) -> bool:
+    return isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+def recurrent_layer(*args: Any) -> Any:
+    """oneDNN's LSTM keeps what its gradient needs only where gradients are on; a replay finds them by itself."""
+    with torch.enable_grad():
+        return RECURRENT(*args)
 
 
 def simplify(graph: fx.Graph) -> None:
     """Drop what changes nothing: detached copies, first powers, second transposes and casts, unused results."""
     changed = overwritten(graph)
-    casts: dict[Any, fx.Node] = {}  # of single numbers, such as a rate for every parameter
+    casts: dict[Any, fx.Node] = {}  # a rate for every parameter, or what several layers read in half precision
     for node in list(graph.nodes):
         if node.target in SAME or _is_first_power(node, changed):
             node.replace_all_uses_with(node.args[0])
-        elif node.target == aten._to_copy.default and node.meta["shape"] == () and _lasts(node, changed):
+        elif node.target == aten._to_copy.default and _lasts(node, changed):
             node.replace_all_uses_with(casts.setdefault((node.args, tuple(node.kwargs.items())), node))
         elif node.target == aten.ones_like.default and node.meta["shape"] == ():
             # backpropagation's start: without the objective's value, whose terms may be unused

@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import nn
 
 from consilience.core import tree
-from consilience.core.exchange import Broadcast, Cohort, WaitPolicy
+from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.federation import Federation, Rows
 from consilience.core.protocols import Channel, ClientRule
 from consilience.core.settings import Count, Invalid, check_value
@@ -20,22 +21,22 @@ from consilience.engines.placement import FloatingType, Placement
 from consilience.engines.ray import session
 from consilience.engines.ray.pool import ActorPool, WorkerAssignment, WorkerResult
 from consilience.engines.ray.replies import RemoteMemories, RemoteReplies
-from consilience.engines.ray.transfer import balanced_owners, packed
+from consilience.engines.ray.transfer import balanced_owners, packed, without_frozen
 from consilience.engines.ray.worker import WorkerSetup
+from consilience.engines.simulated import SimulatedEngine
 from consilience.engines.vectorised import timing
 from consilience.engines.vectorised.arithmetic import Precision, prepare_libraries
 from consilience.engines.vectorised.local_work import on_device
 from consilience.engines.vectorised.program import Program, memories
 from consilience.engines.vectorised.tuning import LaneChoice, LaneName
-from consilience.engines.workload import Workload, heard_steps, planned_steps
-from consilience.environments import clock
+from consilience.engines.workload import Workload, planned_steps
 from consilience.environments.environment import Environment
 
 LARGEST = 2**62
 LARGE = 4096  # bytes of a client's tensor from which on it stays in the object store
 
 
-class RayCluster:
+class RayCluster(SimulatedEngine):
     """Clients pinned to workers of Ray, balanced by rows; large replies stay with the workers until they are merged.
 
     `workers` processes with `threads` each, on this machine or at `address`; the other settings are those of each
@@ -66,14 +67,11 @@ class RayCluster:
         with_rows = int((federation.train.sizes > 0).sum())
         if workers > with_rows:
             raise Invalid(f"workers = {workers} is more than the {with_rows} clients that have rows: use fewer")
-        self._placement = Placement.of(device, dtype)
-        self.device, self.dtype = self._placement
+        super().__init__(task, federation, environment, Placement.of(device, dtype))
         prepare_libraries(self.device, precision, deterministic)
-        self.environment = environment or Environment()
         self.environment.check_against(len(federation))
         self.choice = LaneChoice(lane=lane, clients_at_once=clients_at_once, compile=compile)
-        self._federation, self._given_task = federation, task
-        self._task = self._placement.task(task)
+        self._given_task = task
         self._test = None if federation.test is None else self._placement.rows(federation.test)
         self.owner = balanced_owners(self.sizes.astype(np.float64), workers)  # [K] worker of each client
         self._workers, self._threads, self._address = workers, threads, address
@@ -95,24 +93,9 @@ class RayCluster:
         self._shared: tuple[Tree | None, Any] = (None, None)  # what was last sent to all, and where it lies
 
     @property
-    def task(self) -> Task:
-        """The task, with its constants on the driver's device."""
-        return self._task
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """[K] training rows of every client."""
-        return self._federation.train.sizes.numpy()
-
-    @property
     def test_rows(self) -> Rows | None:
         """The test rows on the driver's device."""
         return self._test
-
-    @property
-    def test_sizes(self) -> np.ndarray | None:
-        """[K] test rows of every client; None where there are no test rows."""
-        return None if self._test is None else self._test.sizes.numpy()
 
     @property
     def resolved_settings(self) -> dict[str, Any]:
@@ -122,31 +105,10 @@ class RayCluster:
     def store(self, rows: Literal["train", "test"]) -> Rows:
         """The rows on the driver's device, for what does not run on the workers."""
         if rows == "train":
-            return self._placement.rows(self._federation.train)
+            return self._placement.rows(self.federation.train)
         if self._test is None:
             raise Invalid("the federation has no test rows: pass test=... when building it")
         return self._test
-
-    def start(self) -> Tree:
-        """The task's initial model, on the driver's device."""
-        return self._placement.start(self._task)
-
-    def place(self, values: Tree) -> Tree:
-        """A tree that was saved, on the driver's device."""
-        return self._placement.saved(values)
-
-    def available(self, round: int, seed: int) -> np.ndarray:
-        """[K] who could take part."""
-        return self.environment.available(round, len(self.sizes), seed)
-
-    def planned(self, client: ClientRule, ids: np.ndarray, *, round: int, seed: int) -> np.ndarray:
-        """[m] steps that clients will do in a round's exchange; 0 for clients whose reply will not arrive."""
-        return heard_steps(self.environment, client.work, ids, self.sizes[ids], round=round, seed=seed)
-
-    @property
-    def wait_policy(self) -> WaitPolicy:
-        """How long the server waits for replies, in simulated time."""
-        return clock.wait_policy(self.environment)
 
     @torch.no_grad()
     def seconds(
@@ -215,8 +177,10 @@ class RayCluster:
             count = self._workers
             session.join(self._address, count * self._threads)
             try:
+                module, frozen = without_frozen(self._given_task.module)
                 self._pool = ActorPool(
-                    [self._setup(np.flatnonzero(self.owner == worker)) for worker in range(count)],
+                    [self._setup(np.flatnonzero(self.owner == worker), module) for worker in range(count)],
+                    frozen,
                     session.room(count, self._threads, self.device.type == "cuda"),
                 )
             except BaseException:
@@ -225,11 +189,12 @@ class RayCluster:
             self._shutdown = weakref.finalize(self, ActorPool.shutdown, self._pool)
         return self._pool
 
-    def _setup(self, ids: np.ndarray) -> WorkerSetup:
+    def _setup(self, ids: np.ndarray, module: nn.Module) -> WorkerSetup:
         return WorkerSetup.of(
-            self._federation,
+            self.federation,
             ids,
             self._given_task,
+            module,
             self._settings,
             threads=self._threads,
             shards=self._workers,

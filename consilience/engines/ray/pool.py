@@ -50,7 +50,7 @@ class WorkerResult(NamedTuple):
 class ActorPool:
     """One process per setup, each with its own clients; `memory` is what a new process needs of them."""
 
-    def __init__(self, setups: Sequence[WorkerSetup], resources: Mapping[str, float]) -> None:
+    def __init__(self, setups: Sequence[WorkerSetup], frozen: Tree, resources: Mapping[str, float]) -> None:
         import ray
         from ray import exceptions
 
@@ -64,7 +64,8 @@ class ActorPool:
         self._failed = exceptions.RayTaskError
         self._actor: Any = ray.remote(Worker).options(max_restarts=0, max_task_retries=0, **resources)
         self.ids = [setup.ids for setup in setups]
-        self._setups = [ray.put(setup) for setup in setups]  # the rows are sent once, and outlive their worker
+        # rows and frozen parameters are sent once, and outlive their worker
+        self._setups, self._frozen = [ray.put(setup) for setup in setups], ray.put(frozen)
         self.memory: RemoteMemories | None = None
         self.choice: LaneChoice | None = None
         self._workers = [self._spawn(worker) for worker in range(len(setups))]
@@ -135,7 +136,7 @@ class ActorPool:
         if self._ray.is_initialized():
             for worker in self._workers:
                 self._ray.kill(worker)
-        self._workers, self._setups, self.memory = [], [], None
+        self._workers, self._setups, self._frozen, self.memory = [], [], None, None
         session.leave()
 
     def _send(self, worker: int, assignment: WorkerAssignment, remembers: bool) -> list[Any]:
@@ -164,7 +165,7 @@ class ActorPool:
         return wait
 
     def _spawn(self, worker: int) -> Any:
-        return self._actor.remote([path for path in sys.path if path], [self._setups[worker]])
+        return self._actor.remote([path for path in sys.path if path], [self._setups[worker], self._frozen])
 
     def _replace(self, worker: int, problem: Exception) -> None:
         """A new process in place of one that died, with the same lane and memories."""

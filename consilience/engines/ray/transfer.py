@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from consilience.core import tree
 from consilience.core.remote import RemoteTensor
@@ -40,6 +41,21 @@ def _tensor(array: np.ndarray) -> Tensor:
         if array.dtype == _BFLOAT16:
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
+
+
+def without_frozen(module: nn.Module) -> tuple[nn.Module, Tree]:
+    """(the module with empty tensors in place of frozen parameters, these parameters as arrays by name)."""
+    frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
+    empty = {id(p): nn.Parameter(p.detach().new_empty(0), requires_grad=False) for p in frozen.values()}
+    return copy.deepcopy(module, empty), packed(frozen)  # type: ignore[arg-type]
+
+
+def with_frozen(module: nn.Module, frozen: Tree) -> nn.Module:
+    """The module with its frozen parameters, which share the arrays' memory."""
+    parameters = dict(module.named_parameters())
+    for name, value in unpacked(frozen, torch.device("cpu")).items():
+        parameters[name].data = value
+    return module
 
 
 class RemoteLeaf(NamedTuple):

@@ -21,7 +21,14 @@ from consilience.core.metrics import Metric
 from consilience.core.protocols import Channel, ClientRule
 from consilience.core.task import Task
 from consilience.core.tree import Tree
-from consilience.engines.ray.transfer import RemoteLeaf, WorkerReplies, balanced_owners, packed, unpacked
+from consilience.engines.ray.transfer import (
+    RemoteLeaf,
+    WorkerReplies,
+    balanced_owners,
+    packed,
+    unpacked,
+    with_frozen,
+)
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.engines.vectorised.tuning import LaneChoice
 from consilience.engines.workload import Workload
@@ -34,7 +41,7 @@ class WorkerSetup(NamedTuple):
     train: dict[str, Any]  # of arrays
     test: dict[str, Any] | None
     classes: int | None
-    module: nn.Module
+    module: nn.Module  # without its frozen parameters, which are stored once for all workers of a machine
     kind: Kind
     loss: Loss
     metrics: tuple[Metric, ...]
@@ -48,6 +55,7 @@ class WorkerSetup(NamedTuple):
         federation: Federation,
         ids: np.ndarray,
         task: Task,
+        module: nn.Module,
         settings: dict[str, Any],
         *,
         threads: int,
@@ -61,7 +69,7 @@ class WorkerSetup(NamedTuple):
             train=packed(vars(mine.train)),
             test=None if mine.test is None else packed(vars(mine.test)),
             classes=mine.classes,
-            module=task.module,
+            module=module,
             kind=task.kind,
             loss=task.losses,
             metrics=task.added,
@@ -90,11 +98,11 @@ class Worker:
 
         # models and rules are found where the driver finds them; the setup, in a list, is not opened before
         sys.path.extend(path for path in paths if path not in sys.path and os.path.exists(path))
-        self._begin(ray.get(setup[0]))
+        self._begin(*ray.get(setup))
 
-    def _begin(self, setup: WorkerSetup) -> None:
+    def _begin(self, setup: WorkerSetup, frozen: Tree) -> None:
         torch.set_num_threads(setup.threads)  # Ray's own default is one, and the last bits depend on it
-        task = Task(setup.module, setup.kind, loss=setup.loss, metrics=setup.metrics)
+        task = Task(with_frozen(setup.module, frozen), setup.kind, loss=setup.loss, metrics=setup.metrics)
         self._engine = Vectorised(task, setup.federation(), hosts=setup.ids, **setup.settings)
         self._setup = setup
         self._whole: tuple[int, dict[str, Tensor]] = (-1, {})  # of an exchange, tensors put together from all workers

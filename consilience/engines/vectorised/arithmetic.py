@@ -30,7 +30,7 @@ class Arithmetic:
 
     def __init__(self, device: torch.device, precision: str, deterministic: bool) -> None:
         self._cuda, self._fast, self._deterministic = device.type == "cuda", precision != "full", deterministic
-        self._before: list[tuple[bool, bool, bool, bool, bool, bool]] = []
+        self._before: list[tuple[bool, ...]] = []
         prepare_libraries(device, precision, deterministic)
 
     def __enter__(self) -> None:
@@ -46,9 +46,11 @@ class Arithmetic:
                 cudnn.benchmark,
                 torch.are_deterministic_algorithms_enabled(),
                 _memory.fill_uninitialized_memory,
+                torch.backends.cuda.cudnn_sdp_enabled(),
             )
         )
-        self._set((self._fast, self._fast, self._deterministic, not self._deterministic, self._deterministic, False))
+        exact = self._deterministic  # cuDNN's attention adds in any order; the other kernels can do without
+        self._set((self._fast, self._fast, exact, not exact, exact, False, not exact))
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         if self._cuda:
@@ -57,11 +59,12 @@ class Arithmetic:
             _keep_freed_memory(False)
 
     @staticmethod
-    def _set(switches: tuple[bool, bool, bool, bool, bool, bool]) -> None:
+    def _set(switches: tuple[bool, ...]) -> None:
         cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = switches[:4]
         torch.use_deterministic_algorithms(switches[4], warn_only=True)
         _memory.fill_uninitialized_memory = switches[5]
+        torch.backends.cuda.enable_cudnn_sdp(switches[6])
 
 
 def prepare_libraries(device: torch.device, precision: str, deterministic: bool) -> None:

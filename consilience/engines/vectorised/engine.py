@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from consilience.core import plans, tree
-from consilience.core.exchange import Broadcast, Cohort, WaitPolicy
+from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.federation import Federation, Rows
 from consilience.core.plans import Plan, Work
 from consilience.core.protocols import Channel, ClientRule
@@ -17,20 +17,20 @@ from consilience.core.settings import Count, Invalid
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.engines.placement import FloatingType, Placement
+from consilience.engines.simulated import SimulatedEngine
 from consilience.engines.vectorised import timing
 from consilience.engines.vectorised.arithmetic import Arithmetic, Precision
 from consilience.engines.vectorised.local_work import LocalWork, channel_keys, on_device
 from consilience.engines.vectorised.program import Context, Program, memories
 from consilience.engines.vectorised.tuning import LaneChoice, LaneName, Tuner
-from consilience.engines.workload import Workload, heard_steps, planned_steps
-from consilience.environments import clock
+from consilience.engines.workload import Workload, planned_steps
 from consilience.environments.environment import Environment
 
 RunClients = Callable[..., Tree]
 """What `Vectorised.run_clients` is: (client, channel, broadcast, workload, round=, seed=) -> replies."""
 
 
-class Vectorised:
+class Vectorised(SimulatedEngine):
     """Data, client memories and models stay on the device; the cohort is cut into groups that fit and run in a lane.
 
         engine = cs.Vectorised(cs.Task(module), federation, lane="batched")
@@ -67,14 +67,10 @@ class Vectorised:
         rounds_ahead: Count | None = None,
         hosts: np.ndarray | None = None,
     ) -> None:
-        self._placement = Placement.of(device, dtype)
-        self.device, self.dtype = self._placement
-        self.environment = environment or Environment()
-        self.federation = federation
+        super().__init__(task, federation, environment, Placement.of(device, dtype))
         self._hosts = hosts
         if hosts is None:
             self.environment.check_against(len(federation))
-        self._task = self._placement.task(task)
         self._stores = {"train": self._placement.rows(federation.train)}
         if federation.test is not None:
             self._stores["test"] = self._placement.rows(federation.test)
@@ -87,24 +83,9 @@ class Vectorised:
         self._delegate: RunClients | None = None
 
     @property
-    def task(self) -> Task:
-        """The task, with its constants on the device."""
-        return self._task
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """[K] training rows of every client."""
-        return self.federation.train.sizes.numpy()
-
-    @property
     def test_rows(self) -> Rows | None:
         """The test rows on the device."""
         return self._stores.get("test")
-
-    @property
-    def test_sizes(self) -> np.ndarray | None:
-        """[K] test rows of every client; None where there are no test rows."""
-        return None if self.federation.test is None else self.federation.test.sizes.numpy()
 
     @property
     def choice(self) -> LaneChoice:
@@ -130,29 +111,8 @@ class Vectorised:
             raise Invalid("the federation has no test rows: pass test=... when building it")
         return self._stores[rows]
 
-    def start(self) -> Tree:
-        """The task's initial model, on the device."""
-        return self._placement.start(self._task)
-
-    def place(self, values: Tree) -> Tree:
-        """A tree that was saved, on the device."""
-        return self._placement.saved(values)
-
     def close(self) -> None:
         """Do nothing: this engine starts no process."""
-
-    def available(self, round: int, seed: int) -> np.ndarray:
-        """[K] who could take part."""
-        return self.environment.available(round, len(self.federation), seed)
-
-    def planned(self, client: ClientRule, ids: np.ndarray, *, round: int, seed: int) -> np.ndarray:
-        """[m] steps that clients will do in a round's exchange; 0 for clients whose reply will not arrive."""
-        return heard_steps(self.environment, client.work, ids, self.sizes[ids], round=round, seed=seed)
-
-    @property
-    def wait_policy(self) -> WaitPolicy:
-        """How long the server waits for replies, in simulated time."""
-        return clock.wait_policy(self.environment)
 
     @torch.no_grad()
     def seconds(

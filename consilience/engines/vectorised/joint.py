@@ -98,6 +98,7 @@ class Joint:
                 y=torch.cat([stores[run].y for run in kept]),
                 starts=none,
                 sizes=none,
+                weight=_joined([stores[run] for run in kept]),
             )
             self._stores[which] = rows, [begins[same] for same in self._same]
         return self._stores[which]
@@ -199,3 +200,11 @@ def _personal(request: Request, device: torch.device) -> Tree:
     shared = {**request.broadcast.shared, "round": torch.full((), request.round, device=device)}
     spread = tree.map_leaves(lambda leaf: leaf.expand(len(place), *leaf.shape), shared)
     return {**spread, **tree.rows(request.broadcast.personal, place)}
+
+
+def _joined(stores: Sequence[Rows]) -> Tensor | None:
+    """The rows' weights; where only some runs have any, those of the others are 1."""
+    if all(store.weight is None for store in stores):
+        return None
+    ones = (torch.ones(len(store.y), device=store.y.device) for store in stores)
+    return torch.cat([one if store.weight is None else store.weight for store, one in zip(stores, ones)])

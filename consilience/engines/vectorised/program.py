@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from consilience.core.protocols import Channel, ClientRule
 from consilience.core.task import Task
 from consilience.core.tree import Tree, map_leaves, rows
 from consilience.engines.compiler.in_place import InPlace, copy_all
-from consilience.engines.compiler.trace import Flat, trace
+from consilience.engines.compiler.trace import Flat, Untraceable, trace
 
 HOT = 48  # a step shape seen this often is worth tracing: a trace costs as much as some fifty untraced steps
 
@@ -123,6 +124,7 @@ class Traced:
         self._function = function
         self._met: Counter[Any] = Counter()
         self._traced: dict[Any, tuple[Callable[..., Flat], Any]] = {}
+        self._traceable = True
 
     def __call__(self, *arguments: Any) -> Any:
         """The function's value."""
@@ -133,12 +135,15 @@ class Traced:
             return pytree.tree_unflatten(flat(leaves), shape)
         value = self._function(*arguments)
         self._met[signature] += 1
-        if self._met[signature] > 1:
+        if self._met[signature] > 1 and self._traceable:
             _, shape = pytree.tree_flatten(value)
-            flatly = trace(
-                lambda leaves: pytree.tree_leaves(self._function(*pytree.tree_unflatten(leaves, spec))), leaves
-            )
-            self._traced[signature] = (flatly, shape)
+            try:
+                flatly = trace(
+                    lambda leaves: pytree.tree_leaves(self._function(*pytree.tree_unflatten(leaves, spec))), leaves
+                )
+                self._traced[signature] = (flatly, shape)
+            except Untraceable:
+                self._traceable = False
         return value
 
 
@@ -154,16 +159,19 @@ class Steps:
         self.hot = HOT
         self.met: Counter[Any] = Counter()
         self.traced: dict[Any, InPlace] = {}
+        self.untraceable: str | None = None  # why, once it was tried
 
     def bind(self, carry: Tree, context: Context, *, threaded: bool = False) -> BoundSteps:
         """The step for this carry, which it overwrites; for one of several threads, with pictures channels last."""
         return BoundSteps(self, carry, context, threaded)
 
-    def function(self, carry_spec: Any, context_spec: Any, batch_spec: Any, masked: bool) -> Callable[..., Flat]:
+    def function(
+        self, carry_spec: Any, context_spec: Any, batch_spec: Any, masked: bool, weighted: bool
+    ) -> Callable[..., Flat]:
         """(carry leaves, batch leaves, context leaves) -> carry leaves."""
         step: Callable[..., Tree] = self._step
         if self.grouped:
-            batch_dims = Batch(0, 0, 0 if masked else None, 0, 0)  # type: ignore[arg-type]
+            batch_dims = Batch(0, 0, 0 if masked else None, 0, 0, 0 if weighted else None)  # type: ignore[arg-type]
             step = vmap(step, in_dims=(0, batch_dims, CONTEXT_DIMS), randomness="different")
 
         def flat_step(carry: Flat, batch: Flat, context: Flat) -> Flat:
@@ -225,10 +233,11 @@ class BoundSteps:
             step = self._steps.traced.get(signature)
             if step is None:
                 self._steps.met[signature] += may_trace
-                if not may_trace or self._steps.met[signature] <= self._steps.hot:
+                if may_trace and self._steps.met[signature] > self._steps.hot:
+                    step = self._trace(signature, batch, leaves)
+                if step is None:
                     copy_all(self._carry, self._function(batch)(self._carry, leaves, self._context))
                     return
-                step = self._trace(signature, batch, leaves)
             self._known[shape] = step
         step(self._carry, leaves, self._context)
 
@@ -242,10 +251,22 @@ class BoundSteps:
 
     def _function(self, batch: Batch) -> Callable[..., Flat]:
         _, spec = pytree.tree_flatten(batch)
-        return self._steps.function(self._carry_spec, self._context_spec, spec, batch.mask is not None)
+        masked, weighted = batch.mask is not None, batch.weight is not None
+        return self._steps.function(self._carry_spec, self._context_spec, spec, masked, weighted)
 
-    def _trace(self, signature: Any, batch: Batch, leaves: Flat) -> InPlace:
-        step = InPlace(trace(self._function(batch), self._carry, leaves, self._context), len(self._carry))
+    def _trace(self, signature: Any, batch: Batch, leaves: Flat) -> InPlace | None:
+        """The traced step; None where what it does depends on values, so that it cannot be."""
+        if self._steps.untraceable is not None:
+            return None
+        try:
+            step = InPlace(trace(self._function(batch), self._carry, leaves, self._context), len(self._carry))
+        except Untraceable as reason:
+            self._steps.untraceable = str(reason)
+            warnings.warn(
+                f"a client's step cannot be traced, since {reason}: it runs as it is, slower for a small model",
+                stacklevel=2,
+            )
+            return None
         if self._threaded:
             step.leave_lock(self._carry, leaves, self._context)
         self._steps.traced[signature] = step

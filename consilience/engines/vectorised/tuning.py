@@ -14,8 +14,9 @@ import torch
 from consilience.core import tree
 from consilience.core.federation import Rows
 from consilience.core.plans import Plan
-from consilience.core.settings import Count, check
+from consilience.core.settings import Count, Invalid, check
 from consilience.core.tree import Tree
+from consilience.engines.vectorised import obstacles
 from consilience.engines.vectorised.lanes import Lane
 from consilience.engines.vectorised.lanes.batched import Batched
 from consilience.engines.vectorised.lanes.cuda import GraphBatched, GraphStreams
@@ -68,6 +69,8 @@ class Tuner:
     def __init__(self, device: torch.device, choice: LaneChoice, rounds_ahead: int | None) -> None:
         self.choice, self._device, self._rounds_ahead = choice, device, rounds_ahead
         self._lanes: dict[tuple[str, bool], Lane] = {}
+        self._problems: dict[str, Exception] = {}  # of lanes that cannot run the model
+        self._loops: set[str] = set()  # operations that the batched lane runs once for each client
 
     def groups(self, order: np.ndarray) -> Iterator[np.ndarray]:
         """The cohort, longest client first, in groups of nearly equal size that fit."""
@@ -104,7 +107,7 @@ class Tuner:
 
     def _fastest(self, program: Program, store: Rows, order: np.ndarray, prepare: Prepare) -> LaneName:
         names = self._candidates(program, order)
-        if len(names) == 1:
+        if names == ["serial"]:
             return names[0]
         rates: dict[LaneName, float] = {}
         for name in names:
@@ -114,11 +117,17 @@ class Tuner:
                 if not self._pays(max(rates.values()), order, prepare):
                     continue
             rates[name] = self._rate(name, False, program, store, order, prepare)
+        if not any(rates.values()) and "serial" not in rates:
+            rates["serial"] = self._rate("serial", False, program, store, order, prepare)
+        if not any(rates.values()):
+            raise next(iter(self._problems.values()))
         if self._device.type == "cpu":
             rates = self._over_the_cohort(rates, program, store, next(self.groups(order)), prepare)
         if "streams" in rates and "serial" in rates:
             rates["serial"] /= MARGIN
-        return max(rates, key=lambda name: rates[name])
+        lane = max(rates, key=lambda name: rates[name])
+        obstacles.report(lane, {name: obstacles.reason(p) for name, p in self._problems.items()}, self._loops)
+        return lane
 
     def _over_the_cohort(
         self, rates: dict[LaneName, float], program: Program, store: Rows, group: np.ndarray, prepare: Prepare
@@ -195,9 +204,12 @@ class Tuner:
         try:
             which = program.by_matmul() if name == "batched-matmul" else program
             hot = which.one.hot
-            which.one.hot = which.group.hot = 0  # trace what the sample needs
-            run(1)
-            which.one.hot = which.group.hot = hot
+            try:
+                which.one.hot = which.group.hot = 0  # trace what the sample needs
+                with obstacles.noting_loops(self._loops):
+                    run(1)
+            finally:
+                which.one.hot = which.group.hot = hot
             took, _ = run(1)  # the first replay is slower
             if took > TRIAL_SECONDS and self._device.type == "cpu" and name != "batched":
                 group = group[: torch.get_num_threads()]  # a slow model: save time; the caches are full anyway
@@ -205,7 +217,10 @@ class Tuner:
             steps = int(np.clip(enough / took, 3, 200))
             repeats = 3 if took < TRIAL_SECONDS else 2
             return max(seen / took for took, seen in (run(steps) for _ in range(repeats)))  # the first fills the caches
-        except (RuntimeError, NotImplementedError, ValueError):
+        except Invalid:
+            raise
+        except (RuntimeError, NotImplementedError, ValueError, TypeError) as problem:
+            self._problems[name] = problem
             return 0.0
 
     def _whole_rate(

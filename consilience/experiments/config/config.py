@@ -12,9 +12,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from consilience.core.kinds import KINDS as TASK_KINDS
 from consilience.core.kinds import LOSSES
 from consilience.core.screening import Limits
-from consilience.core.settings import Count, Invalid, Option, Range, Whole, check, hints_of, nearest, refuse_unknown
+from consilience.core.settings import (
+    Count,
+    Decay,
+    Invalid,
+    NonNegative,
+    Option,
+    Range,
+    Whole,
+    check,
+    hints_of,
+    nearest,
+    refuse_unknown,
+)
 from consilience.experiments.config import defence
 from consilience.experiments.config.catalogue import (
     DEFAULTS,
@@ -27,6 +40,8 @@ from consilience.experiments.config.catalogue import (
     with_defaults,
 )
 from consilience.experiments.config.overrides import overridden
+from consilience.experiments.config.schedules import refuse_idle_rounds, with_horizons
+from consilience.experiments.stopping import Validation
 from consilience.options import parts, recipes
 from consilience.runs import canonical, toml_text
 from consilience.runs.names import safe_name
@@ -35,8 +50,10 @@ Seed = Annotated[int, Range(least=0, below=2**63)]
 Table = dict[str, Any]
 if TYPE_CHECKING:
     LossName = str
+    KindName = str
 else:
     LossName = Literal[("auto", *LOSSES)]  # those of the kinds of task
+    KindName = Literal[("auto", *TASK_KINDS)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +82,37 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskSettings:
+    """The kind of task, and settings of its loss and metrics; `auto` is the kind that the data or the loss call for.
+
+    class_weights: of the classes (or labels) in the loss; "balanced" makes all classes of all training rows weigh the
+    same. label_smoothing: the share of a target that is spread over all classes. ignore_index: the target that does not
+    count (tokens, dense, multi_label; -100). outputs: targets of a row, for a deployment without data at the server.
+    labels: the names of the classes in the order of their numbers, where targets are texts; by default those that
+    occur, sorted. metrics: further ones by name, such as "per_class", "auroc", "top_5".
+    """
+
+    kind: KindName = "auto"
+    class_weights: tuple[NonNegative, ...] | Literal["balanced"] | None = None
+    label_smoothing: Decay = 0.0
+    ignore_index: int | None = None
+    outputs: Count | None = None
+    labels: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def changed(self) -> Table:
+        """What is not as it is by default."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}
+
+    def of_kind(self) -> Table:
+        """What the kind is made with."""
+        return {key: value for key, value in self.changed().items() if key not in ("kind", "outputs", "labels")}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Checkpointing:
     """How often a checkpoint is written, and how many are kept."""
 
@@ -75,8 +123,15 @@ class Checkpointing:
         check(self)
 
 
-FIXED: dict[str, type] = {"evaluation": Evaluation, "checkpoint": Checkpointing, "limits": Limits}
-"""Sections that mean the same in every run."""
+FIXED: dict[str, type] = {
+    "evaluation": Evaluation,
+    "validation": Validation,
+    "checkpoint": Checkpointing,
+    "limits": Limits,
+}
+"""Sections that mean the same in every run, and are written in full."""
+TASK: dict[str, type] = {"task": TaskSettings}
+"""Written only where it is not as by default, since runs of before there were kinds have none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +154,9 @@ class Config:
     model: Chosen
     algorithm: Chosen
     engine: Table = field(default_factory=dict)
+    task: TaskSettings = field(default_factory=TaskSettings)
     evaluation: Evaluation = field(default_factory=Evaluation)
+    validation: Validation = field(default_factory=Validation)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     limits: Limits = field(default_factory=Limits)
 
@@ -118,6 +175,10 @@ class Config:
         chosen = {section: getattr(self, section) for section in KINDS}
         sections = {section: {"name": it.name, **parts.write(it.options)} for section, it in chosen.items()}
         ends = {"engine": self.engine, **{key: _set_options(getattr(self, key)) for key in FIXED}}
+        if self.task.changed():
+            ends["task"] = self.task.changed()
+        if self.validation == Validation():
+            del ends["validation"]
         return {**scalars, **sections, **{key: parts.write(table) for key, table in ends.items()}}
 
     def toml(self) -> str:
@@ -143,15 +204,16 @@ def load(path: Path | str | None = None, overrides: Iterable[str] = ()) -> Confi
 
 def from_table(given: Mapping[str, Any], overrides: Iterable[str] = (), *, source: str = "the config") -> Config:
     """A checked config from plain tables; what is left out has its default."""
-    table = overridden(_with_tables(given), overrides, source)
+    table = _with_tables(overridden(_with_tables(given), overrides, source))
     fields = [f.name for f in dataclasses.fields(Config)]
     refuse_unknown(table, fields, "")
     hints = hints_of(Config)
     checked: Table = {key: parts.read(key, table[key], hints[key]) for key in _scalars() if key in table}
+    rounds = checked.get("rounds", Config.rounds)
     for section in KINDS:
-        checked[section] = _chosen(section, table.get(section, {}))
+        checked[section] = _chosen(section, table.get(section, {}), rounds)
     checked["engine"] = _engine(table.get("engine", {}))
-    for section, kind in FIXED.items():
+    for section, kind in (TASK | FIXED).items():
         known = {f.name: Option(hints_of(kind)[f.name], f.default) for f in dataclasses.fields(kind)}
         checked[section] = kind(**_section(section, table, known))
     defence.check(checked.get("defence"), checked.get("untrusted"))
@@ -159,11 +221,12 @@ def from_table(given: Mapping[str, Any], overrides: Iterable[str] = (), *, sourc
         chosen = checked["algorithm"]
         checked["algorithm"] = dataclasses.replace(chosen, built=defence.defended(chosen.built, checked["untrusted"]))
         checked["limits"] = defence.bounded(checked["limits"])
+    refuse_idle_rounds(checked["algorithm"].built, rounds)
     return Config(**checked)
 
 
 def _scalars() -> list[str]:
-    return [f.name for f in dataclasses.fields(Config) if f.name not in (*KINDS, "engine", *FIXED)]
+    return [f.name for f in dataclasses.fields(Config) if f.name not in (*KINDS, "engine", *TASK, *FIXED)]
 
 
 def _set_options(section: Any) -> Table:
@@ -175,13 +238,13 @@ def _with_tables(given: Mapping[str, Any]) -> Table:
     """The tables, with `data = "mnist"` spelled `data = {name = "mnist"}`."""
     named = (*KINDS, "engine")
     spelled = {k: {"name": v} if k in named and isinstance(v, str) else v for k, v in given.items()}
-    for key in (*KINDS, "engine", *FIXED):
+    for key in (*KINDS, "engine", *TASK, *FIXED):
         if not isinstance(spelled.get(key, {}), Mapping):
             raise Invalid(f"{key} = {spelled[key]!r} must be a table: write [{key}] and its settings below it")
     return spelled
 
 
-def _chosen(section: str, given: Table) -> Chosen:
+def _chosen(section: str, given: Table, rounds: int) -> Chosen:
     """A named section: the options given, and of the default section those that belong to this name as well."""
     kind, default = KINDS[section], DEFAULTS[section]
     name, factory = kind.find(given.get("name", default["name"]))
@@ -193,6 +256,10 @@ def _chosen(section: str, given: Table) -> Chosen:
     wanted = {**offered(section, name, known), **own}
     built: Any
     if section == "algorithm":
+        own = with_horizons(own, rounds)
+        wanted = {**wanted, **own}
+        if isinstance(own.get("optimiser"), Mapping):  # it has a rate of its own
+            wanted = {key: value for key, value in wanted.items() if key != "lr" or key in own}
         built, options = recipes.built(factory, wanted, key=section, explicit=own)
     else:
         options = parts.read_options(section, wanted, known, name)

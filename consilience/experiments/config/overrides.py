@@ -56,6 +56,8 @@ def _apply(table: Table, text: str) -> None:
 def _refuse_leftovers(before: Table, after: Table, source: str) -> None:
     """An override chose another name, but the file still holds options of the first one: say which, and the fix."""
     for section, kind in KINDS.items():
+        if not isinstance(after.get(section, {}), Mapping):
+            continue  # refused where the table is read
         old = {**{"name": DEFAULTS[section]["name"]}, **before.get(section, {})}
         new = {**{"name": old["name"]}, **after.get(section, {})}
         if old["name"] == new["name"]:

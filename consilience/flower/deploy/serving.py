@@ -24,9 +24,10 @@ from consilience.flower.deploy.settings import DeployedConfig, load
 from consilience.flower.deploy.sources import Source, source_of
 from consilience.flower.engine import wire
 from consilience.flower.engine.engine import FlowerEngine
-from consilience.runs import checkpoint, identity
+from consilience.runs import identity
 from consilience.runs.folder import RunFolder
 from consilience.runs.observation import Observation
+from consilience.runs.verification import newest_checkpoint
 
 log = logging.getLogger("consilience.flower")
 
@@ -91,7 +92,7 @@ def opened(experiment: Experiment, runs: Path) -> Iterator[Run]:
         RunFolder.create(runs, config.label, config.toml(), {**made, "deployed": True})
     folder = RunFolder.open(path)
     with folder.lock():
-        saved = checkpoint.load_latest(folder.checkpoints)
+        saved = newest_checkpoint(folder)
         refuse_another_run(folder, config, computed=saved is not None)
         yield Run(folder, experiment, saved)
 

@@ -138,6 +138,11 @@ def from_given(
         usual = {key: value for key, value in DEPLOYED.items() if key != "max_growth" or "defence" not in table}
         table["limits"] = {**usual, **table.get("limits", {})}
     base = from_table(table, source=source)
+    if base.validation.share is not None:
+        raise Invalid(
+            f"{source}: validation.share is not supported in a deployment, where the server has no validation rows: "
+            "leave the section [validation] out, and choose the number of rounds in a simulation"
+        )
     if own and base.evaluation.validation is not None:
         raise Invalid(f"{source}: evaluation.validation is not supported with {FEDERATION}: give test rows there")
     if base.engine.get("lane") == "auto":  # each message is a process of its own, in which measuring would not pay

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,8 +15,9 @@ import torch
 from torch import nn
 
 from consilience.core import tree
+from consilience.core.class_names import are_names
 from consilience.core.federation import Federation, Rows
-from consilience.core.kinds import classification
+from consilience.core.kinds import kind_with_loss
 from consilience.core.settings import Invalid
 from consilience.core.task import Task
 from consilience.experiments.assembly import assemble, try_model
@@ -33,16 +35,30 @@ class OwnFederation:
     @functools.cached_property
     def task(self) -> Task:
         """What model() gives, initialised from the run's seed on both sides; a Task has its own kind and metrics."""
+        return self._config.build_algorithm().prepared(self._given_task())
+
+    def _given_task(self) -> Task:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._config.seed)
             module = self._function("model")()
+        task, width = self._config.task, self._config.task.outputs or self.classes
         if isinstance(module, Task):
-            return module.knowing(self.classes)
+            return module.knowing(width)
         if not isinstance(module, nn.Module):
             raise Invalid(f"{FEDERATION}: model() gave {type(module).__name__}, not a torch.nn.Module or cs.Task")
-        if self._config.loss != "auto":
-            return Task(module, loss=self._config.loss).knowing(self.classes)
-        return Task(module, "regression" if self.classes is None else classification(classes=self.classes))
+        settings = task.of_kind()
+        if settings.get("class_weights") == "balanced":
+            raise Invalid("task.class_weights = 'balanced' needs all clients' labels, which are not here: give numbers")
+        kind = "regression" if self.classes is None else "classification"
+        if task.kind != "auto":
+            kind = task.kind
+        elif self._config.loss != "auto":
+            kind = kind_with_loss(self._config.loss).name
+        loss = None if self._config.loss == "auto" else self._config.loss
+        made = Task(module, kind, loss=loss, **settings)
+        if made.kind.multiclass and made.kind.axes is not None and width is None:
+            raise Invalid(f"task.kind = {kind!r} needs deploy.classes: how many classes there are")
+        return made.knowing(width)
 
     @property
     def classes(self) -> int | None:
@@ -52,18 +68,25 @@ class OwnFederation:
     def held(self, hosts: np.ndarray, node: Mapping[str, Any]) -> Federation:
         """The rows of these clients only."""
         given = [self._rows(int(client), node) for client in hosts]
-        pairs = [rows[:2] for rows in given]
-        tests = [rows[2:] for rows in given]
-        if any(len(test) not in (0, 2) for test in tests) or len({len(test) for test in tests}) > 1:
-            raise Invalid(f"{FEDERATION}: data() must give (x, y) or (x, y, test_x, test_y), the same for every client")
+        pairs = [(*rows[:2], *rows[len(rows) - len(rows) % 2 :]) for rows in given]  # the weights are last
+        tests = [rows[2:4] if len(rows) > 3 else () for rows in given]
+        if any(len(rows) not in (2, 3, 4, 5) for rows in given) or len({len(rows) for rows in given}) > 1:
+            raise Invalid(
+                f"{FEDERATION}: data() must give (x, y) or (x, y, test_x, test_y), with weights of the training rows "
+                "behind them or without, the same for every client"
+            )
         federation = Federation.from_clients(
             pairs,
             client_tests=tests if tests and tests[0] else None,
             names=[str(client) for client in hosts],
             classes=self.classes,
+            label_names=self._config.task.labels,
         )
         dtype = next(iter(self.task.start()["params"].values())).dtype  # the engine will cast rows and model alike
-        try_model(self.task, _cast(federation, dtype), f"the model of {FEDERATION}", "its data")
+        tried = try_model(self.task, _cast(federation, dtype), f"the model of {FEDERATION}", "its data")
+        if not tried.kind.multiclass and tried.metrics.shapes != self.task.metrics.shapes:
+            targets = tried.kind.outputs(federation.train.y, None)
+            raise Invalid(f"{FEDERATION}: a row has {targets} targets, which the server must know: set task.outputs")
         return federation
 
     def test(self) -> Rows | None:
@@ -77,14 +100,14 @@ class OwnFederation:
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """Unknown."""
-        return ()
+        """Those of the config."""
+        return self._config.task.labels
 
     def _rows(self, client: int, node: Mapping[str, Any]) -> tuple[Any, ...]:
         rows = self._function("data")(client, node)
         if not isinstance(rows, (tuple, list)):
             raise Invalid(f"{FEDERATION}: data({client}, ...) gave {type(rows).__name__}, not (x, y)")
-        return tuple(tree.map_leaves(torch.as_tensor, part) for part in rows)
+        return tuple(part if are_names(part) else tree.map_leaves(torch.as_tensor, part) for part in rows)
 
     def _function(self, name: str) -> Any:
         found = getattr(self._module, name, None)
@@ -131,8 +154,8 @@ Source = OwnFederation | NamedFederation
 def _cast(federation: Federation, dtype: torch.dtype) -> Federation:
     """The first rows in another floating type: enough to try a model on."""
     rows = federation.train
-    few = Rows(x=tree.rows(rows.x, slice(0, 2)), y=rows.y, starts=rows.starts, sizes=rows.sizes).to("cpu", dtype)
-    return Federation(train=few, names=federation.names, classes=federation.classes)
+    few = replace(rows, x=tree.rows(rows.x, slice(0, 2))).to("cpu", dtype)
+    return replace(federation, train=few, test=None)
 
 
 def source_of(folder: Path, config: DeployedConfig) -> Source:

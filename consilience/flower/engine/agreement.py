@@ -26,12 +26,16 @@ from consilience.flower.secure.terms import SecureTerms
 def agreement(
     algorithm: Algorithm, task: Task, dtype: str, clients: int, secure: SecureTerms | None = None
 ) -> dict[str, str]:
-    """Digests of the algorithm with all its settings, the model's tensors, the kind of task, secure sums."""
+    """Digests of the algorithm with all its settings, the model's tensors, the kind of task, secure sums.
+
+    Frozen weights are never sent: each side loads its own, and their digests must be equal.
+    """
     start = tree.flatten(task.start())
     shapes = [(path, tuple(leaf.shape), str(leaf.dtype)) for path, leaf in sorted(start.items())]
     return {
         "algorithm": _short(repr(algorithm)),
         "model": _short(repr(shapes)),
+        "frozen_weights": task.frozen_digest[:16] or "none",
         "kind": task.kind.name,
         "loss": task.loss_name,
         "metrics": " ".join(metric.key for metric in task.metrics.metrics),

@@ -16,13 +16,12 @@ from torch import Tensor, nn
 
 from consilience.client.cosine import cosine
 from consilience.client.memory.corrections import ControlVariate, Drift, Gradient
-from consilience.client.memory.memory import Done, Memory
+from consilience.client.memory.memory import Memory, TrainingEnd
 from consilience.client.prox_centering import Centring, ReflectedProximal
 from consilience.client.siamese_training import SiameseTraining
 from consilience.client.solvers import SGD
 from consilience.client.terms.contrastive import Contrastive
-from consilience.client.terms.drift_corrected import DriftCorrected
-from consilience.client.terms.linear import Linear
+from consilience.client.terms.linear import DriftCorrected, Linear
 from consilience.client.terms.proximal import Proximal
 from consilience.client.terms.term import Context, Term
 from consilience.core.plans import Batch
@@ -233,7 +232,7 @@ def _update(
     names = message["model"]["params"]
     with torch.no_grad():
         ended = {"params": _copies(_named(model, names))}
-        done = Done(ended, message, {}, torch.tensor(float(steps), dtype=torch.float64), SGD(lr=lr))
+        done = TrainingEnd(ended, message, {}, torch.tensor(float(steps), dtype=torch.float64), SGD(lr=lr))
         return memory.update(old, done)
 
 

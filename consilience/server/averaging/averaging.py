@@ -23,6 +23,7 @@ from consilience.server.protocols import (
     Tolerant,
     Weighting,
     read_by,
+    take_step,
     uses_weights,
 )
 
@@ -84,7 +85,7 @@ class Averaging:
             merged = self.combine.merge(cohort.reply["model"], weights)
         if sent is not model:  # personal layers stay as they are here
             merged = {kind: {**leaves, **merged[kind]} for kind, leaves in model.items()}
-        params, step = self.step.move(model["params"], merged["params"], state["step"])
+        params, step = take_step(self.step, model["params"], merged["params"], state["step"], cohort.round)
         after: Tree = {"weighting": weighting, "step": step}
         if self.ledgers:
             after["ledgers"] = {}

@@ -30,14 +30,10 @@ class GaussianCosine:
     tau: Annotated[Positive, OnlyWith("take", ("both",))] = 0.5
     take: Similarity = "both"
     compare_on: Annotated[CompareOn, OnlyWith("take", ("both", "cosine"))] = "weights"
+    bounded = True  # cosines and Gaussians lie in [-1, 1]
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def bounded(self) -> bool:
-        """Cosines and Gaussians lie in [-1, 1]."""
-        return True
 
     def compare(self, models: Tree, ancestor: Tree) -> Tensor:
         """[m, m] of parameters stacked [m, ...]."""

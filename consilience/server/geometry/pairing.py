@@ -32,10 +32,7 @@ class Pairing(Protocol):
 class Random:
     """FedSwap: any pairs, all equally likely."""
 
-    @property
-    def needs_similarity(self) -> bool:
-        """It does not look."""
-        return False
+    needs_similarity = False  # it does not look
 
     def pairs(self, similarity: np.ndarray, count: int, draw: np.random.Generator) -> Pairs:
         """Neighbours in a shuffled list."""
@@ -47,10 +44,7 @@ class Random:
 class Greedy:
     """SimFedSwap's Algorithm 1 (GS): a random client swaps with the least similar of those left, and so on."""
 
-    @property
-    def needs_similarity(self) -> bool:
-        """It looks at one row at a time."""
-        return True
+    needs_similarity = True  # it looks at one row at a time
 
     def pairs(self, similarity: np.ndarray, count: int, draw: np.random.Generator) -> Pairs:
         """Draws among those left, ties to the first."""
@@ -68,13 +62,10 @@ class Greedy:
 class MinimumSimilarity:
     """SimFedSwap's Algorithm 2 (MSS): the least similar pair of all swaps, then the least similar of the rest."""
 
+    needs_similarity = True  # it looks at all pairs
+
     # Paper: called globally optimal. Here: greedy on the matrix, as printed, which need not give the least total;
     # `ExactMatching` does.
-
-    @property
-    def needs_similarity(self) -> bool:
-        """It looks at all pairs."""
-        return True
 
     def pairs(self, similarity: np.ndarray, count: int, draw: np.random.Generator) -> Pairs:
         """Row by row over the upper triangle, ties to the first; both rows and both columns of a pair are struck."""
@@ -93,13 +84,10 @@ class MinimumSimilarity:
 class ExactMatching:
     """The pairs with the least total similarity: a minimum-weight matching (Edmonds 1965), about m^3 operations."""
 
-    @property
-    def needs_similarity(self) -> bool:
-        """It looks at all pairs."""
-        return True
+    needs_similarity = True  # it looks at all pairs
 
     def pairs(self, similarity: np.ndarray, count: int, draw: np.random.Generator) -> Pairs:
-        """Blossoms on whole numbers; clients that stay out are matched with m - 2 `count` nobodies."""
+        """Blossoms on whole numbers; m - 2 `count` added nodes are matched with the clients that stay out."""
         try:
             from networkx import Graph, max_weight_matching  # type: ignore[import-untyped]
         except ImportError as problem:  # it comes with torch

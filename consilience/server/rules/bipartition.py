@@ -23,7 +23,7 @@ class Bipartition(Wraps):
     is shorter than `eps_1` though some client's is longer than `eps_2`: it stands still, but its clients do not.
 
     The cut makes the largest cosine between updates across it as small as can be, a; it is made only if
-    sqrt((1 - a) / 2) > `gamma`, after the first `warm_up` rounds, and while there are fewer than `most` clusters.
+    sqrt((1 - a) / 2) > `gamma`, after the first `warm_up` rounds, and while there are fewer than `max_clusters`.
     """
 
     averaging: Averaging = field(default_factory=Averaging)
@@ -34,15 +34,11 @@ class Bipartition(Wraps):
     max_clusters: Count = 8
     holds = "averaging"
     refuses = UNGROUPED
+    needs_each_reply = True  # it compares updates
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """It compares updates."""
-        return True
 
     def init(self, start: Tree, clients: int) -> Tree:
         """Everyone in cluster 0; the models of the others wait at the start."""

@@ -32,15 +32,11 @@ class ChosenClusters(Wraps):
     seed: Whole = 0
     holds = "averaging"
     refuses = UNGROUPED
+    needs_each_reply = True  # it must know who chose what
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """It must know who chose what."""
-        return True
 
     def init(self, start: Tree, clients: int) -> Tree:
         """The models, and nobody's choice."""

@@ -15,7 +15,7 @@ from consilience.core.settings import Count, OnlyWith, check
 from consilience.core.tree import Tree, map_leaves
 from consilience.server.averaging.combining.weighted_mean import weighted_mean
 from consilience.server.geometry.geometry import measure
-from consilience.server.rules.clusters import ClusterMetric, Groups, by_likeness, check_groups, in_order
+from consilience.server.rules.clusters import ClusterMetric, Groups, by_similarity, check_groups, in_order
 
 NOWHERE = -1
 
@@ -32,14 +32,10 @@ class ClusteredAveraging:
     clusters: Annotated[Count, OnlyWith("groups", (None,))] = 2
     metric: ClusterMetric = "distance"
     groups: Groups | None = None
+    needs_each_reply = True  # each cluster has a mean of its own
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Each cluster has a mean of its own."""
-        return True
 
     def init(self, start: Tree, clients: int) -> Tree:
         """Every cluster at the start model, nobody in any."""
@@ -88,7 +84,7 @@ class ClusteredAveraging:
             return mine
         if not bool(state["trained"].any()):
             keep = np.isin(np.arange(len(cohort)), new.cpu().numpy())
-            found = by_likeness(cohort.only(keep), state["model"]["params"], self.clusters, self.metric)
+            found = by_similarity(cohort.only(keep), state["model"]["params"], self.clusters, self.metric)
             return mine.index_copy(0, new, torch.from_numpy(found).to(mine))
         homes = torch.nonzero(state["trained"]).flatten()
         both = tree.concatenate([tree.rows(params, new), tree.rows(state["models"]["params"], homes)])

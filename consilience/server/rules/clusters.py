@@ -43,7 +43,7 @@ def agglomerate(distance: np.ndarray, clusters: int) -> np.ndarray:
     return labels
 
 
-def by_likeness(cohort: Cohort, params: Tree, clusters: int, metric: ClusterMetric) -> np.ndarray:
+def by_similarity(cohort: Cohort, params: Tree, clusters: int, metric: ClusterMetric) -> np.ndarray:
     """[m] cluster numbers of a cohort in ascending client order, from how its models lie around `params`."""
     geometry = measure_updates(cohort.reply["model"]["params"], params)
     apart = geometry.distance if metric == "distance" else (1 - geometry.cosine).masked_fill(geometry.distance == 0, 0)

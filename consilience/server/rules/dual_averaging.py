@@ -15,7 +15,7 @@ from consilience.core.tree import Tree, map_rows
 from consilience.server.averaging.combining.weighted_mean import weighted_mean
 from consilience.server.averaging.steps.plain import Replace
 from consilience.server.averaging.weighting.dual import DualWeights, cosines_to_mean, dual_weights, first_weights
-from consilience.server.protocols import Step
+from consilience.server.protocols import Step, take_step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,14 +29,10 @@ class LayerwiseDual:
     compare_on: Literal["weights", "updates"] = "weights"
     first_stage: Literal["uniform", "examples"] = "uniform"
     step: Step = field(default_factory=Replace)
+    needs_each_reply = True  # cosines need every model
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Cosines need every model."""
-        return True
 
     def init(self, start: Tree, clients: int) -> Tree:
         """The start model and the step's state."""
@@ -53,7 +49,7 @@ class LayerwiseDual:
         layers = {layer: self._weights(layer, names, cohort, model) for layer, names in layers_of(model).items()}
         shares = {name: layers[layer_of(name)] for name in replies["params"]}
         merged = map_rows(weighted_mean, replies["params"], shares)
-        params, step = self.step.move(model["params"], merged, state["step"])
+        params, step = take_step(self.step, model["params"], merged, state["step"], cohort.round)
         buffers = map_rows(weighted_mean, replies["buffers"], given=(whole,))
         notes = {**notes, "weights": whole, "layer_weights": torch.stack(list(layers.values()))}  # [L, m]
         return {"model": {"params": params, "buffers": buffers}, "step": step}, notes

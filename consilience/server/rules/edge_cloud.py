@@ -33,17 +33,13 @@ class EdgeCloud(Wraps):
     edge_of: tuple[Whole, ...] | None = None
     holds = "averaging"
     refuses = UNGROUPED
+    needs_each_reply = True  # each edge needs a sum of its own
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check(self)
         if self.edge_of is not None and max(self.edge_of, default=0) >= self.edges:
             raise Invalid(f"edge_of names edge {max(self.edge_of)}, but edges = {self.edges}: count from 0")
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Each edge needs a sum of its own."""
-        return True
 
     def init(self, start: Tree, clients: int) -> Tree:
         """Every edge at the start model."""

@@ -44,15 +44,11 @@ class EnsembleDistillation(Wraps):
         TrainsModel: "trains the model itself: there can be only one such server",
         SpendsPrivacy: "protects what it averages, and the ensemble reads each model as it was sent",
     }
+    needs_each_reply = True  # every model is asked
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Every model is asked."""
-        return True
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -76,10 +72,14 @@ class EnsembleDistillation(Wraps):
         """The average after it has learned."""
         return self.averaging.model(state)
 
+    def check_against(self, task: Task) -> None:
+        """Refuse a task without class numbers."""
+        if not task.kind.class_per_row:
+            raise Invalid(f"ensemble distillation needs class numbers, one for each row: {task.kind.name} has none")
+
     def train(self, task: Task, state: Tree, cohort: Cohort) -> Tree:
         """The state with the average taught by the clients' models."""
-        if not task.kind.multiclass:
-            raise Invalid(f"ensemble distillation needs class numbers: {task.kind.name} has none")
+        self.check_against(task)
         model = state["model"]
         x = self.public.public_rows(model["params"], cohort.seed)
         wanted = teacher(task, cohort, x)

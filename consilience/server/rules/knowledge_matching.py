@@ -30,14 +30,10 @@ class KnowledgeMatching:
     momentum: Decay = 0.9
     weight: NonNegative = 0.1
     temperature: Positive = 2.0
+    needs_each_reply = True  # synthetic rows are no numbers to be summed
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Synthetic rows are no numbers to be summed."""
-        return True
 
     def init(self, start: Tree, clients: int) -> Tree:
         """The start model, and nothing known of any class."""

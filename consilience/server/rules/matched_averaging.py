@@ -37,14 +37,10 @@ class MatchedAveraging:
 
     weighting: Weighting = field(default_factory=ByExamples)
     passes: Count = 5
+    needs_each_reply = True  # units are matched client by client
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Units are matched client by client."""
-        return True
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -139,7 +135,9 @@ def _assigned(units: Tensor, centre: Tensor, weights: Tensor, passes: int) -> Te
     places = torch.arange(units.shape[1]).expand(len(units), -1)
     centre = centre.double()
     for number in range(passes):
-        cost = torch.cdist(centre.expand(len(units), -1, -1), units).square().cpu().numpy()  # [m, places, units]
+        cost = (
+            torch.cdist(centre.expand(len(units), -1, -1), units).square().detach().cpu().numpy()
+        )  # [m, places, units]
         found = torch.from_numpy(np.stack([linear_sum_assignment(one)[1] for one in cost]))
         if number and torch.equal(found, places):
             break

@@ -28,14 +28,10 @@ class MessagePassing:
     alpha: Positive = 1.0
     sigma: Positive = 1.0
     own_share: Annotated[Probability, OnlyWith("attention", ("cosine",))] = 0.5
+    needs_each_reply = True  # every model is compared with every other
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Every model is compared with every other."""
-        return True
 
     def init(self, start: Tree, clients: int) -> Tree:
         """Every client's last model is the initial one."""

@@ -27,16 +27,12 @@ class NormalisedAveraging:
     weighting: Weighting = field(default_factory=ByExamples)
     momentum: Decay = 0.0
     shrink: Decay = 0.0
+    needs_each_reply = True  # each update is divided by its own client's steps
 
     def __post_init__(self) -> None:
         check(self)
         if self.momentum and self.shrink:
             raise Invalid("NormalisedAveraging knows how steps add up with momentum or with a proximal term, not both")
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Each update is divided by its own client's steps."""
-        return True
 
     @property
     def reads(self) -> tuple[str, ...]:

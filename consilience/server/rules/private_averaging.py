@@ -10,18 +10,19 @@ import torch
 from torch import Tensor
 
 from consilience.core.algorithm import Algorithm
+from consilience.core.capabilities import RoundKeys
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.protocols import Engine
 from consilience.core.remote import each
-from consilience.core.round_keys import derived, name_of, normals, seeded
 from consilience.core.rounds import TooFewClients
 from consilience.core.screening import Limits
 from consilience.core.settings import Fraction, Invalid, Positive, Whole, check
 from consilience.core.tree import Tree, here, map_leaves, map_rows
 from consilience.privacy import History, Spending, Spent, history
 from consilience.privacy.proof import refuse_unproven
+from consilience.privacy.round_keys import derived, fresh, name_of, normals, seeded
 from consilience.server.averaging.steps.plain import Replace
-from consilience.server.protocols import Step
+from consilience.server.protocols import Step, take_step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,10 @@ class PrivateAveraging:
     epsilon: Positive | None = None
     noise_seed: Whole | None = None
     step: Step = field(default_factory=Replace)
+    needs_each_reply = True  # it clips each
+    # whether one client's update is used must not depend on another's: the sum would move by more than `bound`
+    independent_replies = True
+    moves_without_replies = True  # a round without replies adds noise, too: else its absence would tell
 
     def __post_init__(self) -> None:
         check(self)
@@ -50,24 +55,13 @@ class PrivateAveraging:
         """What its rounds cost."""
         return Spending(noise=self.noise, rate=self.rate, delta=self.delta)
 
-    @property
-    def needs_each_reply(self) -> bool:
-        """It clips each."""
-        return True
-
-    @property
-    def independent_replies(self) -> bool:
-        """Whether one client's update is used must not depend on another's: the sum would move by more than `bound`."""
-        return True
-
-    @property
-    def moves_without_replies(self) -> bool:
-        """A round without replies adds noise, too: else its absence would tell."""
-        return True
-
     def check_surroundings(self, algorithm: Algorithm, engine: Engine, limits: Limits | None) -> None:
         """Refuse what lets one client decide about another's reply."""
         refuse_unproven(algorithm, engine, limits, rate=self.rate)
+
+    def round_key(self, round: int, keys: RoundKeys | None) -> bytes:
+        """A key that was never used before, unless there is a seed for all of them."""
+        return (keys or fresh)(round) if self.noise_seed is None else seeded(self.noise_seed, round)
 
     def init(self, start: Tree, clients: int) -> Tree:
         """The start model; refuses what would be released without noise."""
@@ -112,7 +106,7 @@ class PrivateAveraging:
             return (value.to(torch.float64) + (total[name] + added) / expected).to(value.dtype)
 
         merged = {name: moved(name, value) for name, value in before.items()}
-        params, step = self.step.move(before, merged, state["step"])
+        params, step = take_step(self.step, before, merged, state["step"], cohort.round)
         spent = torch.cat([state["spent"], state["spent"].new_tensor([[self.noise, self.rate]])])
         after = {"model": {"params": params, "buffers": {}}, "step": step, "clients": state["clients"], "spent": spent}
         notes: Notes = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -33,7 +34,7 @@ class FileRows:
 
     def __post_init__(self) -> None:
         check(self)
-        if Path(self.path).suffix != ".npy" or not Path(self.path).is_file():
+        if Path(self.path).suffix != ".npy" or not os.path.isfile(self.path):
             raise Invalid(f"FileRows.path = {self.path!r} is not an .npy file that exists: write one with numpy.save")
 
     def public_rows(self, params: Tree, seed: int) -> Tensor:

@@ -19,7 +19,7 @@ from consilience.server.averaging.steps.plain import Replace
 from consilience.server.averaging.weighting.by_size import ByExamples
 from consilience.server.geometry.model_similarity import Layerwise, ModelSimilarity
 from consilience.server.geometry.pairing import MinimumSimilarity, Pairing
-from consilience.server.protocols import Combine, Step, Weighting, read_by
+from consilience.server.protocols import Combine, Step, Weighting, read_by, take_step
 
 NOBODY = -1
 
@@ -41,14 +41,10 @@ class Swapping:
     weighting: Weighting = field(default_factory=ByExamples)
     combine: Combine = field(default_factory=WeightedMean)
     step: Step = field(default_factory=Replace)
+    needs_each_reply = True  # every model is kept
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Every model goes on living."""
-        return True
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -104,7 +100,7 @@ class Swapping:
         last = state["average"]
         weights, weighting, notes = self.weighting.weigh(cohort, last, state["weighting"])
         merged = self.combine.merge(cohort.reply["model"], weights)
-        params, step = self.step.move(last["params"], merged["params"], state["step"])
+        params, step = take_step(self.step, last["params"], merged["params"], state["step"], cohort.round)
         model = {"params": params, "buffers": merged["buffers"]}
         return {"model": model, "weighting": weighting, "step": step}, {"weights": weights, **notes}
 
@@ -116,7 +112,7 @@ class Swapping:
         if count and self.pairing.needs_similarity:
             answered = tree.rows(cohort.reply["model"]["params"], torch.from_numpy(places))
             found = self.similarity.compare(answered, state["average"]["params"])
-            similarity, notes = found.cpu().numpy(), {"similarity": found}
+            similarity, notes = found.detach().cpu().numpy(), {"similarity": found}
         for a, b in self.pairing.pairs(similarity, count, host(cohort.seed, "swap", cohort.round)):
             source[places[a]], source[places[b]] = places[b], places[a]
         held_from = torch.from_numpy(cohort.ids[source])

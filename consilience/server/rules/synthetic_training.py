@@ -29,14 +29,10 @@ class SyntheticTraining:
     momentum: Decay = 0.9
     weight_decay: NonNegative = 0.0
     radius: Positive | None = None
+    needs_each_reply = True  # synthetic rows are no numbers to be summed
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Synthetic rows are no numbers to be summed."""
-        return True
 
     def init(self, start: Tree, clients: int) -> Tree:
         """The start model."""

@@ -13,6 +13,7 @@ from consilience.data.dataset import Dataset
 from consilience.data.datasets import catalogue, load
 
 EXPECTED = {
+    *("diabetes", "shapes", "synthetic_labels", "synthetic_regression", "synthetic_text"),
     *("digits", "breast_cancer", "synthetic", "mnist", "fashion_mnist", "emnist", "duw_mnist", "cifar10", "cifar100"),
     *("npz", "pneumoniamnist", "picture_folders", "text_table", "banking77", "sentiment140", "sheets", "mnist_m"),
     *("pacs64", "usps", "digits_domains", "crisismmd", "shakespeare", "heart_disease", "uci_har_acc", "medic"),

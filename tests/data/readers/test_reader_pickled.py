@@ -10,7 +10,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from consilience.core.settings import Invalid
@@ -195,6 +195,7 @@ def test_every_truncation_is_refused(tmp_path):
 
 
 @given(place=st.integers(0, 10**6), value=st.integers(0, 255))
+@example(place=0, value=python2_batch()[0])  # unchanged, so that it must be read
 def test_a_changed_byte_gives_data_or_a_refusal(tmp_path_factory, place, value):
     whole = python2_batch()
     content = bytearray(whole)

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from declared import CLIENTS, build, model_of
+from declared import CLIENTS, COMBINED, build, model_of
 
 from consilience import algorithms
+from consilience.algorithms.fedavg import fedavg
 from consilience.core.rounds import Round, run
 from consilience.core.task import Task
 from consilience.environments.environment import Environment
@@ -63,6 +64,17 @@ def test_through_flower_records_is_vectorised(name: str) -> None:
         assert mine.cohort.counts == theirs.cohort.counts
         assert (mine.bytes_up, mine.bytes_down) == (theirs.bytes_up, theirs.bytes_down)
         assert torch.equal(mine.cohort.examples, theirs.cohort.examples)
+
+
+@pytest.mark.usefixtures("untraced")
+def test_every_option_of_local_training_goes_through_flower() -> None:
+    algorithm, data = fedavg(**COMBINED), tiny.federation()
+    grid = Loopback(apps(algorithm, lambda: task_for("fedavg"), data, SHARES))
+    there = FlowerEngine(grid, task_for("fedavg"), algorithm, clients=CLIENTS, run="a-run", dtype="float64")
+    there.meet()
+    here = Vectorised(task_for("fedavg"), data, dtype="float64", lane="serial", device="cpu")
+    for mine, theirs in zip(*(run(algorithm, engine, rounds=3, seed=5) for engine in (here, there)), strict=True):
+        assert tiny.same(mine.model, theirs.model) and tiny.same(mine.snapshot.server, theirs.snapshot.server)
 
 
 @pytest.mark.usefixtures("untraced")

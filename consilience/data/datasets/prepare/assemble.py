@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
+from consilience.core.kind import Kind
 from consilience.core.settings import Invalid
-from consilience.data.dataset import Dataset
+from consilience.data.dataset import Dataset, Texts
 
 
 def assemble(
@@ -26,13 +27,16 @@ def assemble(
     label_names: tuple[str, ...] = (),
     vocabulary: tuple[str, ...] = (),
     feature_names: tuple[str, ...] = (),
+    kind: Kind | None = None,
+    weights: Any = None,
 ) -> Dataset:
     """A `Dataset` of (x, y) pairs of arrays or tensors; `groups` hold each row's owner (a place in `group_names`)."""
     parts = []
     for part, (x, y), owners in (("training", train, groups), ("test", test, test_groups)):
         where = f"data set {name!r}, {part} part"
-        features, targets = tree.map_leaves(_features, x), _targets(y, classes)
-        _check_rows(where, features, targets, classes)
+        whole = bool(classes) or (kind is not None and kind.yes_no)
+        features, targets = tree.map_leaves(_features, x), _targets(y, whole)
+        _check_rows(where, features, targets, classes, None if kind is None else kind.ignored)
         parts.append((features, targets, _owners(where, owners, len(targets), len(group_names))))
     return Dataset(
         name=name,
@@ -47,6 +51,8 @@ def assemble(
         label_names=label_names,
         vocabulary=vocabulary,
         feature_names=feature_names,
+        kind=kind,
+        weights=None if weights is None else torch.as_tensor(weights, dtype=torch.float32),
     )
 
 
@@ -58,25 +64,29 @@ def refuse_nonfinite(values: np.ndarray, where: Path | str) -> None:
             raise Invalid(f"{where}: row {wrong[0]} has NaN or infinite values ({len(wrong)} rows in all): clean them")
 
 
-def _features(values: Any) -> Tensor:
+def _features(values: Any) -> Any:
+    if isinstance(values, Texts):
+        return values
     tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
     return tensor.to(torch.float32 if tensor.is_floating_point() else torch.int64)
 
 
-def _targets(values: Any, classes: int | None) -> Tensor:
+def _targets(values: Any, whole: bool) -> Tensor:
     tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
-    return tensor.to(torch.int64 if classes else torch.float32)
+    return tensor.to(torch.int64 if whole else torch.float32)
 
 
-def _check_rows(where: str, x: Any, y: Tensor, classes: int | None) -> None:
+def _check_rows(where: str, x: Any, y: Tensor, classes: int | None, ignored: int | None) -> None:
     if len(y) == 0:
         raise Invalid(f"{where} has no rows: give it more data or another test_fraction")
     for leaf in tree.leaves(x):
         if len(leaf) != len(y):
             raise Invalid(f"{where} has {len(leaf)} rows of features for {len(y)} targets: they must match")
-        if leaf.is_floating_point():
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
             refuse_nonfinite(leaf.numpy(), where)
-    if classes and (int(y.min()) < 0 or int(y.max()) >= classes):
+    if ignored is not None:
+        y = y[y != ignored]
+    if classes and y.numel() and (int(y.min()) < 0 or int(y.max()) >= classes):
         raise Invalid(f"{where} has labels {int(y.min())} .. {int(y.max())}, which are not in 0 .. {classes - 1}")
     refuse_nonfinite(y.numpy(), where)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from consilience.core.class_names import sorted_names
 from consilience.core.settings import Invalid
-from consilience.data.datasets.prepare.labels import sorted_names
 
 MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from consilience.core.class_names import sorted_names
 from consilience.core.settings import Invalid
 
 
@@ -36,15 +37,6 @@ def number_names(
         shown = ", ".join(known[:10]) + (" ..." if len(known) > 10 else "")
         raise Invalid(f"{where}: {names[unknown]!r} of row {unknown} is not one of {shown}")
     return np.array([number[name] for name in names], np.int64), known
-
-
-def sorted_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Distinct names: by value when all are whole numbers, else in alphabetical order."""
-    distinct = set(names)
-    try:
-        return tuple(sorted(distinct, key=int))
-    except ValueError:
-        return tuple(sorted(distinct))
 
 
 def kept_groups(owners: np.ndarray, least: int, *, where: Path | str) -> np.ndarray:

@@ -28,6 +28,7 @@ class OwnedRows:
     labels: list[str]
     owners: list[str]
     given: int | None = None
+    weights: list[str] | None = None  # of the rows in the loss
 
     def with_at_least(self, rows: int) -> OwnedRows:
         """Without the owners of fewer rows."""
@@ -40,6 +41,7 @@ class OwnedRows:
             labels=[self.labels[row] for row in kept],
             owners=[self.owners[row] for row in kept],
             given=None if self.given is None else int((kept < self.given).sum()),
+            weights=None if self.weights is None else [self.weights[row] for row in kept],
         )
 
 
@@ -58,7 +60,7 @@ def table_set(
     if target == "classes":
         labels, names = number_names(rows.labels, where=rows.where)
     else:
-        labels, names = _numbers(rows), ()
+        labels, names = _numbers(rows.labels, "target", rows.where), ()
     strata = labels if target == "classes" else np.zeros(len(labels))
     train, test = given_or_held_out(strata, given=rows.given, fraction=split[0], seed=split[1], groups=owners)
     features = encode_columns(rows.columns, train, categorical=categorical, standardise=standardise, where=rows.where)
@@ -72,11 +74,12 @@ def table_set(
         group_names=group_names,
         label_names=label_names or names,
         feature_names=features.names,
+        weights=None if rows.weights is None else _numbers(rows.weights, "weight", rows.where)[train],
     )
 
 
-def _numbers(rows: OwnedRows) -> np.ndarray:
+def _numbers(cells: Sequence[str], what: str, where: Path) -> np.ndarray:
     try:
-        return np.array([float(label) for label in rows.labels], np.float32)
+        return np.array([float(cell) for cell in cells], np.float32)
     except ValueError as problem:
-        raise Invalid(f"{rows.where}: a target is not a number ({problem})") from problem
+        raise Invalid(f"{where}: a {what} is not a number ({problem})") from problem

@@ -6,15 +6,17 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from consilience.core.settings import Invalid, Range
+from consilience.data.dataset import Texts
 
-TextForm = Literal["words", "characters", "ngrams", "encoder"]
+NumericForm = Literal["words", "characters", "ngrams", "encoder"]
+TextForm = Literal["words", "characters", "ngrams", "encoder", "raw"]
 VocabularySize = Annotated[int, Range(least=3)]
 """How many tokens to tell apart, the padding and unknown marks included."""
 Split = Callable[[str], Sequence[str]]
@@ -24,7 +26,10 @@ WORD = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
 
 @dataclass(frozen=True, kw_only=True)
 class TextFeatures:
-    """How texts become features: token numbers [N, length], hashed n-grams or encoder output [N, features]."""
+    """How texts become features: token numbers [N, length], hashed n-grams or encoder output [N, features].
+
+    "raw" texts stay texts, which the model's tokenizer reads.
+    """
 
     form: TextForm
     length: int
@@ -32,8 +37,10 @@ class TextFeatures:
     ngram_features: int
     encoder: str | None
 
-    def __call__(self, train: Sequence[str], test: Sequence[str]) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+    def __call__(self, train: Sequence[str], test: Sequence[str]) -> tuple[Any, Any, tuple[str, ...]]:
         """(training features, test features, vocabulary); only training texts shape the vocabulary."""
+        if self.form == "raw":
+            return Texts(train), Texts(test), ()
         if self.form == "ngrams":
             from consilience.models.encoders import hashed_ngrams
 

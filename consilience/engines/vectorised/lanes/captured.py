@@ -20,6 +20,7 @@ from consilience.engines.compiler.trace import Flat, trace
 from consilience.engines.vectorised.program import Context, Program, Steps
 
 ALIGN = 64  # values: kernels want the start of a tensor on a boundary
+MUCH = 2**30  # bytes, reserved and not in use: worth the time of giving them back
 
 
 class SharedCapture:
@@ -95,8 +96,9 @@ class Captured:
             torch.zeros(room, *plan.keys.shape[1:], dtype=torch.int64, device=device),
             torch.zeros(room, *plan.first.shape[1:], dtype=torch.bool, device=device),
         ]
-        self._data, self._data_spec = pytree.tree_flatten((store.x, store.y))
+        self._data, self._data_spec = pytree.tree_flatten((store.x, store.y, store.weight))
         self._graphs: dict[tuple[bool, int], torch.cuda.CUDAGraph] = {}
+        self._tried: set[bool] = set()  # which steps, by whether they are masked, ran before a capture
         self._pool = torch.cuda.graph_pool_handle()
         # cuBLAS keeps one workspace per stream: graphs that may run side by side are captured on streams of their own
         self._stream = torch.cuda.Stream()
@@ -129,20 +131,33 @@ class Captured:
             options = {"products": True, "fused": not self._compile, "compile": self._compile}
             self._traces[masked] = InPlace(traced, leaves, keeps_old=keeps_old, **options)
         step = self._traces[masked]
-        before = [block.clone() for block in self.blocks]
-        torch.cuda.synchronize()
-        with torch.cuda.stream(self._stream):
-            self._try(step, arguments)
-            for _ in range(2):  # libraries pick kernels and workspaces before the capture
-                step(*arguments)
-            copy_all(self.blocks, before)
-        torch.cuda.synchronize()
+        if masked not in self._tried:
+            self._try_before_capture(step, arguments)
+            self._tried.add(masked)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             for _ in range(times):
                 step(*arguments)
                 self._plan[0].add_(1)
         return graph
+
+    def _try_before_capture(self, step: InPlace, arguments: tuple[Flat, ...]) -> None:
+        """Run a step some times, so that libraries pick kernels and workspaces; the carry stays as it was.
+
+        Memory that tracing used on another stream is given back first, for streams do not share it: a large model's
+        activations would be reserved twice. A second capture of the same step needs no trial, whose activations would
+        lie beside those of the first capture.
+        """
+        before = [block.clone() for block in self.blocks]
+        torch.cuda.synchronize()
+        if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > MUCH:
+            torch.cuda.empty_cache()
+        with torch.cuda.stream(self._stream):
+            self._try(step, arguments)
+            for _ in range(2):
+                step(*arguments)
+            copy_all(self.blocks, before)
+        torch.cuda.synchronize()
 
     def _try(self, step: InPlace, arguments: tuple[Flat, ...]) -> None:
         try:
@@ -160,14 +175,16 @@ class Captured:
         def advance(carry: Flat, context: Flat, plan: Flat, data: Flat) -> Flat:
             at = plan[0].reshape(1)
             rows, live, keys, first = (part.index_select(0, at).squeeze(0) for part in plan[1:])
-            x, y = pytree.tree_unflatten(data, self._data_spec)
+            x, y, weight = pytree.tree_unflatten(data, self._data_spec)
             x = tree.map_leaves(lambda leaf: formatted(leaf[rows], self._channels_last), x)
             mask = None
             if masked:
                 slots = torch.arange(rows.shape[-1], device=rows.device)
                 mask = (slots < live.unsqueeze(-1)).to(self._program.dtype)
-            leaves, spec = pytree.tree_flatten(Batch(x=x, y=y[rows], mask=mask, key=keys, first=first))
-            step = self._steps.function(self._carry_spec, self._context_spec, spec, masked)
+            weight = None if weight is None else weight[rows]
+            batch = Batch(x=x, y=y[rows], mask=mask, key=keys, first=first, weight=weight)
+            leaves, spec = pytree.tree_flatten(batch)
+            step = self._steps.function(self._carry_spec, self._context_spec, spec, masked, weight is not None)
             after = step(carry, leaves, context)
             return [_where(live > 0, new, old) for new, old in zip(after, carry)] if keeps_old else after
 

@@ -26,19 +26,11 @@ class Attention:
     # far clients count more; the authors' code has the same sign.
     epsilon: Positive = 1.0
     p: Norm = 2.0  # entry-wise: the authors' code takes the spectral norm of matrices at p = 2
+    needs_each_reply = True  # attention needs every layer of every model
+    uses_weights = False  # attention takes their place
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Attention needs every layer of every model."""
-        return True
-
-    @property
-    def uses_weights(self) -> bool:
-        """Attention takes their place."""
-        return False
 
     def merge(self, models: Tree, weights: Tensor) -> Tree:
         """Around the weighted mean, where the broadcast model is not known."""

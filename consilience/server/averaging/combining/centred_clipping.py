@@ -24,19 +24,11 @@ class CentredClipping:
     # aggregate when the models themselves are clipped, so that no bad round can spoil a centre kept for later ones.
     tau: Positive | None = None
     iterations: Count = 1
+    needs_each_reply = True  # it clips each
+    uses_weights = True  # they weigh the clipped differences
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """It clips each."""
-        return True
-
-    @property
-    def uses_weights(self) -> bool:
-        """They weigh the clipped differences."""
-        return True
 
     def merge(self, models: Tree, weights: Tensor) -> Tree:
         """Around the coordinate-wise median, where the broadcast model is not known."""

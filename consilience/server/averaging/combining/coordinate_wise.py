@@ -16,15 +16,8 @@ from consilience.server.averaging.combining.tolerance import Faulty, require
 class Median:
     """The middle value of every coordinate, or the mean of the two middle ones; weights play no part."""
 
-    @property
-    def needs_each_reply(self) -> bool:
-        """It sorts them."""
-        return True
-
-    @property
-    def uses_weights(self) -> bool:
-        """Every reply counts the same."""
-        return False
+    needs_each_reply = True  # it sorts them
+    uses_weights = False  # every reply counts the same
 
     def merge(self, models: Tree, weights: Tensor) -> Tree:
         """Stacked models [m, ...] -> their median, floating buffers included."""
@@ -45,19 +38,11 @@ class TrimmedMean:
     """Of every coordinate, the mean without the f smallest and the f largest values; weights play no part."""
 
     f: Faulty = 0.2
+    needs_each_reply = True  # it sorts them
+    uses_weights = False  # every reply counts the same
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """It sorts them."""
-        return True
-
-    @property
-    def uses_weights(self) -> bool:
-        """Every reply counts the same."""
-        return False
 
     def check_against(self, replies: int) -> None:
         """Refuse an f that trims everything away."""

@@ -23,19 +23,11 @@ class GeometricMedian:
     nu: Positive = 1e-6
     tolerance: NonNegative = 1e-10
     iterations: Count = 1000
+    needs_each_reply = True  # it measures distances to them
+    uses_weights = True  # a reply of weight 2 counts as two
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """It measures distances to them."""
-        return True
-
-    @property
-    def uses_weights(self) -> bool:
-        """A reply of weight 2 counts as two."""
-        return True
 
     def merge(self, models: Tree, weights: Tensor) -> Tree:
         """Stacked models [m, ...] -> their geometric median over the parameters."""

@@ -1,4 +1,4 @@
-"""Krum and Multi-Krum (Blanchard et al. 2017): trust the replies that have many near neighbours."""
+"""Replies with many near neighbours: Krum, Multi-Krum (Blanchard et al. 2017), Bulyan (El Mhamdi et al. 2018)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from consilience.core.settings import Count, Invalid, check
-from consilience.core.tree import Tree, rows
+from consilience.core.tree import Tree, map_rows, rows
+from consilience.server.averaging.combining.coordinate_wise import median
 from consilience.server.averaging.combining.tolerance import Faulty, require
 from consilience.server.averaging.combining.whole_models import distances, least, mean_of, middle_buffers
 
@@ -25,19 +26,11 @@ class Krum:
 
     f: Faulty = 0.2
     neighbours: Neighbours = "n-f-1"
+    needs_each_reply = True  # it chooses among them
+    uses_weights = False  # every reply counts the same
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """It chooses among them."""
-        return True
-
-    @property
-    def uses_weights(self) -> bool:
-        """Every reply counts the same."""
-        return False
 
     def check_against(self, replies: int) -> None:
         """Refuse an f that leaves too few neighbours."""
@@ -57,19 +50,11 @@ class MultiKrum:
     f: Faulty = 0.2
     keep: Count | None = None
     neighbours: Neighbours = "n-f-1"
+    needs_each_reply = True  # it chooses among them
+    uses_weights = False  # every reply that is kept counts the same
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """It chooses among them."""
-        return True
-
-    @property
-    def uses_weights(self) -> bool:
-        """Every reply that is kept counts the same."""
-        return False
 
     def check_against(self, replies: int) -> None:
         """Refuse an f that leaves too few neighbours, and a `keep` that must include faulty replies."""
@@ -99,3 +84,51 @@ def scores(distance: np.ndarray, f: int, neighbours: Neighbours) -> np.ndarray:
         return np.zeros(1)
     with np.errstate(over="ignore"):
         return np.sort(distance**2, axis=1)[:, 1 : 1 + near].mean(axis=1)  # the nearest of all is the model itself
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bulyan:
+    """n - 2f models, each chosen by Krum from those left; then, of every coordinate, the mean of the n - 4f values
+    nearest to the median. Weights play no part."""
+
+    f: Faulty = 0.1
+    neighbours: Neighbours = "n-f-1"
+    needs_each_reply = True  # it chooses among them
+    uses_weights = False  # every reply counts the same
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def check_against(self, replies: int) -> None:
+        """Refuse an f that leaves too few replies to choose from."""
+        require("Bulyan", self.f, replies, times=4, plus=3)
+
+    def merge(self, models: Tree, weights: Tensor) -> Tree:
+        """Stacked models [m, ...] -> one model, with the median of all buffers."""
+        count = len(weights)
+        number = require("Bulyan", self.f, count, times=4, plus=3)
+        chosen = torch.from_numpy(self._chosen(distances(models), number))
+        params = map_rows(_merged, models["params"], given=(chosen, count - 4 * number))
+        return {"params": params, "buffers": middle_buffers(models)}
+
+    def _chosen(self, distance: np.ndarray, f: int) -> np.ndarray:
+        """Ascending numbers of the models that Krum picks, one after another."""
+        left, chosen = np.arange(len(distance)), []
+        for _ in range(len(distance) - 2 * f):
+            apart = distance[np.ix_(left, left)]
+            # when one neighbour counts, the two nearest models always tie: the one nearer to all goes first
+            first = np.lexsort((apart.sum(1), scores(apart, f, self.neighbours)))[0]
+            chosen.append(left[first])
+            left = np.delete(left, first)
+        return np.sort(chosen)
+
+
+def _merged(stacked: Tensor, chosen: Tensor, keep: int) -> Tensor:
+    return around_median(stacked[chosen.to(stacked.device)], keep)
+
+
+def around_median(stacked: Tensor, keep: int) -> Tensor:
+    """[m, ...] -> [...] the mean of the `keep` values nearest to the median; of two as near, the smaller."""
+    ordered = stacked.to(torch.float64).sort(dim=0).values
+    nearest = (ordered - median(ordered)).abs().argsort(dim=0, stable=True)[:keep]
+    return ordered.gather(0, nearest).mean(0).to(stacked.dtype)

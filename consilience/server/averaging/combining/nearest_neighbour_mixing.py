@@ -27,15 +27,11 @@ class NearestNeighbourMixing(Wraps):
     f: Faulty = 0.2
     then: Combine = field(default_factory=TrimmedMean)
     holds = "then"
+    needs_each_reply = True  # it measures distances between them
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """It measures distances between them."""
-        return True
 
     def check_against(self, replies: int) -> None:
         """Refuse an f that lets faulty replies be the majority, or that `then` refuses."""

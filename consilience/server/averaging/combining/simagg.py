@@ -20,14 +20,10 @@ class SimAgg:
     """
 
     eps: Positive = 1e-5
+    needs_each_reply = True  # distances need every tensor
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Distances need every tensor."""
-        return True
 
     def merge(self, models: Tree, weights: Tensor) -> Tree:
         """Stacked models [m, ...] -> one."""

@@ -16,10 +16,7 @@ from consilience.core.tree import Tree, leaves, map_leaves, map_rows
 class WeightedMean:
     """sum_k weight_k w_k for floating values; the largest for counters, `any` for flags."""
 
-    @property
-    def needs_each_reply(self) -> bool:
-        """A weighted sum is enough."""
-        return False
+    needs_each_reply = False  # a weighted sum is enough
 
     def merge(self, models: Tree, weights: Tensor) -> Tree:
         """Stacked models [m, ...] -> their mean."""

@@ -15,20 +15,13 @@ from consilience.server.protocols import RoundOutcome
 class ControlVariates:
     """c <- c + |S|/N mean_S (change of c_i): the mean of all clients' control variates, the silent ones' included."""
 
-    @property
-    def name(self) -> str:
-        """Its key in the state and in the broadcast."""
-        return "control_variate"
+    name = "control_variate"  # its key in the state and in the broadcast
+    needs_each_reply = False  # a sum is enough
 
     @property
     def reads(self) -> tuple[str, ...]:
         """What replies must hold."""
         return ("control_change",)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """A sum is enough."""
-        return False
 
     def open(self, start: Tree, clients: int) -> Tree:
         """Zero."""
@@ -56,15 +49,8 @@ class MeanDrift:
     FedDyn's h is -alpha H, so that its step -h / alpha is H.
     """
 
-    @property
-    def name(self) -> str:
-        """Its key in the state; it is not broadcast."""
-        return "mean_drift"
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """A sum is enough."""
-        return False
+    name = "mean_drift"  # its key in the state; it is not broadcast
+    needs_each_reply = False  # a sum is enough
 
     def open(self, start: Tree, clients: int) -> Tree:
         """Zero."""

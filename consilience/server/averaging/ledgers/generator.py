@@ -31,19 +31,11 @@ class Generator:
     batch_size: Count = 64
     lr: Positive = 0.01
     diversity: NonNegative = 1.0
+    name = "generator"  # its key in the state and in the broadcast
+    needs_each_reply = True  # it asks every client's classifier
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def name(self) -> str:
-        """Its key in the state and in the broadcast."""
-        return "generator"
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """It asks every client's classifier."""
-        return True
 
     def open(self, start: Tree, clients: int) -> Tree:
         """An untrained generator; no label is known to be rarer than another."""

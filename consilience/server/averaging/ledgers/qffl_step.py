@@ -24,19 +24,11 @@ class QfflStep:
 
     q: NonNegative = 1.0
     lipschitz: Positive = 100.0
+    name = "qffl_step"  # its key in the server's state
+    needs_each_reply = True  # the length of each update is read
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def name(self) -> str:
-        """Its key in the server's state."""
-        return "qffl_step"
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """The length of each update is read."""
-        return True
 
     def open(self, start: Tree, clients: int) -> Tree:
         """Nothing is kept."""

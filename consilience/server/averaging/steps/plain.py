@@ -1,4 +1,4 @@
-"""Server steps without adaptive rates: take the merged model, momentum (Hsu et al. 2019), added noise."""
+"""Server steps without adaptive rates: take the merged model, momentum (Hsu et al. 2019), a schedule, added noise."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 
 import torch
 
+from consilience.core.rate_schedules import RateSchedule
 from consilience.core.rng import host
-from consilience.core.settings import Decay, NonNegative, Positive, Whole, check
+from consilience.core.settings import Decay, Invalid, NonNegative, Positive, Whole, check
 from consilience.core.tree import Tree, map_leaves
-from consilience.server.protocols import Step
+from consilience.server.protocols import MovesInRound, Step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,36 @@ class MomentumStep:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScheduledStep:
+    """Any step, shortened by a factor that depends on the round: w <- w + factor (step(w) - w).
+
+    That is a schedule of the step's own rate, to which its move is proportional, and of 1 where it has none.
+    """
+
+    schedule: RateSchedule
+    step: Step = field(default_factory=Replace)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if isinstance(self.step, MovesInRound):
+            raise Invalid(f"ScheduledStep.step = {self.step!r} follows the round already: leave one schedule out")
+
+    def init(self, params: Tree) -> Tree:
+        """The inner step's state."""
+        return self.step.init(params)
+
+    def move(self, params: Tree, merged: Tree, state: Tree) -> tuple[Tree, Tree]:
+        """As in the first round."""
+        return self.move_in(params, merged, state, 0)
+
+    def move_in(self, params: Tree, merged: Tree, state: Tree, round: int) -> tuple[Tree, Tree]:
+        """The inner step, as far as the schedule says."""
+        moved, state = self.step.move(params, merged, state)
+        factor = float(self.schedule.factor_at(torch.tensor(round)))
+        return map_leaves(lambda w, new: w + factor * (new - w), params, moved), state
+
+
+@dataclass(frozen=True, kw_only=True)
 class Noisy:
     """Any step, then noise of this deviation on every parameter: a function of (seed, moves so far).
 
@@ -58,6 +89,8 @@ class Noisy:
 
     def __post_init__(self) -> None:
         check(self)
+        if isinstance(self.step, MovesInRound):
+            raise Invalid(f"Noisy.step = {self.step!r}: put the schedule around the noisy step, not into it")
 
     def init(self, params: Tree) -> Tree:
         """The inner step's state, and how often it has moved."""

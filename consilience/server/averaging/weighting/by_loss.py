@@ -19,14 +19,10 @@ class QfflWeights:
     """F_k^q, normalised, where F_k is the client's mean loss at the model it was sent; q = 0 counts all the same."""
 
     q: NonNegative = 1.0
+    needs_each_reply = True  # each client's loss is read
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Each client's loss is read."""
-        return True
 
     def init(self, start: Tree, clients: int) -> Tree:
         """No state."""
@@ -53,14 +49,10 @@ class AgnosticWeights:
     """
 
     step_size: Positive = 0.1
+    needs_each_reply = True  # each client's loss is read
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Each client's loss is read."""
-        return True
 
     def init(self, start: Tree, clients: int) -> Tree:
         """Every client the same."""
@@ -93,14 +85,10 @@ class DrWeights:
     """N_k loss_k^(q+1), normalised, where loss_k is the client's mean loss at the model it was sent."""
 
     q: NonNegative = 1.0
+    needs_each_reply = True  # each client's loss is read
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Each client's loss is read."""
-        return True
 
     def init(self, start: Tree, clients: int) -> Tree:
         """No state."""

@@ -15,10 +15,7 @@ from consilience.core.tree import Tree
 class ByExamples:
     """N_k / N over the clients that replied."""
 
-    @property
-    def needs_each_reply(self) -> bool:
-        """Counts are enough."""
-        return False
+    needs_each_reply = False  # counts are enough
 
     def init(self, start: Tree, clients: int) -> Tree:
         """No state."""
@@ -33,10 +30,7 @@ class ByExamples:
 class UniformWeights:
     """1/m over the m clients that replied."""
 
-    @property
-    def needs_each_reply(self) -> bool:
-        """A plain sum is enough."""
-        return False
+    needs_each_reply = False  # a plain sum is enough
 
     def init(self, start: Tree, clients: int) -> Tree:
         """No state."""

@@ -27,14 +27,10 @@ class DualWeights:
     compare_on: Literal["weights", "updates"] = "weights"
     # Paper: "consistent with FedAvg, the weighted average", but eq (13) is 1/K. Here: 1/K unless told otherwise.
     first_stage: Literal["uniform", "examples"] = "uniform"
+    needs_each_reply = True  # cosines need every model
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Cosines need every model."""
-        return True
 
     def init(self, start: Tree, clients: int) -> Tree:
         """No state."""

@@ -23,14 +23,10 @@ class FedAdpWeights:
     """
 
     beta: Positive = 7.0  # Paper (Wu and Wang): alpha = 5. Here: 7, as in DUW's experiments.
+    needs_each_reply = True  # angles need every update
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Angles need every update."""
-        return True
 
     def init(self, start: Tree, clients: int) -> Tree:
         """Every client's mean angle, and over how many rounds."""

@@ -24,14 +24,10 @@ class FedFaWeights:
 
     gamma: Probability = 0.5
     eps: Positive = 1e-6  # in place of a zero inside a logarithm
+    needs_each_reply = True  # each client's accuracy is read
 
     def __post_init__(self) -> None:
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Each client's accuracy is read."""
-        return True
 
     def init(self, start: Tree, clients: int) -> Tree:
         """How often every client took part."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from consilience.core.exchange import Cohort, Notes
 from consilience.core.settings import Count, OnlyWith, check
 from consilience.core.tree import Tree
-from consilience.server.rules.clusters import ClusterMetric, Groups, by_likeness, check_groups, in_order
+from consilience.server.rules.clusters import ClusterMetric, Groups, by_similarity, check_groups, in_order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,5 +52,5 @@ class HierarchicalWeights:
         if self.groups is not None:
             owner = {client: number for number, group in enumerate(self.groups) for client in group}
             return np.array([owner[client] for client in cohort.ids.tolist()])
-        labels = by_likeness(in_order(cohort), model["params"], self.clusters, self.metric)
+        labels = by_similarity(in_order(cohort), model["params"], self.clusters, self.metric)
         return labels[np.argsort(np.argsort(cohort.ids))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +32,7 @@ class ScheduleWeights:
     table: Table = ()
     path: str = ""
     after_last: Literal["mean", "last"] = "mean"
+    needs_each_reply = False  # who answers is enough
 
     def __post_init__(self) -> None:
         check(self)
@@ -46,11 +48,6 @@ class ScheduleWeights:
     def of(table: Tensor) -> ScheduleWeights:
         """From a tensor [rounds, clients]."""
         return ScheduleWeights(table=as_table(table))
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Who answers is enough."""
-        return False
 
     def init(self, start: Tree, clients: int) -> Tree:
         """No state; the table must be there, and made for so many clients."""
@@ -104,7 +101,7 @@ def load_table(path: Path | str) -> Tensor:
 
 def load_tensors(path: Path | str) -> dict[str, Any]:
     """All that `save_table` wrote."""
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         raise Invalid(f"there is no schedule at {str(path)!r}: {LEARN}")
     try:
         found = safetensors.torch.load_file(path)

@@ -46,6 +46,7 @@ class SimProxWeights:
     similarity: Similarity | ModelSimilarity = "both"
     compare_on: Annotated[CompareOn, OnlyWith("similarity", OWN)] = "weights"
     sketch: Annotated[Count | None, OnlyWith("similarity", OWN)] = None
+    needs_each_reply = True  # similarities need every model
 
     def __post_init__(self) -> None:
         check(self)
@@ -53,11 +54,6 @@ class SimProxWeights:
             check_value("SimProxWeights.similarity", self.similarity, Similarity)
         if isinstance(self.similarity, Bounded) and not self.similarity.bounded:
             raise Invalid(f"SimProxWeights.similarity = {self.similarity!r} must have values {RANGE}")
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Similarities need every model."""
-        return True
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -39,6 +40,7 @@ class TransferredWeights:
     coefficients: tuple[tuple[float, ...], ...] = ()  # [features, 3]
     rounds: Count | None = None
     arrival: tuple[Probability, ...] = ()
+    needs_each_reply = True  # similarities need every update, the others each client's numbers
 
     def __post_init__(self) -> None:
         if self.path and not self.features:
@@ -52,11 +54,6 @@ class TransferredWeights:
             raise Invalid(f"TransferredWeights.coefficients needs {TERMS} numbers for each of {self.features!r}")
         if not np.isfinite(np.array(self.coefficients, dtype=np.float64)).all():
             raise Invalid("TransferredWeights.coefficients holds NaN or infinite numbers")
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """Similarities need every update, the others each client's numbers."""
-        return True
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -144,7 +141,7 @@ def save_rule(rule: TransferredWeights, path: Path | str, **more: Any) -> None:
 
 def load_rule(path: Path | str) -> dict[str, Any]:
     """features, coefficients and rounds from a file of `save_rule`."""
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         raise Invalid(f"there is no rule at {str(path)!r}: {FIT}")
     try:
         held = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -38,15 +38,11 @@ class VouchedWeights(Wraps):
     min_cosine: Fraction = 0.99
     most: Positive = 2.0
     holds = "inner"
+    needs_each_reply = True  # it compares them
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check(self)
-
-    @property
-    def needs_each_reply(self) -> bool:
-        """It compares them."""
-        return True
 
     def init(self, start: Tree, clients: int) -> Tree:
         """The inner state, every client's score, and in how many rounds it was measured."""

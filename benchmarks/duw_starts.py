@@ -1,0 +1,138 @@
+"""DUW's environments I to IV from several start models, side by side; rows for the verdicts of docs/reproductions.md.
+
+    python benchmarks/duw_starts.py --data path/to/data --minutes 9                  # on a GPU, six processes
+    python benchmarks/duw_starts.py --data path/to/data --environments 1 --starts 5 --results folder
+
+Each start of each environment is a process of examples/duw_environment.py. Starts that are stored with all their digits
+are not run again; what the time does not allow is left for the next call. `benchmarks/reproduce.py --merge folder`
+takes the rows over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from multi_process_service import shared_gpu
+from reproduction_cells import RESULTS, ROOT, store, stored
+
+from consilience.environments import preset
+from consilience.runs import identity
+
+EXPERIMENT = "duw_environment_{}"
+Weights = Sequence[Sequence[float]]
+
+
+def main() -> int:
+    """Start what is missing, a few at a time, and store what is finished."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", required=True, help="folder that holds mnist and duw_mnist")
+    parser.add_argument("--environments", type=int, nargs="+", default=[3, 1, 4, 2])
+    parser.add_argument("--starts", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--iterations", type=int, help="the paper's number by default")
+    parser.add_argument("--jobs", type=int, default=6)
+    parser.add_argument("--minutes", type=float, default=9.0)
+    given = parser.parse_args()
+    deadline = time.monotonic() + 60 * given.minutes
+    waiting = [(e, s) for e in given.environments for s in given.starts if not known(e, s, given.results)]
+    running: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
+    with tempfile.TemporaryDirectory() as name, shared_gpu() as said:
+        print(said, flush=True)
+        while (waiting or running) and time.monotonic() < deadline:
+            while waiting and len(running) < given.jobs:
+                environment, start = waiting.pop(0)
+                running[environment, start] = begin(environment, start, given, Path(name))
+            time.sleep(0.5)
+            for (environment, start), process in list(running.items()):
+                if process.poll() is not None:
+                    del running[environment, start]
+                    finish(environment, start, process.returncode, given, Path(name))
+        for process in running.values():
+            process.kill()
+            process.wait()
+    left = len(waiting) + len(running)
+    print(f"{left} starts are left" if left else "all starts are stored")
+    return 0
+
+
+def known(environment: int, start: int, results: Path) -> bool:
+    """Whether a start's learned weights are stored with their digits."""
+    rows = stored([RESULTS, results], EXPERIMENT.format(environment))
+    return any(row["seed"] == start and row["status"] == "finished" and row.get("learned") for row in rows)
+
+
+def begin(environment: int, start: int, given: argparse.Namespace, work: Path) -> subprocess.Popen[bytes]:
+    """A process that learns and compares."""
+    out = work / f"{environment}-{start}"
+    out.mkdir()
+    command = [sys.executable, str(ROOT / "examples" / "duw_environment.py"), "--data", given.data]
+    command += ["--environment", str(environment), "--starts", str(start), "--device", given.device]
+    command += ["--out", str(out), "--results", str(out / "rows.json")]
+    command += ["--iterations", str(given.iterations)] if given.iterations else []
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with open(out / "log", "wb") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": paths})
+
+
+def finish(environment: int, start: int, code: int, given: argparse.Namespace, work: Path) -> None:
+    """Store a start's rows, or show why there are none."""
+    out = work / f"{environment}-{start}"
+    place = f"{time.strftime('%H:%M:%S')} environment {environment}, start {start}"
+    if code != 0:
+        print(f"{place}: failed\n{(out / 'log').read_text(encoding='utf-8')[-1500:]}", flush=True)
+        return
+    rows = [row_of(found, given.device) for found in json.loads((out / "rows.json").read_text(encoding="utf-8"))]
+    store(given.results, EXPERIMENT.format(environment), rows)
+    print(f"{place}: " + ", ".join(f"{row['method']} {row['final']:.4f}" for row in rows), flush=True)
+
+
+def row_of(found: dict[str, Any], device: str) -> dict[str, Any]:
+    """A row as those of benchmarks/reproduce.py."""
+    import torch
+
+    tests = [{"round": number, "accuracy": value} for number, value in enumerate(found["accuracy"], start=1)]
+    row = {"method": found["algorithm"], "seed": found["start"], "digest": "", "status": "finished"}
+    row |= {"rounds": len(tests), "planned": len(tests), "tests": tests, "final": found["accuracy"][-1]}
+    on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    row |= {"device": f"cuda, {torch.cuda.get_device_name()}" if on_gpu else "cpu"}
+    row |= {"torch": torch.__version__, "source": identity.source_digest()[:16]}
+    if "weights" in found:
+        tests[-1]["emphasis"] = emphasis(found["environment"], found["weights"])
+        row |= {"learned": found["weights"], "iterations": found["iterations"], "seconds": found["seconds"]}
+    return row
+
+
+def emphasis(environment: int, weights: Weights) -> float:
+    """How much more weight the clients have that the paper says are emphasised; Environment IV: a rank correlation.
+
+    I: client 4, which has most rows, before the last round. II: clients 0 and 1, whose labels nobody else has, in the
+    second half of the rounds. III: client 0, which does two epochs. These are the mean weight of such a client minus
+    that of another one. IV: Spearman's correlation of the weights with the probabilities of sending, in the first half.
+    """
+    rounds, half = len(weights), len(weights) // 2
+    if environment == 4:
+        from scipy import stats
+
+        sending = preset("duw_4").environment.communication
+        means = [math.fsum(row[client] for row in weights[:half]) / half for client in range(len(sending))]
+        return float(stats.spearmanr(means, sending).statistic)
+    chosen = {1: weights[: rounds - 1], 2: weights[half:], 3: weights}[environment]
+    named = {1: (4,), 2: (0, 1), 3: (0,)}[environment]
+    mine = [row[client] for row in chosen for client in named]
+    others = [row[client] for row in chosen for client in range(len(row)) if client not in named]
+    return math.fsum(mine) / len(mine) - math.fsum(others) / len(others)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,25 @@
+"""FedIT: the average of low-rank adapters, factor by factor."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from consilience.algorithms._adapters import adapted
+from consilience.algorithms._common import Common, averaged, recipe
+from consilience.core.adapters import LORA, Factors
+from consilience.core.algorithm import Algorithm
+
+
+@recipe
+def fedit(*, factors: Factors = LORA, **common: Unpack[Common]) -> Algorithm:
+    """Zhang et al. 2024: A = sum_k (N_k / N) A_k and B = sum_k (N_k / N) B_k, where a layer computes W x + s B A x.
+
+    FedAvg of what is trained, the adapters and any head; W is a constant. `factors` are the components of the
+    parameters' names that mark A [r, in] and B [out, r]: those of `peft` unless told. A model without adapters is
+    refused.
+
+    Use when: as the line that other rules for adapters are compared with, or when the server may see sums alone.
+    Not when: clients train much in a round: B A of the averages is not the average of the B_k A_k.
+    Cost: r (in + out) numbers each way for a layer, instead of in x out.
+    """
+    return adapted(averaged(**common), factors)

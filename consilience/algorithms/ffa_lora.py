@@ -1,0 +1,27 @@
+"""FFA-LoRA: low-rank adapters of which B alone is trained."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from consilience.algorithms._adapters import adapted
+from consilience.algorithms._common import Common, averaged, recipe
+from consilience.core.adapters import LORA, Factors
+from consilience.core.algorithm import Algorithm
+
+
+@recipe
+def ffa_lora(*, factors: Factors = LORA, **common: Unpack[Common]) -> Algorithm:
+    """Sun et al. 2024: every A stays at its initial value, the same for all, and B = sum_k (N_k / N) B_k.
+
+    The average is exact, (sum_k p_k B_k) A = sum_k p_k (B_k A), and noise that is added to B (privacy) is not
+    multiplied by noise in A. A is made a constant of the model: it is never sent, and no part of the algorithm sees it.
+    `factors` as in fedit.
+
+    Use when: the server may see sums alone, for privacy (or freeze A in the module and use dp_fedavg), or when half of
+    FedIT's traffic is too much.
+    Not when: the rank is small and the directions of a random A are too few.
+    Cost: r x out numbers each way for a layer.
+    """
+    # Paper: A is drawn as usual for LoRA, or orthogonal, which did no better. Here: the module's own A.
+    return adapted(averaged(**common), factors, freeze_a=True)

@@ -1,0 +1,28 @@
+"""HetLoRA: low-rank adapters of different ranks, filled up with zeros and weighed by their size."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from consilience.algorithms._adapters import Ranks, adapted
+from consilience.algorithms._common import Common, averaged, recipe
+from consilience.core.adapters import LORA, Factors
+from consilience.core.algorithm import Algorithm
+from consilience.server.averaging.weighting.product_norm import ProductNorm
+
+
+@recipe
+def hetlora(*, ranks: Ranks, factors: Factors = LORA, **common: Unpack[Common]) -> Algorithm:
+    """Cho et al. 2024: factors of rank r_k are filled up with zeros, A = sum_k p_k A_k, p_k ~ |B_k A_k|, B alike.
+
+    A client receives the first r_k rows of A and columns of B. `ranks` as in flexlora, `factors` as in fedit.
+
+    Use when: as the line that FlexLoRA and FLoRA are compared with where ranks differ.
+    Not when: the server may see sums alone; or few clients have a large rank, whose directions are then averaged with
+    zeros.
+    Cost: FedIT's.
+    """
+    # Paper: clients also prune their ranks while they train, with a penalty on the last directions. Here: ranks are
+    # given, because a rank that changes is not known to the server before the round.
+    common.setdefault("weighting", ProductNorm(factors=factors))
+    return adapted(averaged(**common), factors, ranks=ranks)

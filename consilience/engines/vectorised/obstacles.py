@@ -1,0 +1,55 @@
+"""Why a lane cannot run a model, or runs it slowly: torch's message in a line, with the operation and what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import warnings
+from collections.abc import Iterator
+
+_KNOWN = (
+    (r"Batching rule not implemented for (\S+?)[;,. ]", "torch has no rule that batches {} over clients"),
+    (r"autograd\.Function with functorch", "an autograd.Function without setup_context and vmap rules"),
+    (r"\.item\(\)|value was read out of a tensor|data-dependent", "it reads a value out of a tensor (.item(), `if`)"),
+    (r"vmap: (.*?)(?:\. |$)", "{}"),
+)
+_LOOPS = re.compile(r"batching rule for (\S+?)\. ")
+
+
+def reason(problem: Exception) -> str:
+    """What stopped a lane, in a line."""
+    text = " ".join(str(problem).split())
+    for pattern, words in _KNOWN:
+        found = re.search(pattern, text)
+        if found:
+            return words.format(*found.groups())
+    return f"{type(problem).__name__}: {text[:200]}"
+
+
+@contextlib.contextmanager
+def noting_loops(into: set[str]) -> Iterator[None]:
+    """Collect the operations that vmap runs once for each client because it has no rule for them."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for one in caught:
+        found = _LOOPS.search(str(one.message) + " ")
+        if found:
+            into.add(found.group(1))
+        else:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+
+
+def report(lane: str, stopped: dict[str, str], loops: set[str]) -> None:
+    """Say once why the run is slower than it could be."""
+    for name, why in stopped.items():
+        warnings.warn(
+            f"lane {name!r} cannot run this model: {why}. Clients run in lane {lane!r}, which may be slower; to batch "
+            "them, write that part with plain tensor operations, whose shapes and steps do not depend on values",
+            stacklevel=2,
+        )
+    if loops and lane.startswith("batched"):
+        names = ", ".join(sorted(loops))
+        warnings.warn(
+            f"torch has no batching rule for {names}: lane {lane!r} runs it once for each client", stacklevel=2
+        )

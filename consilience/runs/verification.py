@@ -1,0 +1,94 @@
+"""Whether everything in a run folder is as it was written: files, rows of logs, checkpoints, and their counts."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+
+from consilience.runs import checkpoint
+from consilience.runs.checkpoint import Checkpoint, CheckpointError
+from consilience.runs.disk import read_file
+from consilience.runs.folder import RunFolder
+from consilience.runs.row_log import RecordError
+
+ENDED = ("finished", "interrupted")  # a run that says so has saved its last round
+
+
+def problems(folder: RunFolder) -> list[str]:
+    """What is missing or not as it was written, one line each; nothing for a folder that is whole."""
+    facts, found = folder.facts(), []
+    ended = facts.get("status") in ENDED
+    for name in facts.get("files", {}):
+        if ended or os.path.lexists(folder.path / name):  # a crash may come between a digest and its file
+            try:
+                folder.read(name)
+            except (RecordError, OSError) as problem:
+                found.append(str(problem))
+    rounds: dict[str, int] = {}
+    for log in (folder.metrics, folder.clients, folder.timing):
+        if folder.version == 1 and not os.path.lexists(log.path):
+            continue
+        try:
+            history = log.read()
+        except RecordError as problem:
+            found.append(str(problem))
+            continue
+        found += [history.note] if history.note else []
+        rounds[log.path.name] = max((row["round"] for row in history.rows), default=0)
+    if ended and rounds:
+        shortest = min(rounds, key=rounds.__getitem__)
+        if rounds[shortest] < max(rounds.values()):
+            found.append(f"{folder.path / shortest} ends after round {rounds[shortest]}, other logs later")
+    newest, damaged = latest(folder)
+    older = [] if newest is None else checkpoint.generations(folder.checkpoints)  # without it all were looked at
+    for path in older:
+        try:
+            checkpoint.load(path)
+        except CheckpointError as problem:
+            damaged += [] if str(problem) in damaged else [str(problem)]
+    return found + damaged + ([] if newest is None else _not_covered(folder, newest))
+
+
+def newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
+    """What a resume starts from, with the reasons in `skipped` if it is not the last one; refused if that is gone."""
+    saved, reasons = latest(folder)
+    if saved is None and reasons:
+        raise RecordError(reasons[0])
+    return None if saved is None else dataclasses.replace(saved, skipped=tuple(reasons))
+
+
+def latest(folder: RunFolder) -> tuple[Checkpoint | None, list[str]]:
+    """The newest whole checkpoint, and why it is not the one of the last round, where that should be there."""
+    try:
+        saved = checkpoint.load_latest(folder.checkpoints)
+    except CheckpointError as problem:
+        return None, [str(problem)]
+    found = list(saved.skipped) if saved else []
+    if folder.facts().get("status") in ENDED and not found:
+        try:
+            rounds = len(folder.rows().rows)
+        except RecordError:
+            return saved, found  # told elsewhere
+        if saved is None and rounds:
+            found.append(f"{folder.checkpoints} holds no checkpoint, but {rounds} rounds were saved: it was removed")
+        elif saved is not None and saved.round != rounds:
+            found.append(
+                f"{folder.checkpoints}: the newest checkpoint is that of round {saved.round}, but {rounds} rounds were "
+                "recorded: one is missing"
+            )
+    return saved, found
+
+
+def _not_covered(folder: RunFolder, saved: Checkpoint) -> list[str]:
+    """Logs that do not hold what a checkpoint counted on."""
+    found = []
+    for log in (folder.metrics, folder.clients):
+        length, sha256 = saved.facts.get(log.path.stem, (0, ""))
+        try:
+            data = read_file(log.path)[:length]
+        except OSError:
+            continue  # told by who reads its rows
+        if sha256 and hashlib.sha256(data).hexdigest() != sha256:
+            found.append(f"{log.path} does not hold what the checkpoint of round {saved.round} counted on")
+    return found

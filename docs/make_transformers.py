@@ -1,0 +1,118 @@
+"""Writes the tables of transformers.md from docs/results/transformers.json.
+
+`python docs/make_transformers.py` writes them; with `--check` it fails if they are not up to date. `--store FOLDER`
+first takes over what is below a folder: runs of recipes/compare_simprox_banking77_transformer.toml (their
+metrics.jsonl, config.toml and run.json) and the adapters_speed.json of benchmarks/adapters_speed.py; what is not
+there stays as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+PAGE, RESULTS = DOCS / "transformers.md", DOCS / "results" / "transformers.json"
+BEGIN, END = "<!-- {}: written by docs/make_transformers.py -->", "<!-- end of {} -->"
+TARGET = 0.8
+ORDER = ("all weights", "LoRA, rank 8", "LoRA, rank 2", "head")
+Table = dict[str, Any]
+
+
+def main(arguments: list[str]) -> int:
+    """Store, write or check."""
+    if arguments[:1] == ["--store"]:
+        store(Path(arguments[1]))
+    page = PAGE.read_text(encoding="utf-8")
+    found: Table = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    new = filled(filled(page, "accuracy", accuracy(found.get("runs", []))), "speed", speed(found.get("speed", [])))
+    if "--check" in arguments:
+        return int(new != page)
+    PAGE.write_text(new, encoding="utf-8")
+    return 0
+
+
+def store(folder: Path) -> None:
+    """Take over runs and speeds below a folder."""
+    found: Table = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"runs": [], "speed": []}
+    runs = [_run(file.parent) for file in sorted(folder.rglob("metrics.jsonl"))]
+    if runs:
+        found["runs"] = runs
+    measured = {_what(row): row for row in found["speed"]}
+    for file in sorted(folder.rglob("adapters_speed.json")):
+        measured.update({_what(row): row for row in json.loads(file.read_text())})
+    found["speed"] = list(measured.values())
+    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _what(row: Table) -> tuple[str, str, str]:
+    return row["workload"], row["precision"], row["how"]
+
+
+def _run(folder: Path) -> Table:
+    config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    model, facts = config["model"], json.loads((folder / "run.json").read_text())
+    method = {"all": "all weights", "head": "head"}.get(model["train"], f"LoRA, rank {model['rank']}")
+    tests = [[row["round"], row["accuracy"], row["bytes_up_total"]] for row in rows if row.get("accuracy") is not None]
+    finished = rows[-1]["round"] == config["rounds"]
+    return {
+        "method": method,
+        "seed": config.get("seed", 0),
+        "parameters": facts["parameters"],
+        "finished": finished,
+        "bytes_up": rows[-1]["bytes_up_total"],
+        "tests": tests,
+    }
+
+
+def filled(page: str, name: str, text: str) -> str:
+    """The page with another text between a table's marks."""
+    begin, end = BEGIN.format(name), END.format(name)
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n{text}\n{end}{after}"
+
+
+def accuracy(runs: list[Table]) -> str:
+    """Accuracy against bytes sent, by method."""
+    runs = [run for run in runs if run["finished"]]
+    if not runs:
+        return "No results are stored yet."
+    lines = [
+        "| Trained | Parameters sent | Accuracy at the end | MB up in all | MB up until 80 % | Seeds |",
+        "|---|---|---|---|---|---|",
+    ]
+    for method in sorted(
+        {run["method"] for run in runs}, key=lambda name: (ORDER.index(name) if name in ORDER else 9, name)
+    ):
+        mine = [run for run in runs if run["method"] == method]
+        last = [100 * run["tests"][-1][1] for run in mine]
+        spread = f" ± {statistics.stdev(last):.1f}" if len(last) > 1 else ""
+        reached = [next((sent for _, value, sent in run["tests"] if value >= TARGET), None) for run in mine]
+        until = f"{statistics.mean(reached) / 1e6:,.1f}" if None not in reached else "not reached"  # type: ignore[type-var]
+        total = statistics.mean(run["bytes_up"] for run in mine) / 1e6
+        lines.append(
+            f"| {method} | {mine[0]['parameters']:,} | {statistics.mean(last):.1f}{spread} % | {total:,.1f} | {until} "
+            f"| {len(mine)} |"
+        )
+    return "\n".join(lines)
+
+
+def speed(rows: list[Table]) -> str:
+    """Rows a second and memory, by workload."""
+    if not rows:
+        return "No results are stored yet."
+    lines = ["| Workload | Precision | How | Rows/s | Peak GiB |", "|---|---|---|---|---|"]
+    for row in rows:
+        start = f"| {row['workload']} | {row['precision']} | {row['how']} "
+        lines.append(f"{start}| {row['rows_per_s']:,.0f} | {row['gib']:.1f} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
