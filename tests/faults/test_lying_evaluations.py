@@ -15,7 +15,7 @@ from consilience.core import tree
 from consilience.core.algorithm import Plain
 from consilience.core.evaluate import Evaluate
 from consilience.core.exchange import Broadcast, Cohort
-from consilience.core.kinds import impossible_counts
+from consilience.core.measures import impossible_counts
 from consilience.core.metrics import Metric, MetricRow, fairness
 from consilience.core.plausibility import plausible
 from consilience.core.task import Task
