@@ -60,7 +60,7 @@ def table() -> str:
             cells = [cell(rows.get(device, {}).get(layer), lane) for device in RESULTS for lane in LANES]
             lines.append(f"| {layer} | {' | '.join(cells)} |")
             row = rows["cpu"].get(layer)
-            if row and row["serial"].startswith("Invalid: "):
+            if row and row.get("serial", "").startswith("Invalid: "):
                 refused.append(f"- {layer}: {row['serial'].removeprefix('Invalid: ')}")
         lines.append("")
     return "\n".join([*lines, "Refused, with the message:", "", *refused, ""])
@@ -68,7 +68,7 @@ def table() -> str:
 
 def cell(row: dict[str, Any] | None, lane: str) -> str:
     """What a cell of the table says."""
-    if row is None:
+    if row is None or lane not in row:
         return "-"
     found = str(row[lane])
     if found.startswith("works"):

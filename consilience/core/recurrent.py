@@ -7,7 +7,6 @@ the gates; its gradient has one product for each weight, over all positions.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,10 @@ from torch import Tensor
 from consilience.core import grouped
 
 Drop = Callable[[Tensor, float], Tensor]
-BATCHED_BY_TORCH = ("cpu",)  # where vmap reaches torch's own recurrent layers; elsewhere they are cuDNN's
+BATCHED_BY_TORCH = ("cpu",)
+"""Where torch's own recurrent layers are used. Elsewhere they are cuDNN's, which vmap cannot batch, and which look for
+their weights in one piece of memory: a recorded step that is replayed finds the piece of another step there, and gives
+wrong gradients without a word."""
 
 
 def layer_by_layer(func: Any, args: tuple[Any, ...], drop: Drop) -> Any:
@@ -29,35 +31,23 @@ def layer_by_layer(func: Any, args: tuple[Any, ...], drop: Drop) -> Any:
     ways = 2 if both_ways else 1
     each = len(params) // layers
     projects = each > ways * (4 if biases else 2)
-    own = data[0].device.type not in BATCHED_BY_TORCH or (func is torch.lstm and not projects)
-    batched = own and not packed and grouped.grouped()
-    if not batched and not (train and rate > 0 and layers > 1):
-        return _call(func, *data, hx, params, biases, layers, 0.0, train, both_ways, *tail)
+    by_hand = data[0].device.type not in BATCHED_BY_TORCH or (func is torch.lstm and not projects and grouped.grouped())
+    by_hand = by_hand and not packed
+    if not by_hand and not (train and rate > 0 and layers > 1):
+        return func(*data, hx, params, biases, layers, 0.0, train, both_ways, *tail)
     x, states = data[0], list[tuple[Tensor, ...]]()
     for layer in range(layers):
         part = slice(layer * ways, (layer + 1) * ways)
         start = [state[part] for state in hx] if isinstance(hx, (list, tuple)) else hx[part]
         weights = list(params[layer * each : (layer + 1) * each])
-        if batched:
+        if by_hand:
             x, *ends = _layer(func, x, start, weights, ways, biases, tail[0])
         else:
-            x, *ends = _call(func, x, *data[1:], start, weights, biases, 1, 0.0, train, both_ways, *tail)
+            x, *ends = func(x, *data[1:], start, weights, biases, 1, 0.0, train, both_ways, *tail)
         states.append(tuple(ends))
         if train and rate > 0 and layer < layers - 1:
             x = drop(x, rate)
     return (x, *(torch.cat(parts) for parts in zip(*states)))
-
-
-def _call(func: Any, *args: Any) -> Any:
-    if not args[0].is_cuda:
-        return func(*args)
-    # cuDNN wants its weights in one piece and looks for that piece in memory, which differs between replays: it gets
-    # one that does not lie beside the others, and gathers them at every call
-    at = 3 if isinstance(args[3], (list, tuple)) else 2
-    weights = [args[at][0].clone(), *args[at][1:]]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
-        return func(*args[:at], weights, *args[at + 1 :])
 
 
 def _layer(

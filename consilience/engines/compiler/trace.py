@@ -24,7 +24,6 @@ aten = torch.ops.aten
 Flat = list[Any]  # tensors, and None where there is none
 NORMS = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default)  # change their statistics without saying so
 SAME = (aten.detach.default, aten.alias.default)  # their result is their argument, as far as values go
-STORAGES = (aten.set_.source_Storage, aten.set_.source_Storage_storage_offset)
 RECURRENT = aten.mkldnn_rnn_layer.default
 BY_VALUE = (  # the shape of their result depends on values
     aten.nonzero.default,
@@ -117,8 +116,6 @@ class _Record(TorchDispatchMode):
             raise Untraceable(f"the shape of a tensor depends on values ({op})")
         kwargs = kwargs or {}
         value = op(*args, **kwargs)
-        if op in STORAGES:  # cuDNN looks whether its weights lie in one piece: they do not (core/recurrent.py)
-            return value
         arguments, options = pytree.tree_map_only(Tensor, self.node, (args, kwargs))
         node = self.graph.call_function(recurrent_layer if op is RECURRENT else op, arguments, options)
         if isinstance(value, Tensor):
