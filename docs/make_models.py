@@ -68,7 +68,7 @@ def table() -> str:
 
 def cell(row: dict[str, Any] | None, lane: str) -> str:
     """What a cell of the table says."""
-    if row is None:
+    if row is None or lane not in row:
         return "-"
     found = str(row[lane])
     if found.startswith("works"):
