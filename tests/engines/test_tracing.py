@@ -172,3 +172,17 @@ def test_equal_casts_are_made_once() -> None:
     casts = [node for node in traced.graph.nodes if node.target == torch.ops.aten._to_copy.default]
     assert len(casts) == 4  # x once, each weight once
     assert all(torch.equal(a, b) for a, b in zip(traced(values), layers(values)))
+
+
+def test_a_list_within_a_tuple_is_computed_anew_in_every_replay() -> None:
+    """The gradient of cuDNN's recurrent layers gives the weights' gradients as such a list."""
+    library = torch.library.Library("consilience_tests", "FRAGMENT")
+    library.define("nested(Tensor x) -> (Tensor, Tensor[])")
+    library.impl("nested", lambda x: (x + 1, [x * 2, x * 3]), "CPU")
+
+    def step(a: list[torch.Tensor]) -> list[torch.Tensor]:
+        first, (double, triple) = torch.ops.consilience_tests.nested(a[0])
+        return [first, double + triple]
+
+    traced = trace(step, [torch.ones(2)])
+    assert [value.tolist() for value in traced([torch.full((2,), 10.0)])] == [[11.0, 11.0], [50.0, 50.0]]

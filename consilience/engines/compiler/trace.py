@@ -118,12 +118,7 @@ class _Record(TorchDispatchMode):
         value = op(*args, **kwargs)
         arguments, options = pytree.tree_map_only(Tensor, self.node, (args, kwargs))
         node = self.graph.call_function(recurrent_layer if op is RECURRENT else op, arguments, options)
-        if isinstance(value, Tensor):
-            self._know(value, node)
-        elif isinstance(value, (list, tuple)):  # others give a number or a flag, which is the same for these shapes
-            for position, part in enumerate(value):
-                if isinstance(part, Tensor):
-                    self._know(part, self.graph.call_function(operator.getitem, (node, position)))
+        self._know_all(value, node)
         return value
 
     def node(self, value: Any) -> Any:
@@ -135,6 +130,15 @@ class _Record(TorchDispatchMode):
             self.constants[name] = value
             self._know(value, self.graph.create_node("get_attr", name))
         return self._nodes[value]
+
+    def _know_all(self, value: Any, node: fx.Node) -> None:
+        """All tensors of a result, in lists within a tuple too; numbers and flags are the same for these shapes."""
+        if isinstance(value, Tensor):
+            self._know(value, node)
+        elif isinstance(value, (list, tuple)):
+            for position, part in enumerate(value):
+                if isinstance(part, (Tensor, list, tuple)):
+                    self._know_all(part, self.graph.call_function(operator.getitem, (node, position)))
 
     def _know(self, value: Tensor, node: fx.Node) -> None:
         node.meta["shape"], node.meta["dtype"] = value.shape, value.dtype
