@@ -37,6 +37,7 @@ BEGIN_OPTIONS, END_OPTIONS = "<!-- options: written by docs/make_algorithms.py -
 NONE = "—"
 CLIENTS, ROWS, INPUTS, CLASSES = 12, 32, (1, 8, 8), 10
 PLAIN = ("dp_fedavg", "fedma")  # refuse the heads: their batch norm, or a head that the forward does not use
+ADAPTED = ("fedit", "ffa_lora", "flora", "flexlora", "hetlora")  # on frozen layers with low-rank adapters
 LABELS = ("Use when", "Not when", "Cost")
 HEADER = (
     "method",
@@ -59,6 +60,7 @@ def needed(name: str, clients: int) -> dict[str, Any]:
     if name in ("fedaf", "feddm"):
         return {"shape": INPUTS}
     options: dict[str, dict[str, Any]] = {"fedsplit": {"step": 1.0}, "fedprox_fedsplit": {"step": 1.0}}
+    options["hetlora"] = {"ranks": (2, 4, 8)}
     return {**options, "feddf": {"public": NoiseRows(shape=INPUTS)}}.get(name, {})
 
 
@@ -90,11 +92,12 @@ def engine(name: str = "") -> Counting:
         for _ in range(CLIENTS)
     ]
     federation = Federation.from_clients(clients, classes=CLASSES)
-    network = models.build("mlp", INPUTS, CLASSES, seed=0)
-    if name not in PLAIN:
+    network = models.build("lora_mlp" if name in ADAPTED else "mlp", INPUTS, CLASSES, seed=0)
+    if name not in (*PLAIN, *ADAPTED):
         network = siamese_heads(network, projection=32)
     federation = federation.pooled() if name == "centralised" else federation
-    return Counting(Task(network), federation, device="cpu", lane="serial", clients_at_once=64)
+    task = build(name).prepared(Task(network)) if name in ADAPTED else Task(network)
+    return Counting(task, federation, device="cpu", lane="serial", clients_at_once=64)
 
 
 def described(name: str) -> dict[str, str]:
@@ -116,6 +119,9 @@ def measured(name: str, fedavg_work: float = 1.0) -> dict[str, str]:
     if name in PLAIN:  # on a network of its own
         fedavg_work = worked("fedavg", engine(name))[1]
     model = tree.nbytes(one.model)
+    if name in ADAPTED:  # adapters and head are the model, as they are for FedAvg
+        usual = engine("fedit")
+        model, fedavg_work = tree.nbytes(usual.start()), worked("fedavg", usual)[1]
     down, up = one.bytes_down / len(one.chosen) / model, one.bytes_up / max(1, len(one.cohort)) / model
     work /= fedavg_work
     return {"down / up": f"{number(down)} / {number(up)}", "client work": number(work)}

@@ -79,7 +79,7 @@ def _how(claim: Table) -> str:
 def count_table(claims: Sequence[Table]) -> str:
     """How many claims of every paper are confirmed, contradicted and open, and by what."""
     lines = [
-        "| paper | claims | confirmed by runs | computed | contradicted by runs | computed | open | of these never run |",
+        "| paper | claims | confirmed by runs | computed | contradicted by runs | computed | open | never run |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for paper in dict.fromkeys(claim["paper"] for claim in claims):

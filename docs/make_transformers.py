@@ -59,13 +59,10 @@ def _run(folder: Path) -> Table:
     model, facts = config["model"], json.loads((folder / "run.json").read_text())
     method = {"all": "all weights", "head": "head"}.get(model["train"], f"LoRA, rank {model['rank']}")
     tests = [[row["round"], row["accuracy"], row["bytes_up_total"]] for row in rows if row.get("accuracy") is not None]
-    finished = rows[-1]["round"] == config["rounds"]
     return {
         "method": method,
         "seed": config.get("seed", 0),
         "parameters": facts["parameters"],
-        "finished": finished,
-        "bytes_up": rows[-1]["bytes_up_total"],
         "tests": tests,
     }
 
@@ -79,27 +76,32 @@ def filled(page: str, name: str, text: str) -> str:
 
 
 def accuracy(runs: list[Table]) -> str:
-    """Accuracy against bytes sent, by method."""
-    runs = [run for run in runs if run["finished"]]
+    """Accuracy against bytes sent, by method: at the last round that all have been tested after, and at the end."""
     if not runs:
         return "No results are stored yet."
     lines = [
-        "| Trained | Parameters sent | Accuracy at the end | MB up in all | MB up until 80 % | Seeds |",
-        "|---|---|---|---|---|---|",
+        "| Trained | Parameters sent | After round | Accuracy | MB up | MB up until 80 % | Seeds |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for method in sorted(
-        {run["method"] for run in runs}, key=lambda name: (ORDER.index(name) if name in ORDER else 9, name)
-    ):
+    known = [method for method in ORDER if any(run["method"] == method for run in runs)]
+    ends = {m: min(run["tests"][-1][0] for run in runs if run["method"] == m) for m in known}
+    for method in known:
         mine = [run for run in runs if run["method"] == method]
-        last = [100 * run["tests"][-1][1] for run in mine]
-        spread = f" ± {statistics.stdev(last):.1f}" if len(last) > 1 else ""
-        reached = [next((sent for _, value, sent in run["tests"] if value >= TARGET), None) for run in mine]
-        until = f"{statistics.mean(reached) / 1e6:,.1f}" if None not in reached else "not reached"  # type: ignore[type-var]
-        total = statistics.mean(run["bytes_up"] for run in mine) / 1e6
-        lines.append(
-            f"| {method} | {mine[0]['parameters']:,} | {statistics.mean(last):.1f}{spread} % | {total:,.1f} | {until} "
-            f"| {len(mine)} |"
-        )
+        for number in sorted({min(ends.values()), ends[method]}):
+            tests = [next(test for test in run["tests"] if test[0] == number) for run in mine]
+            values = [100 * test[1] for test in tests]
+            spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+            reached = [
+                next((sent for done, value, sent in run["tests"] if value >= TARGET and done <= number), None)
+                for run in mine
+            ]
+            until = [sent for sent in reached if sent is not None]
+            text = f"{statistics.mean(until) / 1e6:,.1f}" if len(until) == len(mine) else "not reached"
+            total = statistics.mean(test[2] for test in tests) / 1e6
+            lines.append(
+                f"| {method} | {mine[0]['parameters']:,} | {number} | {statistics.mean(values):.1f}{spread} % "
+                f"| {total:,.1f} | {text} | {len(mine)} |"
+            )
     return "\n".join(lines)
 
 

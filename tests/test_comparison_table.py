@@ -15,6 +15,7 @@ SCRIPT = Path(__file__).parents[1] / "docs" / "make_comparison.py"
 APART = {
     *("dp_fedavg", "duw_fedavg", "duw_fednova"),  # spends privacy; need a learned schedule
     *("fedaf", "feddf", "fedma"),  # newer than the studies
+    *("fedit", "ffa_lora", "flora", "flexlora", "hetlora"),  # need a model with adapters
 }
 SLOW = {"banking77": {"feddm"}, "domains": {"feddm"}}  # condensing takes minutes a run on a CPU
 

@@ -10,11 +10,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from consilience.core import chances, measures
-from consilience.core.kind import Kind, Pair, loss_name
+from consilience.core.kind import Kind, loss_name
+from consilience.core.layouts import (  # noqa: F401, so are largest and largest_last
+    DECISIONS,
+    VIEWS,
+    as_it_is,
+    counted,
+    counted_but_first,
+    largest,
+    largest_last,
+    sign,
+    zeros,
+)
 from consilience.core.losses import (
     IGNORED,
     BinaryCrossEntropy,
@@ -43,62 +53,6 @@ from consilience.core.settings import Invalid, nearest
 Numbers = tuple[float, ...]
 Names = tuple[str, ...]
 FEW = 64  # classes of tokens whose macro scores mean something; more are a vocabulary
-
-
-# --- decisions and views ----------------------------------------------------------------------------------------------
-
-
-def largest(output: Tensor) -> Tensor:
-    """The class with the largest logit: [B, C, ...] -> [B, ...]."""
-    return output.argmax(1)
-
-
-def largest_last(output: Tensor) -> Tensor:
-    """The class with the largest logit: [B, ..., C] -> [B, ...]."""
-    return output.argmax(-1)
-
-
-def largest_before(output: Tensor) -> Tensor:
-    """The token that each place of [B, T, C] predicts for the next: [B, T]; -1 at the first place."""
-    return F.pad(output[:, :-1].argmax(-1), (1, 0), value=-1)
-
-
-def sign(output: Tensor) -> Tensor:
-    """Class 1 where the logit is positive, else 0."""
-    return (output > 0).to(torch.int64)
-
-
-def _as_it_is(output: Tensor) -> Tensor:
-    return output
-
-
-def _classes_last(output: Tensor) -> Tensor:
-    return output.movedim(1, -1)
-
-
-def _one_place_on(output: Tensor) -> Tensor:
-    return F.pad(output[:, :-1], (0, 0, 1, 0))
-
-
-DECISIONS: dict[Layout, Callable[[Tensor], Tensor]] = {
-    "first": largest,
-    "last": largest_last,
-    "next": largest_before,
-}
-VIEWS: dict[Layout, View] = {"first": _classes_last, "last": _as_it_is, "next": _one_place_on}
-
-
-def _counted(ignored: int, target: Tensor) -> Tensor:
-    return target != ignored
-
-
-def _counted_but_first(ignored: int, target: Tensor) -> Tensor:
-    places = torch.arange(target.shape[1], device=target.device)
-    return (target != ignored) & (places > 0)
-
-
-def _zeros(output: tuple[int, ...], target: tuple[int, ...], dtype: torch.dtype = torch.int64) -> Pair:
-    return torch.zeros(output), torch.zeros(target, dtype=dtype)
 
 
 def _refuse_settings(weights: Numbers | None, count: int | None, smoothing: float, what: str) -> None:
@@ -142,15 +96,15 @@ class _Classes:
         inner = (2,) * (self.axes or 0)
         shape = (1, classes or 2, *inner) if self.layout == "first" else (1, *inner, classes or 2)
         plain = self.class_weights is None and not self.label_smoothing and self.ignored is None
-        counted = _counted_but_first if self.layout == "next" else _counted
+        entries = counted_but_first if self.layout == "next" else counted
         return Kind(
             name=self.name,
             losses=(cross_entropy if plain else self._loss(),),
             metrics=tuple(self._metrics(classes)),
             main=self.main,
             decide=DECISIONS[self.layout],
-            entries=None if self.ignored is None else functools.partial(counted, self.ignored),
-            example=functools.partial(_zeros, shape, (1, *inner)),
+            entries=None if self.ignored is None else functools.partial(entries, self.ignored),
+            example=functools.partial(zeros, shape, (1, *inner)),
             multiclass=True,
             class_axis=1 if self.layout == "first" else -1,
             axes=self.axes,
@@ -235,12 +189,12 @@ def _binary(class_weights: Numbers | None, label_smoothing: float, labels: int) 
         metrics=(
             accuracy(sign),
             *measures.macro_scores(functools.partial(class_counts, sign, 2)),
-            chances.calibration_error(_as_it_is, multiclass=False),
-            *chances.ranking(_as_it_is, 1, multiclass=False),
+            chances.calibration_error(as_it_is, multiclass=False),
+            *chances.ranking(as_it_is, 1, multiclass=False),
         ),
         main="accuracy",
         decide=sign,
-        example=functools.partial(_zeros, (1, labels), (1, labels) if labels > 1 else (1,)),
+        example=functools.partial(zeros, (1, labels), (1, labels) if labels > 1 else (1,)),
         yes_no=True,
         most_classes=2,
         for_width=functools.partial(_binary, class_weights, label_smoothing),
@@ -274,14 +228,14 @@ class _Labels:
                 *measures.macro_scores(counts, "labels"),
                 measures.micro_f1(counts),
                 measures.all_right(sign),
-                chances.calibration_error(_as_it_is, multiclass=False),
-                *chances.ranking(_as_it_is, count, multiclass=False),
+                chances.calibration_error(as_it_is, multiclass=False),
+                *chances.ranking(as_it_is, count, multiclass=False),
                 *(measures.per_class(counts, count, self.class_names) if "per_class" in self.metrics else ()),
             ),
             main="accuracy",
             decide=sign,
-            entries=functools.partial(_counted, self.ignored),
-            example=functools.partial(_zeros, (1, count), (1, count)),
+            entries=functools.partial(counted, self.ignored),
+            example=functools.partial(zeros, (1, count), (1, count)),
             axes=1,
             yes_no=True,
             ignored=self.ignored,
@@ -310,7 +264,7 @@ def regression(outputs: int | None = None) -> Kind:
         losses=(squared_error, absolute_error, huber),
         metrics=(error, *measures.residual_scores(outputs)),
         main="absolute_error",
-        example=functools.partial(_zeros, (1, outputs or 1), (1, outputs or 1), torch.float32),
+        example=functools.partial(zeros, (1, outputs or 1), (1, outputs or 1), torch.float32),
         for_width=regression,
     )
 

@@ -95,11 +95,22 @@ class KeyedDropout(nn.Module):
             return x
         if self.key is None:
             raise Invalid("a model with dropout was trained without a key: pass Task.apply(..., key=batch.key)")
+        refuse_recomputing("dropout")
         shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.whole_channels else x.shape
         count = shape.numel() if isinstance(shape, torch.Size) else torch.Size(shape).numel()
         keep = rng.keep_mask(rng.fold(self.key, self.layer + 2**16 * self.calls), count, self.p).view(shape)
         self.calls += 1
         return x * keep.to(x.dtype) / (1 - self.p) if self.p < 1 else x * 0
+
+
+def refuse_recomputing(what: str) -> None:
+    """Refuse draws inside `torch.utils.checkpoint`, which runs its part again and would meet other calls."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if hooks is not None and "checkpoint" in getattr(hooks[0], "__qualname__", ""):
+        raise Invalid(
+            f"{what} inside torch.utils.checkpoint would be drawn anew when the activations are computed again: switch "
+            "gradient checkpointing off (gradient_checkpointing_disable() in Hugging Face models), or the dropout"
+        )
 
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)  # a client is one process

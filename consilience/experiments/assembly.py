@@ -130,6 +130,7 @@ def read_data(config: Config) -> Dataset:
 
 def spread(config: Config, data: Dataset) -> tuple[Federation, list[np.ndarray]]:
     """The data over clients, with enough test rows for what is to be measured."""
+    data = _readable(config, data)
     federation, rows = made("partition", lambda: federate(data, config.partition.built, seed=config.seed), {})
     if config.evaluation.validation is not None:
         federation, rows = validated(federation, rows, share=config.evaluation.validation, seed=config.seed)

@@ -54,7 +54,19 @@ def why_not(way: str, algorithm: Algorithm, engine: Engine) -> str:
         return f"{type(server).__name__} does not simply take the weighted mean of the models it receives"
     if server.combine != WeightedMean() or server.step != Replace():
         return f"the server merges by {server.combine!r} and moves by {server.step!r}, not to the weighted mean"
-    return "" if way == "reported" else _not_plain(algorithm)
+    return _varied(algorithm) if way == "reported" else _not_plain(algorithm)
+
+
+def _varied(algorithm: Algorithm) -> str:
+    """Why a report at the rows as they are is not about what clients trained on."""
+    client = algorithm.client
+    training = client.training if isinstance(client, PacedTraining) else client
+    varied = isinstance(training, LocalTraining) and training.augment
+    return (
+        "clients train on rows that augment has varied, and would report gradients at the rows as they are"
+        if varied
+        else ""
+    )
 
 
 def plain_solver(algorithm: Algorithm) -> SGD:

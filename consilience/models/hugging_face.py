@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -14,16 +13,9 @@ from torch import Tensor, nn
 from consilience.core.settings import Count, Decay, Invalid, Positive
 from consilience.models.arguments import factory
 from consilience.models.lora import with_adapters
-from consilience.models.tokenization import BYTES, Head, Tokenization, import_transformers, located
+from consilience.models.pretrained import CLASSIFIES, Quiet, built, freeze_below, head_names, refuse_misfit, settings_of
+from consilience.models.tokenization import BYTES, Head, Tokenization, import_transformers
 
-CLASSES = {
-    "sequence_classification": "AutoModelForSequenceClassification",
-    "token_classification": "AutoModelForTokenClassification",
-    "causal_lm": "AutoModelForCausalLM",
-    "masked_lm": "AutoModelForMaskedLM",
-    "image_classification": "AutoModelForImageClassification",
-}
-CLASSIFIES = ("sequence_classification", "token_classification", "image_classification")
 Trained = Literal["all", "head", "lora"]
 
 
@@ -42,7 +34,7 @@ class HuggingFace(nn.Module):
     @property
     def core(self) -> Any:
         """The model of transformers itself, below PEFT's."""
-        return self.model.get_base_model() if hasattr(self.model, "peft_config") else self.model
+        return _core(self.model)
 
     def forward(self, x: Any) -> Tensor:
         return self.core(**self._inputs(x)).logits
@@ -55,13 +47,12 @@ class HuggingFace(nn.Module):
 
     def save_pretrained(self, folder: str | Path, *, label_names: Sequence[str] = (), merged: bool = True) -> None:
         """A folder that transformers loads, with the tokenizer; adapters merged into the weights, or as PEFT's own."""
-        model = copy.deepcopy(self.model)
-        adapted = hasattr(model, "peft_config")
-        core = model.get_base_model() if adapted else model
+        model: Any = copy.deepcopy(self.model)
+        adapted, core = hasattr(model, "peft_config"), _core(model)
         if label_names:
             core.config.id2label = dict(enumerate(label_names))
             core.config.label2id = {name: number for number, name in enumerate(label_names)}
-        with _quiet(import_transformers()):
+        with Quiet(import_transformers()):
             if adapted and merged:
                 model = model.merge_and_unload()
             model.save_pretrained(folder)
@@ -88,6 +79,10 @@ class HuggingFace(nn.Module):
             mask = causal if mask is None else mask & causal
         # with four axes, transformers takes a mask as it is and does not look at its values
         return {**given, "attention_mask": mask}
+
+
+def _core(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "peft_config") else model
 
 
 class HuggingFaceClassifier(HuggingFace):
@@ -148,14 +143,14 @@ def hugging_face(
     Texts (data.features = "raw") are cut at `length` tokens of the model's `tokenizer`: the weights' own, or bytes.
     """
     tokenization = _tokenization(weights, tokenizer, length, head, texts=isinstance(inputs, Mapping))
-    settings = _settings(weights, config, inputs, classes, head, tokenization, vocabulary)
-    model = _built(weights, settings, head)
-    _refuse_misfit(model, inputs, tokenization, vocabulary)
-    heads = _head_names(model) if head in CLASSIFIES else []
+    settings = settings_of(weights, config, inputs, classes, head, tokenization, vocabulary)
+    model = built(weights, settings, head)
+    refuse_misfit(model, inputs, tokenization, vocabulary)
+    heads = head_names(model) if head in CLASSIFIES else []
     if train == "lora":
         model = with_adapters(model, head=head, heads=heads, rank=rank, alpha=alpha, targets=targets, dropout=dropout)
     elif train == "head":
-        _freeze_below(model, heads, head)
+        freeze_below(model, heads, head)
     kind = HuggingFaceClassifier if head in ("sequence_classification", "image_classification") else HuggingFace
     return kind(model, tokenization)
 
@@ -184,174 +179,3 @@ def _tokenization(
     if head == "image_classification" or (not texts and tokenizer is None):
         return None
     return Tokenization(source=tokenizer or weights or BYTES, length=length)
-
-
-def _settings(
-    weights: str | None,
-    config: Mapping[str, Any] | None,
-    inputs: Any,
-    classes: int,
-    head: str,
-    tokenization: Tokenization | None,
-    vocabulary: int | None,
-) -> Any:
-    """Transformers' config of the model."""
-    transformers = import_transformers()
-    given = dict(config or {})
-    if head in CLASSIFIES:
-        given["num_labels"] = classes
-    if weights is not None:
-        place, here = located(weights)
-        try:
-            with _quiet(transformers):
-                return transformers.AutoConfig.from_pretrained(place, local_files_only=here, **given)
-        except (OSError, ValueError) as problem:
-            raise Invalid(_not_found(weights, problem)) from problem
-    family = given.pop("model_type", None)
-    if family is None:
-        raise Invalid(
-            "model.weights is missing: name a folder, an installed package or a hub model, or describe one with random "
-            'weights by model.config = {model_type = "bert", hidden_size = 32, ...}'
-        )
-    if head == "image_classification" and isinstance(inputs, (tuple, list)) and len(inputs) == 3:
-        given = {"num_channels": inputs[0], "image_size": inputs[1], **given}
-    elif tokenization is not None:
-        tokens = tokenization.tokenizer()
-        given = {"vocab_size": len(tokens), "pad_token_id": tokens.pad_token_id, **_ends(tokens), **given}
-    elif vocabulary is not None:
-        none = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
-        given = {"vocab_size": vocabulary, **none, **given}
-    try:
-        return transformers.AutoConfig.for_model(family, **given)
-    except (ValueError, KeyError, TypeError) as problem:
-        reason = str(problem).partition("\n")[0][:200]
-        raise Invalid(f"model.config = {dict(config or {})!r} is no config of transformers: {reason}") from problem
-
-
-def _ends(tokens: Any) -> dict[str, int]:
-    return {"bos_token_id": tokens.bos_token_id, "eos_token_id": tokens.eos_token_id}
-
-
-def _built(weights: str | None, settings: Any, head: str) -> nn.Module:
-    transformers = import_transformers()
-    make = getattr(transformers, CLASSES[head])
-    try:
-        if weights is None:
-            return make.from_config(settings)
-        place, here = located(weights)
-        with _quiet(transformers):
-            # safetensors only and no remote code: reading a model must not run code from its files
-            model, found = make.from_pretrained(
-                place,
-                config=settings,
-                local_files_only=here,
-                use_safetensors=True,
-                ignore_mismatched_sizes=True,  # a head for other classes is made anew
-                output_loading_info=True,
-            )
-        _refuse_partial(weights, model, [*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])])
-        return model.float()  # whatever the file's type
-    except ValueError as problem:
-        if "Unrecognized configuration class" not in str(problem):
-            raise Invalid(_not_found(weights or "config", problem)) from problem
-        raise Invalid(
-            f"a model of type {settings.model_type!r} has no head for {head}: choose another model.head "
-            f"({', '.join(CLASSES)}), or another model"
-        ) from problem
-    except OSError as problem:
-        raise Invalid(_not_found(str(weights), problem)) from problem
-
-
-class _quiet:
-    """Without transformers' report of which weights are new: a head always is."""
-
-    def __init__(self, transformers: Any) -> None:
-        self._logging = transformers.logging
-
-    def __enter__(self) -> None:
-        self._before = self._logging.get_verbosity(), self._logging.is_progress_bar_enabled()
-        self._logging.set_verbosity(logging.ERROR)
-        self._logging.disable_progress_bar()
-
-    def __exit__(self, *_: Any) -> None:
-        self._logging.set_verbosity(self._before[0])
-        if self._before[1]:
-            self._logging.enable_progress_bar()
-
-
-def _not_found(weights: str, problem: Exception) -> str:
-    reason = str(problem).partition("\n")[0][:200]
-    return (
-        f"model.weights = {weights!r} cannot be loaded ({reason}): name a folder saved by save_pretrained with "
-        "safetensors, an installed package that holds one, or a model of the hub that this machine can reach"
-    )
-
-
-def _refuse_partial(weights: str, model: nn.Module, absent: Sequence[str]) -> None:
-    """Refuse weights that are not those of this architecture: only a head may be new."""
-    prefix, heads = model.base_model_prefix, _head_names(model)  # type: ignore[union-attr]
-    lost = [name for name in absent if name.startswith(f"{prefix}.") and not any(f".{h}." in name for h in heads)]
-    if lost:
-        raise Invalid(
-            f"model.weights = {weights!r} lacks {lost[0]!r} of the right size and {len(lost) - 1} more: it is another "
-            "model; leave out what model.config changes of its sizes"
-        )
-
-
-def _refuse_misfit(model: Any, inputs: Any, tokenization: Tokenization | None, vocabulary: int | None) -> None:
-    config = model.config
-    if isinstance(inputs, (tuple, list)) and len(inputs) == 3:
-        channels, side = getattr(config, "num_channels", inputs[0]), getattr(config, "image_size", inputs[1])
-        sides = tuple(side) if isinstance(side, (tuple, list)) else (side, side)
-        if (channels, *sides) != tuple(inputs):
-            raise Invalid(
-                f"the model reads pictures of {channels} x {sides[0]} x {sides[1]}, and the data have "
-                f"{' x '.join(map(str, inputs))}: resize the data, or choose another model"
-            )
-        return
-    embedding = model.get_input_embeddings()
-    room = getattr(embedding, "num_embeddings", None)
-    tokens = vocabulary if tokenization is None else len(tokenization.tokenizer())
-    if tokens is not None and room is not None and tokens > room:
-        whose = "the data" if tokenization is None else f"the tokenizer {tokenization.source!r}"
-        raise Invalid(
-            f"{whose} has {tokens} tokens, and the model's embedding {room}: they do not belong together; "
-            "use the model's own tokenizer"
-        )
-    positions = _positions(config)
-    shape = inputs.get("input_ids", ()) if isinstance(inputs, Mapping) else inputs
-    longest = shape[0] if isinstance(shape, (tuple, list)) and len(shape) == 1 else 0
-    if positions is not None and longest > positions:
-        raise Invalid(
-            f"rows have {longest} tokens, and the model has {positions} positions: set model.length to at most "
-            f"{positions}, or cut the data"
-        )
-
-
-def _positions(config: Any) -> int | None:
-    found = getattr(config, "max_position_embeddings", None)
-    # RoBERTa counts positions from behind its padding token
-    offset = (config.pad_token_id or 0) + 1 if "roberta" in config.model_type else 0
-    return None if found is None else int(found) - offset
-
-
-def _head_names(model: nn.Module) -> list[str]:
-    """The modules between the encoder's states and the logits: all outside the base model, and its pooler."""
-    base = getattr(model, model.base_model_prefix, None)  # type: ignore[call-overload]
-    if base is None or base is model:
-        return []
-    names = [name for name, part in model.named_children() if part is not base and any(True for _ in part.parameters())]
-    pooler = getattr(base, "pooler", None)
-    return [*names, "pooler"] if isinstance(pooler, nn.Module) else names
-
-
-def _freeze_below(model: nn.Module, heads: Sequence[str], head: str) -> None:
-    parts = [part for name, part in model.named_modules() if name.rpartition(".")[2] in heads]
-    trained = {id(p) for part in parts for p in part.parameters()}
-    if not trained:
-        raise Invalid(
-            f"model.train = 'head' leaves nothing to train: the {head} head shares its weights with the embedding; "
-            "use model.train = 'lora' or 'all'"
-        )
-    for parameter in model.parameters():
-        parameter.requires_grad_(id(parameter) in trained)

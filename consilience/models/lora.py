@@ -51,7 +51,8 @@ def _targets(peft: Any, model: nn.Module, targets: Sequence[str] | None) -> Sequ
     if targets is None:
         from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
 
-        family = model.config.model_type  # type: ignore[union-attr]
+        settings: Any = model.config
+        family = settings.model_type
         known = [name for name in {**USUAL, **KNOWN}.get(family, ()) if name in _endings(model)]
         if not known:
             raise Invalid(
@@ -91,10 +92,11 @@ def _chosen(model: nn.Module, targets: Sequence[str] | str) -> dict[str, nn.Modu
 
 def _refuse_large_rank(model: nn.Module, targets: Sequence[str] | str, rank: int) -> None:
     for name, layer in _chosen(model, targets).items():
-        smallest = min(layer.weight.shape)  # type: ignore[arg-type,union-attr]
+        shape: Any = layer.weight.shape
+        smallest = min(shape)
         if rank > smallest:
             raise Invalid(
-                f"model.rank = {rank} is above the size of {name} ({' x '.join(map(str, layer.weight.shape))}): "  # type: ignore[arg-type,union-attr]
+                f"model.rank = {rank} is above the size of {name} ({' x '.join(map(str, shape))}): "
                 f"use at most {smallest}, or other targets"
             )
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from consilience.core.rng import host
 from consilience.core.settings import Invalid
 from consilience.models.encoders import model_folder
 
@@ -73,9 +74,8 @@ class Tokenization:
         special = np.isin(ids, tokenizer.all_special_ids) | (live == 0)
         hidden, targets = ids.copy(), np.full_like(ids, IGNORED)
         for row in range(len(ids)):
-            draw = np.random.default_rng((seed, 0x3A5C, row))
-            order = draw.random(ids.shape[1])
-            order[special[row]] = 2.0
+            draw = host(seed, "masked tokens", row)
+            order = np.where(special[row], 2.0, draw.random(ids.shape[1]))
             count = max(1, round(MASKED_SHARE * int((~special[row]).sum())))
             places = np.argsort(order, kind="stable")[:count]
             places = places[~special[row, places]]

@@ -55,7 +55,7 @@ def test_an_option_that_is_a_list_needs_a_list_of_lists_for_a_grid(tmp_path: Pat
 
 def test_all_take_local_work_and_selection_from_the_base_and_nothing_else() -> None:
     names = [name for name in algorithms.names() if not name.startswith("duw")]
-    needed = ["fedsplit.step=1.0", "fedprox_fedsplit.step=1.0", "feddf.public=noise_rows"]
+    needed = ["fedsplit.step=1.0", "fedprox_fedsplit.step=1.0", "feddf.public=noise_rows", "hetlora.ranks=[[4, 2]]"]
     base = ["algorithm=simprox", "algorithm.lr=0.07", "algorithm.epochs=4", "algorithm.tau=0.3", "rounds=7"]
     found = plan(None, base, algorithms=names, grids=needed, seeds=[0])
     own = {"centralised": Pooled(), "dp_fedavg": Poisson(rate=1.0)}  # part of what they are

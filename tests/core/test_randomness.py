@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from consilience.core.randomness import KeyedDraws
 from consilience.core.settings import Invalid
@@ -201,3 +202,14 @@ def test_evaluation_draws_are_the_same_every_time() -> None:
     first, second = (task.apply(task.start(), torch.ones(4, 3), train=False)[0] for _ in "ab")
     assert torch.equal(first, second)
     assert not torch.equal(first[0], first[1])
+
+
+@pytest.mark.parametrize("draws", [nn.Dropout(0.5), nn.RReLU()], ids=str)
+def test_draws_inside_a_checkpoint_are_refused(draws: nn.Module) -> None:
+    class Checkpointed(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(super().forward, x, use_reentrant=False)
+
+    task = Task(Checkpointed(nn.Linear(3, 3), draws, nn.Linear(3, 2)))
+    with pytest.raises(Invalid, match=r"inside torch.utils.checkpoint would be drawn anew"):
+        task.apply(task.start(), torch.ones(4, 3), train=True, key=torch.tensor(1))

@@ -65,7 +65,8 @@ class ActorPool:
         self._actor: Any = ray.remote(Worker).options(max_restarts=0, max_task_retries=0, **resources)
         self.ids = [setup.ids for setup in setups]
         # rows and frozen parameters are sent once, and outlive their worker
-        self._setups, self._frozen = [ray.put(setup) for setup in setups], ray.put(frozen)
+        self._setups: list[Any] = [ray.put(setup) for setup in setups]
+        self._frozen: Any = ray.put(frozen)
         self.memory: RemoteMemories | None = None
         self.choice: LaneChoice | None = None
         self._workers = [self._spawn(worker) for worker in range(len(setups))]

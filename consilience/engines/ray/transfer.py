@@ -47,7 +47,7 @@ def without_frozen(module: nn.Module) -> tuple[nn.Module, Tree]:
     """(the module with empty tensors in place of frozen parameters, these parameters as arrays by name)."""
     frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
     empty = {id(p): nn.Parameter(p.detach().new_empty(0), requires_grad=False) for p in frozen.values()}
-    return copy.deepcopy(module, empty), packed(frozen)  # type: ignore[arg-type]
+    return copy.deepcopy(module, empty), packed(frozen)
 
 
 def with_frozen(module: nn.Module, frozen: Tree) -> nn.Module:

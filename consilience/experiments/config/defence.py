@@ -11,7 +11,7 @@ from consilience.server.averaging.averaging import Averaging
 from consilience.server.averaging.weighting.vouched import VouchedWeights
 from consilience.server.protocols import uses_weights
 
-GROWTH = 2.0  # times the running median that an update may be long
+GROWTH = 4.0  # times the running median that an update may be long: more than VouchedWeights.far, which leaves out
 
 
 def defended(algorithm: Algorithm, untrusted: int) -> Algorithm:

@@ -106,6 +106,7 @@ def secret(name: str, **changes: Any) -> dict[str, Any]:
         "feddm": {"shape": [1, 6, 6]},
         "fedsplit": {"step": 1.0, "keeps_z": True},
         "fedprox_fedsplit": {"step": 1.0},
+        "hetlora": {"ranks": [4, 2]},
     }
     algorithm = {"name": name, **options.get(name, {}), **changes.pop("algorithm", {})}
     return {
@@ -120,7 +121,7 @@ READERS = [
 ]
 OFFERED = {
     **dict.fromkeys(["ditto", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbn", "fedper"], "examples"),
-    **dict.fromkeys(["fedprox", "fedrep", "fedyogi", "moon"], "examples"),
+    **dict.fromkeys(["fedit", "fedprox", "fedrep", "fedyogi", "ffa_lora", "moon"], "examples"),
     **dict.fromkeys(["feddc", "feddyn", "scaffold"], "uniform"),
 }
 OTHERS = {

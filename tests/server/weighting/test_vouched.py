@@ -102,7 +102,7 @@ def test_the_setting_picks_weights_and_bounds_and_says_what_is_missing() -> None
     chosen = config.load(None, ["algorithm=fedavg", "defence=auto", "untrusted=4", "partition.clients=14"])
     server = chosen.algorithm.built.server
     assert isinstance(server, Averaging) and server.weighting == VouchedWeights(untrusted=4)
-    assert chosen.limits.max_growth == 2.0 and config.from_table(chosen.table()) == chosen
+    assert chosen.limits.max_growth == 4.0 and config.from_table(chosen.table()) == chosen
     assert config.load(None, ["algorithm=fedavg"]).limits.max_growth is None
     for given, why in (
         (["defence=auto"], "belong together"),
