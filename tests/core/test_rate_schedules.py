@@ -50,7 +50,7 @@ def warm_cosine(solver: Any) -> Any:
         (WarmUp(length=5, start=1 / 3), lambda s: lr_scheduler.LinearLR(s, 1 / 3, total_iters=5)),
         (WarmUp(length=4, then=Cosine(horizon=8, floor=0.05)), warm_cosine),
     ],
-    ids=str,
+    ids=lambda value: "torch" if callable(value) else str(value),
 )
 def test_a_schedule_is_the_one_of_torch(schedule: RateSchedule, make: Any) -> None:
     assert factors(schedule) == pytest.approx(of_torch(make), rel=1e-12, abs=1e-15)
