@@ -39,5 +39,5 @@ def test_numbers_by_hand(make: ModuleType, tmp_path: Path, monkeypatch: pytest.M
     )
     make.store(tmp_path)
     stored = json.loads(make.RESULTS.read_text())
-    assert "| LoRA, rank 8 | 1,500 | 85.0 ± 7.1 % | 2.0 | 2.0 | 2 |" in make.accuracy(stored["runs"])
+    assert "| LoRA, rank 8 | 1,500 | 2 | 85.0 ± 7.1 % | 2.0 | 2.0 | 2 |" in make.accuracy(stored["runs"])
     assert "| w | bf16 | by hand | 1,234 | 2.0 |" in make.speed(stored["speed"])

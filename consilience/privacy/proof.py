@@ -29,6 +29,8 @@ REASONS = {
     "environment.enough_replies": "it leaves out all but the fastest, so that one client decides whether "
     "another counts: use environment.deadline",
     "limits.max_ratio": "it compares replies with each other, so that a private run leaves it out anyway",
+    "limits.max_growth": "it compares a reply with those of earlier rounds, so that a private run leaves it out anyway",
+    "limits.examples_ratio": "it compares the clients' rows with each other",
     "limits.min_valid": "it drops all replies of a round if one of them is missing: leave it at 1",
 }
 UNKNOWN = "it is not part of the privacy proof: leave it at its default"

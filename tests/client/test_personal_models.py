@@ -172,7 +172,7 @@ def test_the_record_has_personal_columns_where_models_are_personal() -> None:
 
     assert columns(fedavg(batch_size=4)) == {}
     found = columns(ditto(batch_size=4))
-    names = ("loss", "accuracy_mean", "accuracy_worst_tenth", "accuracy_spread")
+    names = ("loss", "accuracy_mean", "accuracy_median", "accuracy_worst_tenth", "accuracy_spread")
     assert set(found) == {f"personal_{name}" for name in names} and None not in found.values()
 
 

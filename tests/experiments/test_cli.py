@@ -171,7 +171,7 @@ def test_eval_on_other_data_and_what_it_refuses(run: Path) -> None:
     other = call("eval", str(run), "data.seed=5", "partition.clients=3")
     assert other.exit_code == 0, other.output
     unfit = call("eval", str(run), "--data", "breast_cancer")
-    assert unfit.exit_code == 2 and "does not fit" in unfit.stderr
+    assert unfit.exit_code == 2 and "has the class 'malignant', which is not one of 0, 1" in unfit.stderr
     assert call("eval", str(run), "algorithm.lr=1").exit_code == 2
 
 

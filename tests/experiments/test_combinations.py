@@ -48,6 +48,7 @@ OPTIONS: dict[tuple[str, str], dict[str, Any]] = {  # where a part's defaults wi
     ("weighting", "schedule"): {"table": [[0.1, 0.3, 0.05, 0.35, 0.2]]},
     ("weighting", "transferred"): {"features": ["size"], "coefficients": [[0.5, 0.0, 0.0]], "rounds": 2},
     ("step", "noisy"): {"deviation": 0.01},
+    ("step", "scheduled"): {"schedule": {"name": "exponential", "factor": 0.5}},
     ("channel", "chain"): {"channels": ["noise", "quantise"]},
     ("channel", "clip"): {"bound": 0.01},
     **{
@@ -108,7 +109,7 @@ def plain() -> Any:
 
 def test_the_tables_name_parts_that_exist_and_most_parts_run() -> None:
     assert {*REFUSED, *SAME_AS_FEDAVG, *OPTIONS} <= set(EVERY_PART)
-    assert (len(EVERY_PART), len(RUNS), len(REFUSED)) == (75, 59, 16)
+    assert (len(EVERY_PART), len(RUNS), len(REFUSED)) == (77, 61, 16)
 
 
 @pytest.mark.parametrize(("place", "name"), RUNS)

@@ -19,6 +19,7 @@ from consilience.experiments.noise_keys import NoiseKeys
 from consilience.privacy import Spending, Spent, epsilon_of, history
 from consilience.privacy.round_keys import name_of
 from consilience.runs import checkpoint
+from consilience.runs.folder import RunFolder, _with_digest
 from consilience.runs.row_log import RecordError
 
 pytestmark = pytest.mark.usefixtures("untraced")
@@ -96,9 +97,9 @@ def no_json(path: Path) -> None:
 
 
 def forget(path: Path) -> None:
-    facts = json.loads((path.parent / "run.json").read_text())
+    facts = RunFolder.open(path.parent).facts()
     del facts["privacy"]
-    (path.parent / "run.json").write_text(json.dumps(facts))
+    (path.parent / "run.json").write_bytes(_with_digest(facts))
 
 
 def cut_and_forget(path: Path) -> None:

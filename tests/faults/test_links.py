@@ -157,7 +157,7 @@ def test_no_command_follows_a_link_out_of_a_run_folder(finished: Path, tmp_path:
     missing = {"federation.json"}  # a file that is not there is written anew
     assert refused["resume"] == READ_BY_RESUME - (missing if kind == "a dangling link" else set())
     assert refused["show"] == {"run.json", "config.toml", "metrics.jsonl", "timing.jsonl"}
-    assert refused["eval"] == {"run.json", "config.toml", "checkpoints"}
+    assert refused["eval"] == {"run.json", "config.toml", "checkpoints", "federation.json"}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -176,7 +176,12 @@ def test_the_experiment_finds_what_is_refused(name: str, monkeypatch: pytest.Mon
     ("section", "kind", "accepted", "refused"),
     [
         (proof.ENVIRONMENT, Environment, ENVIRONMENTS.values(), REFUSED_ENVIRONMENTS.values()),
-        (proof.LIMITS, Limits, map(vars, LIMITS.values()), [{"min_valid": 7}, {"max_ratio": 10.0}]),
+        (
+            proof.LIMITS,
+            Limits,
+            map(vars, LIMITS.values()),
+            [{"min_valid": 7}, {"max_ratio": 10.0}, {"max_growth": 2.0}, {"examples_ratio": 5.0}],
+        ),
     ],
 )
 def test_every_setting_was_looked_at(section: tuple[str, ...], kind: Any, accepted: Any, refused: Any) -> None:

@@ -69,9 +69,11 @@ def puller(grid: Any) -> Pull:
 def _pulled(grid: Any, message: str, bound: Bound) -> list[Any]:
     """The reply that a grid has assembled itself; one that it cannot assemble is refused, and nothing else."""
     try:
-        with contained():
-            return list(grid.pull_messages([message]))
-    except Refused as problem:
+        return list(grid.pull_messages([message]))
+    except ConnectionError:  # of the server itself, and no node's doing
+        raise
+    except Exception as found:
+        problem = Refused("format", detail=f"{type(found).__name__}: {plain(found, most=80)}")
         return [UnreadReply(metadata=SimpleNamespace(reply_to_message_id=message, src_node_id=0), problem=problem)]
 
 

@@ -190,7 +190,8 @@ def test_a_node_that_never_says_who_it_is_holds_up_later_rounds_ever_less(
         began = time.monotonic()
         assert engine._roster.present().tolist() == [True, True, False, True, True]
         took.append(time.monotonic() - began)
-    assert took[0] >= 1.6 and took[1] >= 0.8 and took[2] >= 0.4  # half as long each time
+    assert 0.2 <= took[0] < 1.6  # the others have answered
+    assert took[1] >= 0.8 and took[2] >= 0.4  # half as long each time
     assert all(0.2 <= seconds < 0.6 for seconds in took[3:])
     slow.deaf.clear()
     assert engine._roster.present().all()  # and comes in as soon as it does
