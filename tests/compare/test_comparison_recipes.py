@@ -25,6 +25,7 @@ def test_every_comparison_can_be_planned(file: Path) -> None:
     assert len(found.methods) > 1 and found.baseline in [method.label for method in found.methods]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize("file", QUICK, ids=lambda file: file.stem)
 def test_quick_comparisons_run(file: Path, tmp_path: Path) -> None:

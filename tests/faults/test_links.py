@@ -136,7 +136,12 @@ KINDS: dict[str, Callable[[Path, Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+REST = [kind for kind in KINDS if kind != "a link to the same content"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["a link to the same content", *(pytest.param(k, marks=pytest.mark.slow) for k in REST)]
+)
 def test_no_command_follows_a_link_out_of_a_run_folder(finished: Path, tmp_path: Path, kind: str) -> None:
     refused: dict[str, set[str]] = {"show": set(), "eval": set(), "resume": set()}
     for number, name in enumerate(entries(finished)):

@@ -59,13 +59,13 @@ def test_given_weights_leave_out_clients_without_data() -> None:
     "weighting",
     [
         SimProxWeights(compare_on="updates"),  # the quadratics start at a model of zeros, which has no direction
-        SimProxWeights(compare_on="updates", softmax=False),
-        SimProxWeights(similarity="gaussian", temperature=0.5),
+        pytest.param(SimProxWeights(compare_on="updates", softmax=False), marks=pytest.mark.slow),
+        pytest.param(SimProxWeights(similarity="gaussian", temperature=0.5), marks=pytest.mark.slow),
         ScheduleWeights(table=PACES),
         ScheduleWeights(table=PACES[:1] * 3),
     ],
 )
-@pytest.mark.parametrize("relaxation", [1.0, 0.5])
+@pytest.mark.parametrize("relaxation", [1.0, pytest.param(0.5, marks=pytest.mark.slow)])
 def test_weights_as_paces_keep_the_true_minimiser(weighting: Any, relaxation: float) -> None:
     algorithm = fedsplit(
         step=BEST_STEP, epochs=30, keeps_z=True, weighting=weighting, relaxation=relaxation, **{**FULL, "lr": 0.08}
