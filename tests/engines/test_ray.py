@@ -128,7 +128,13 @@ def test_two_workers_give_the_bits_of_one_process(name: str, cluster: Callable[[
         assert not any(isinstance(leaf, RemoteTensor) for leaf in tree.leaves(other.snapshot.server))
 
 
-@pytest.mark.parametrize("options", [{"name": "flora"}, {"name": "flexlora", "ranks": (2, 1)}, {"name": "ffa_lora"}])
+ADAPTERS: tuple[dict[str, Any], ...] = (
+    *({"name": "flora"}, {"name": "flexlora", "ranks": (2, 1)}, {"name": "ffa_lora"}),
+    *({"name": "fedit"}, {"name": "hetlora", "ranks": (2, 1)}),
+)
+
+
+@pytest.mark.parametrize("options", ADAPTERS, ids=lambda options: options["name"])
 def test_adapters_are_merged_to_the_same_bits(options: dict[str, Any], session: None) -> None:
     algorithm = build(**options)
     task = algorithm.prepared(Task(tiny.lora_mlp()))
@@ -141,7 +147,7 @@ def test_adapters_are_merged_to_the_same_bits(options: dict[str, Any], session: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted({*algorithms.names()} - {*NAMES}))
+@pytest.mark.parametrize("name", sorted({*algorithms.names()} - {*NAMES} - {options["name"] for options in ADAPTERS}))
 def test_every_other_recipe_gives_the_bits_of_one_process(name: str, cluster: Callable[..., RayCluster]) -> None:
     found = run(_algorithm(name), cluster(2, name in PLAIN), rounds=3, seed=3)
     for one, other in itertools.zip_longest(_alone(name), found):

@@ -11,6 +11,9 @@ import numpy as np
 
 from consilience.core.settings import Invalid
 
+DAMAGE = (ValueError, EOFError, OSError, KeyError, zipfile.BadZipFile, zlib.error, MemoryError, RuntimeError)
+"""What zipfile and NumPy raise for damaged archives, and for those of other versions or with a password."""
+
 
 def read_npz(path: Path, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
     """The named arrays of an archive (all of them by default); object arrays are refused."""
@@ -20,7 +23,7 @@ def read_npz(path: Path, names: Sequence[str] | None = None) -> dict[str, np.nda
         raise Invalid(f"{path} has no array {', '.join(absent)}: it has {', '.join(present) or 'none'}")
     try:
         opened = np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as problem:
+    except DAMAGE as problem:
         raise Invalid(f"{path} is not a readable .npz archive: {problem}") from problem
     with opened as archive:
         return {name: _read_array(path, archive, name) for name in names or present}
@@ -31,14 +34,14 @@ def npz_names(path: Path) -> tuple[str, ...]:
     try:
         with zipfile.ZipFile(path) as archive:
             return tuple(name.removesuffix(".npy") for name in archive.namelist())
-    except zipfile.BadZipFile as problem:
+    except DAMAGE as problem:
         raise Invalid(f"{path} is not a readable .npz archive: {problem}") from problem
 
 
 def _read_array(path: Path, archive: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
     try:
         array = archive[name]
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error, MemoryError) as problem:
+    except DAMAGE as problem:
         if "allow_pickle" in str(problem):
             raise Invalid(
                 f"{path}: array {name!r} holds Python objects, which could run code when read: "

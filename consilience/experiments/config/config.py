@@ -273,7 +273,7 @@ def _engine(given: Table) -> Table:
     if not isinstance(given, Mapping):
         raise Invalid(f"engine = {given!r} must be a table, or the name of an engine: {', '.join(ENGINES)}")
     usual, name = next(iter(ENGINES)), given.get("name", next(iter(ENGINES)))
-    if name not in ENGINES:
+    if not isinstance(name, str) or name not in ENGINES:
         raise Invalid(f"engine.name = {name!r} is not one of {', '.join(ENGINES)}{nearest(name, ENGINES)}")
     known = engine_options(name)
     for key, value in given.items():
