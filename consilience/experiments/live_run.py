@@ -33,6 +33,7 @@ from consilience.runs.redact import secrets_in
 from consilience.runs.result import Result
 from consilience.runs.row_log import RecordError
 
+TOKENIZER = "tokenizer"
 _NOTHING = 0, hashlib.sha256().hexdigest()  # the position in a log without rows
 
 Watch = Callable[["Run"], Iterator[Observation]]
@@ -268,12 +269,15 @@ class Run:
         }
         if experiment.task.frozen_digest:
             facts["frozen_weights"] = experiment.task.frozen_digest
-        self.folder.uncover(MODEL, MANIFEST)
+        self.folder.uncover(MODEL, MANIFEST, *self._tokenizer_files())
         export(self.folder.path, experiment.task, values, facts)
-        self.folder.cover(MODEL, MANIFEST)
         save_tokenizer = getattr(experiment.task.module, "save_tokenizer", None)
         if save_tokenizer is not None:
-            save_tokenizer(self.folder.path / "tokenizer")
+            save_tokenizer(self.folder.path / TOKENIZER)
+        self.folder.cover(MODEL, MANIFEST, *self._tokenizer_files())
+
+    def _tokenizer_files(self) -> list[str]:
+        return sorted(f"{TOKENIZER}/{file.name}" for file in (self.folder.path / TOKENIZER).glob("*") if file.is_file())
 
 
 def _example(engine: RunnerEngine) -> Any:

@@ -201,7 +201,7 @@ class RunFolder:
     def _read(self, name: str) -> bytes:
         file = self.path / name
         try:
-            return read_file(file, most=_MOST_JSON_BYTES)
+            return read_file(file, most=_MOST_JSON_BYTES if name in ("run.json", CONFIG) else None)
         except (FileNotFoundError, NotADirectoryError):
             raise FileNotFoundError(
                 f"{plain(self.path, most=400)} holds no run: {name} was looked for there; "

@@ -374,3 +374,18 @@ def test_changed_settings_are_named_with_both_values() -> None:
         "flag: 1 -> True",
     ]
     assert changed_keys(before, before) == []
+
+
+def test_a_large_file_is_covered_and_its_change_is_noticed(tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    file = folder.path / "model.safetensors"
+    file.write_bytes(bytes(20 << 20))  # more than facts and configs may have
+    folder.cover(file.name)
+    assert len(folder.read(file.name)) == 20 << 20
+    with file.open("r+b") as opened:
+        opened.seek(17 << 20)
+        opened.write(b"x")
+    with pytest.raises(RecordError, match=r"model\.safetensors was changed"):
+        folder.read(file.name)
+    folder.uncover(file.name)
+    assert "model.safetensors" not in folder.facts()["files"]
