@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TESTED := $(VENV)/.ready-to-test
 
-.PHONY: run compare test test-slow lint docs site bench clean help
+.PHONY: run compare test pytest test-slow lint docs site bench audit sbom dist clean help
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -36,7 +36,10 @@ lint: $(TESTED) ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint ## everything that must pass, minutes
+test: $(TESTED) ## everything that must pass, minutes; ruff and mypy beside the tests
+	@$(MAKE) --no-print-directory --jobs 2 lint pytest
+
+pytest: $(TESTED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup --no-loadscope-reorder
 
 test-slow: $(TESTED) ## the longer checks, such as MNIST accuracy
@@ -47,6 +50,7 @@ docs: $(READY) ## rewrite the tables that are read off the code
 	$(BIN)/python docs/make_comparison.py
 	$(BIN)/python docs/make_architecture.py
 	$(BIN)/python docs/make_reproductions.py
+	$(BIN)/python docs/make_choosing.py
 
 $(VENV)/.docs: $(READY)
 	$(PIP) -e '.[docs]'
@@ -59,5 +63,27 @@ site: $(VENV)/.docs ## the documentation as a site that needs no network, in sit
 bench: $(READY) ## seconds per round of every lane against a loop written by hand, on this machine
 	$(BIN)/python benchmarks/lanes.py
 
+$(VENV)/audit/.ready: $(TESTED)  # tools of their own environment: what they need must not change what is audited
+	$(PYTHON) -m venv $(VENV)/audit
+	$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip-audit cyclonedx-bom
+	@touch $@
+
+audit: $(VENV)/audit/.ready ## licences of the pinned set (offline), and known vulnerabilities (needs the network)
+	$(BIN)/python tools/licences.py
+	$(BIN)/python tools/vulnerabilities.py $(VENV)/audit/bin/pip-audit "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+
+sbom: $(VENV)/audit/.ready ## what is installed, as a CycloneDX bill of materials: sbom.cdx.json
+	$(VENV)/audit/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --of JSON -o sbom.cdx.json $(BIN)/python
+
+$(VENV)/.dist: $(READY)
+	$(PIP) -e '.[dist]'
+	@touch $@
+
+dist: $(VENV)/.dist ## the wheel and the source archive in dist/, installed and tried in a fresh environment
+	rm -rf dist build
+	$(BIN)/python -m build .
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python benchmarks/try_dist.py dist
+
 clean: ## remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build site *.egg-info
+	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis build site *.egg-info

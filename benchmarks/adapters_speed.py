@@ -138,8 +138,8 @@ WAYS: dict[str, tuple[str, Callable[..., tuple[Callable[[], None], int]]]] = {
 }
 
 
-def measured(make: Callable[[], tuple[Callable[[], None], int]], device: str) -> tuple[float, float]:
-    """(rows a second, peak GiB from the first round on)."""
+def measured(make: Callable[[], tuple[Callable[[], None], int]], device: str, profiled: int = 0) -> tuple[float, float]:
+    """(rows a second, peak GiB from the first round on); the `profiled` longest kernels of one more round are shown."""
     cuda = device.startswith("cuda")
     gc.collect()
     if cuda:
@@ -154,7 +154,25 @@ def measured(make: Callable[[], tuple[Callable[[], None], int]], device: str) ->
             torch.cuda.synchronize()
         times.append(time.perf_counter() - began)
     peak = torch.cuda.max_memory_reserved() / 2**30 if cuda else float("nan")
+    if profiled:
+        show_kernels(a_round, profiled)
     return rows / min(times[2:]), peak
+
+
+def show_kernels(a_round: Callable[[], None], count: int) -> None:
+    """The kernels that take longest in a round: how often, how long each, how long together."""
+    kinds = [torch.profiler.ProfilerActivity.CUDA if torch.cuda.is_available() else torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=kinds) as profile:
+        a_round()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    spent = {
+        row.key: (row.count, row.self_device_time_total or row.self_cpu_time_total) for row in profile.key_averages()
+    }
+    total = sum(time for _, time in spent.values())
+    print(f"{total / 1e3:.1f} ms in {sum(count for count, _ in spent.values())} kernels")
+    for name, (times, time_us) in sorted(spent.items(), key=lambda one: -one[1][1])[:count]:
+        print(f"{time_us / 1e3:9.2f} ms {time_us / total:6.1%} {times:6d} x {time_us / times:9.1f} us  {name[:150]}")
 
 
 def main() -> None:
@@ -165,6 +183,7 @@ def main() -> None:
     parser.add_argument("--ways", default="hand,plain,compiled", help=f"of {', '.join(WAYS)}")
     parser.add_argument("--workloads", default="", help="a part of their names")
     parser.add_argument("--masked", action="store_true", help="with an attention mask: half of the texts are shorter")
+    parser.add_argument("--profile", type=int, default=0, help="show so many of the kernels that take longest")
     parser.add_argument("--small", action="store_true", help="tiny models, to try the script")
     parser.add_argument("--out", type=Path, help="a JSON file for the rows of the table")
     given = parser.parse_args()
@@ -181,9 +200,8 @@ def main() -> None:
             for way in given.ways.split(","):
                 label, make = WAYS[way]
                 try:
-                    speed, peak = measured(
-                        functools.partial(make, work, given.device, precision == "bf16"), given.device
-                    )
+                    made = functools.partial(make, work, given.device, precision == "bf16")
+                    speed, peak = measured(made, given.device, given.profile)
                 except Exception as problem:  # the others are still of interest
                     print(f"{work.name}, {label}: {type(problem).__name__}: {problem}", flush=True)
                     continue

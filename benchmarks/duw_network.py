@@ -14,8 +14,8 @@ import time
 import torch
 
 import consilience as cs
-from consilience.core.task import Task
 from consilience.meta import learning
+from consilience.task.task import Task
 
 
 def main() -> None:

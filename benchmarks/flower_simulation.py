@@ -77,8 +77,8 @@ def ours(name: str, rounds: int, folder: Path) -> None:
     from consilience.algorithms.fedavg import fedavg
     from consilience.core.federation import Federation
     from consilience.core.rounds import run
-    from consilience.core.task import Task
     from consilience.selection import Uniform
+    from consilience.task.task import Task
 
     federation = Federation.from_clients([workload.rows(folder, k) for k in range(workload.CLIENTS)])
     task = Task(workload.build())

@@ -29,7 +29,7 @@ from consilience.core.rounds import run
 from consilience.environments.environment import Environment
 
 LANES = ("serial", "streams", "batched", "batched-matmul")
-UNEVEN = Environment(steps=(5, 0, 1, 2, 9), communication=0.8, silent="stand_in")
+UNEVEN = Environment(steps=(5, 0, 1, 2, 9), communication=0.8, silent="broadcast_model")
 ROUNDS = 3
 
 

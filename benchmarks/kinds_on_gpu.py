@@ -22,8 +22,8 @@ from consilience.algorithms.fedavg import fedavg
 from consilience.core import tree
 from consilience.core.federation import Federation
 from consilience.core.rounds import run
-from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
+from consilience.task.task import Task
 
 LANES = ("serial", "streams", "batched", "batched-matmul")
 

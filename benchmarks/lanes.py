@@ -25,9 +25,9 @@ from consilience.algorithms.fedavg import fedavg
 from consilience.core.algorithm import Algorithm
 from consilience.core.federation import Federation
 from consilience.core.rounds import run
-from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.models import build
+from consilience.task.task import Task
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ from torch import Tensor, nn
 from consilience.algorithms.fedavg import fedavg
 from consilience.core.federation import Federation
 from consilience.core.rounds import run
-from consilience.core.task import Task
 from consilience.engines.vectorised import program
 from consilience.engines.vectorised.engine import Vectorised
+from consilience.task.task import Task
 
 LANES = ("serial", "streams", "batched")
 SIZES = (7, 12, 6, 10)  # batches of four: some are short, none has a single row

@@ -23,12 +23,12 @@ from consilience.core import tree
 from consilience.core.algorithm import Algorithm
 from consilience.core.federation import Federation
 from consilience.core.rounds import run
-from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.engines.ray.cluster import RayCluster
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.models import build
 from consilience.selection import Everyone
+from consilience.task.task import Task
 
 SHAPES = {"cnn": (3, 32, 32), "mlp": (1, 28, 28), "resnet18": (3, 32, 32)}
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {"fedavg": fedavg, "simprox": simprox}

@@ -43,7 +43,6 @@ from consilience.core.federation import Federation
 from consilience.core.protocols import Channel
 from consilience.core.rounds import Diverged, run
 from consilience.core.screening import Limits, screen
-from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.data import datasets
 from consilience.data.federate import federate
@@ -60,6 +59,7 @@ from consilience.server.averaging.combining.weighted_mean import WeightedMean
 from consilience.server.averaging.weighting.by_size import UniformWeights
 from consilience.server.averaging.weighting.vouched import VouchedWeights
 from consilience.server.protocols import Combine
+from consilience.task.task import Task
 
 DEFENCE = "defence"
 

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from consilience.algorithms.fedavg import fedavg
 from consilience.core.federation import Federation
 from consilience.core.rounds import run
-from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
+from consilience.task.task import Task
 
 CLASSES = 10
 PROFILE = False

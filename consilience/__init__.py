@@ -10,6 +10,7 @@ Names are looked up when they are first used, so that importing the package alon
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,21 +19,26 @@ if TYPE_CHECKING:
     from consilience.algorithms.fedavg import fedavg
     from consilience.algorithms.fedprox import fedprox
     from consilience.algorithms.simprox import simprox
+    from consilience.compare.compare import compare
     from consilience.core.algorithm import Algorithm
     from consilience.core.federation import Federation, Rows
-    from consilience.core.kinds import Kind
+    from consilience.core.kind import Kind
     from consilience.core.metrics import Metric
     from consilience.core.plans import Work
     from consilience.core.rounds import Diverged, run
     from consilience.core.settings import Invalid
-    from consilience.core.task import Task
     from consilience.data.dataset import Dataset
     from consilience.data.datasets import load as load_data
     from consilience.data.federate import federate
+    from consilience.data.frames import from_frames
+    from consilience.data.hugging_face import from_hugging_face
     from consilience.data.partition import partition
     from consilience.data.tokenized import tokenized
+    from consilience.diagnose.diagnose import diagnose
     from consilience.engines.vectorised.engine import Vectorised
     from consilience.environments.environment import Environment
+    from consilience.estimators import FederatedClassifier, FederatedRegressor
+    from consilience.experiments.loading import load
     from consilience.experiments.stopping import Validation
     from consilience.meta import Schedule, learn_schedule
     from consilience.models import build as build_model
@@ -40,8 +46,11 @@ if TYPE_CHECKING:
     from consilience.runs.result import Result
     from consilience.selection import Everyone, SlidingWindow, Uniform
     from consilience.server.averaging.weighting.schedule import ScheduleWeights
+    from consilience.task.task import Task
     from consilience.training import train
     from consilience.tuning.tune import tune
+
+__version__ = "0.1.0"
 
 __all__ = [
     "Algorithm",
@@ -49,6 +58,8 @@ __all__ = [
     "Diverged",
     "Environment",
     "Everyone",
+    "FederatedClassifier",
+    "FederatedRegressor",
     "Federation",
     "HuggingFace",
     "Invalid",
@@ -65,10 +76,15 @@ __all__ = [
     "Vectorised",
     "Work",
     "build_model",
+    "compare",
+    "diagnose",
     "fedavg",
     "federate",
     "fedprox",
+    "from_frames",
+    "from_hugging_face",
     "learn_schedule",
+    "load",
     "load_data",
     "partition",
     "run",
@@ -84,24 +100,29 @@ _MODULES = {
     "Diverged": "core.rounds",
     "Environment": "environments.environment",
     "Everyone": "selection",
+    "FederatedClassifier": "estimators",
+    "FederatedRegressor": "estimators",
     "Federation": "core.federation",
     "HuggingFace": "models.hugging_face",
     "Invalid": "core.settings",
-    "Kind": "core.kinds",
+    "Kind": "core.kind",
     "Metric": "core.metrics",
     "Result": "runs.result",
     "Rows": "core.federation",
     "Schedule": "meta",
     "ScheduleWeights": "server.averaging.weighting.schedule",
     "SlidingWindow": "selection",
-    "Task": "core.task",
+    "Task": "task.task",
     "Uniform": "selection",
     "Vectorised": "engines.vectorised.engine",
     "Validation": "experiments.stopping",
     "Work": "core.plans",
     "build_model": "models:build",
     "federate": "data.federate",
+    "from_frames": "data.frames",
+    "from_hugging_face": "data.hugging_face",
     "learn_schedule": "meta",
+    "load": "experiments.loading",
     "load_data": "data.datasets:load",
     "partition": "data.partition",
     "run": "core.rounds",
@@ -110,11 +131,15 @@ _MODULES = {
     "tune": "tuning.tune",
 }
 
+_PACKAGES = ("compare", "diagnose")  # which can be called
+
 
 def __getattr__(name: str) -> Any:
     """A public name from its module, or an algorithm by its own."""
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _PACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name in _MODULES:
         module, _, original = _MODULES[name].partition(":")
         found = getattr(importlib.import_module(f"{__name__}.{module}"), original or name)
@@ -125,7 +150,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES, *_algorithms()})
+    return sorted({*globals(), *_MODULES, *_PACKAGES, *_algorithms()})
 
 
 def _algorithms() -> list[str]:
@@ -136,5 +161,7 @@ def _algorithms() -> list[str]:
 
 def _recipe(name: str) -> Any:
     if name not in _algorithms():
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        close = difflib.get_close_matches(name, [*__all__, *_algorithms()], n=1)
+        hint = f": did you mean {close[0]!r}?" if close else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     return getattr(importlib.import_module(f"{__name__}.algorithms.{name}"), name)

@@ -9,10 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from consilience.commands.check import check
+from consilience.commands.init import init
+from consilience.commands.listing import list_
+from consilience.commands.predict import predict
+from consilience.commands.show_algorithm import show_algorithm
 from consilience.compare.command import compare
 from consilience.dashboard.command import dashboard
 from consilience.diagnose.command import diagnose
 from consilience.experiments.learn_command import learn
+from consilience.flower.audit.command import audit
 from consilience.flower.deploy.commands import deploy, verify
 from consilience.reporting.command import after_run
 from consilience.reporting.command import report as report_command
@@ -30,12 +36,11 @@ app = typer.Typer(
     name="consilience",
     help="Federated learning for clients that differ.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and the run folder.")]
-Log = Annotated[str, typer.Option(help="Log metrics there, too: tensorboard or mlflow.", show_default=False)]
+Log = Annotated[str, typer.Option(help="Log there, too: csv, tensorboard, mlflow or wandb.", show_default=False)]
 Report = Annotated[
     bool, typer.Option(envvar="CONSILIENCE_REPORT", help="Draw report.html in the run folder (needs matplotlib).")
 ]
@@ -70,7 +75,9 @@ def run(
 
         path, overrides = split(arguments or [])
         settings = config.load(path, [*overrides, *given(name=name, log=log)])
-        return conclude(runner.execute(settings, folder=folder, watch=watcher(quiet)), quiet, report)
+        return conclude(
+            runner.execute(settings, folder=folder, watch=watcher(quiet), report=drawing(report)), quiet, report
+        )
 
     guarded(work, debug)
 
@@ -91,28 +98,12 @@ def resume(
         from consilience.experiments import runner
 
         return conclude(
-            runner.proceed(run, [*(settings or []), *given(log=log)], force=force, watch=watcher(quiet)), quiet, report
+            runner.proceed(
+                run, [*(settings or []), *given(log=log)], force=force, watch=watcher(quiet), report=drawing(report)
+            ),
+            quiet,
+            report,
         )
-
-    guarded(work, debug)
-
-
-@app.command("list")
-def list_(
-    what: Annotated[list[str] | None, typer.Argument(help="Kinds or names, such as models or simprox.")] = None,
-    debug: Debug = False,
-) -> None:
-    """Show algorithms, data sets, partitions, environments, models and parts with their options."""
-
-    def work() -> int:
-        from consilience.experiments.config import catalogue, catalogue_text
-
-        found = catalogue.listing()
-        if what:
-            found = catalogue.narrowed(found, what)
-        for title, entries in found.items():
-            console().print(catalogue_text.entries(title, entries), highlight=False, soft_wrap=True)
-        return 0
 
     guarded(work, debug)
 
@@ -217,6 +208,11 @@ def export(
     guarded(work, debug)
 
 
+app.command()(init)
+app.command()(check)
+app.command()(predict)
+app.command("list")(list_)
+app.command("show-algorithm")(show_algorithm)
 app.command()(learn)
 app.command()(compare)
 app.command()(tune)
@@ -224,6 +220,7 @@ app.command()(diagnose)
 app.command("report")(report_command)
 app.command()(dashboard)
 app.command()(verify)
+app.command()(audit)
 app.add_typer(deploy)
 
 
@@ -269,6 +266,18 @@ def watcher(quiet: bool) -> Callable[[Run], Iterator[Observation]] | None:
         return progress.shown(live.observations(), rounds=rounds, done=live.done, console=console)
 
     return watch
+
+
+def drawing(wanted: bool) -> Callable[[Result], Path | None] | None:
+    """Draws the report of a run before its tracker is closed, which keeps it."""
+
+    def draw(result: Result) -> Path | None:
+        after_run(result)
+        assert result.folder is not None
+        page = result.folder / "report.html"
+        return page if page.is_file() else None
+
+    return draw if wanted else None
 
 
 def given(**options: str) -> list[str]:

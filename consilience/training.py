@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,25 +10,24 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from consilience.core import task as contract
 from consilience.core.algorithm import Algorithm
 from consilience.core.capabilities import PoolsData, capability
 from consilience.core.federation import Federation
 from consilience.core.kind import Kind
-from consilience.core.kinds import kind_of_targets
-from consilience.core.losses import Loss
+from consilience.core.metrics import Loss
 from consilience.core.rounds import run
 from consilience.core.screening import Limits
 from consilience.core.settings import Count, Invalid, Whole, check_value
-from consilience.core.task import Task
 from consilience.core.tree import rows, to
 from consilience.data.validation import held_back
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
-from consilience.experiments.assembly import try_client, try_model
 from consilience.experiments.client_tests import personal_test
 from consilience.experiments.cohort_size import lone_client
 from consilience.experiments.config.catalogue import engine_options
 from consilience.experiments.config.schedules import refuse_idle_rounds
+from consilience.experiments.model_checks import try_client, try_model
 from consilience.experiments.privacy_ledger import counted, refuse_overspending
 from consilience.experiments.record import Observer
 from consilience.experiments.stopping import Validation, best_so_far, placed
@@ -35,6 +35,8 @@ from consilience.options.parts import read_options
 from consilience.reporting.progress import shown
 from consilience.runs.observation import Observation
 from consilience.runs.result import Result
+from consilience.task.kinds import kind_of_targets
+from consilience.task.task import Task
 
 
 def train(
@@ -59,6 +61,8 @@ def train(
         federation = cs.Federation.from_clients([(x1, y1), (x2, y2)], test=(x, y))
         result = cs.train(module, federation, cs.fedavg(lr=0.05, epochs=2), rounds=20)
         result.history[-1]["accuracy"], result.model(x)
+
+    Ctrl-C ends training early: the result then has the rounds that were finished, and `result.stopped` says so.
 
     model: any `nn.Module`, whose present values are the start and which is not changed; or a `Task`, which
         can have a kind of task and metrics of your own.
@@ -99,7 +103,7 @@ def train(
         every=evaluate_every,
         rounds=rounds,
         local=evaluate_local,
-        personal=personal_test(algorithm, vectorised),
+        personal=personal_test(algorithm, vectorised, seed=seed),
         validation=placed(held, vectorised.start()),
         best=best_so_far(settings, task),
     )
@@ -112,13 +116,20 @@ def train(
     observations = observer.watch(finished, vectorised.start())
     history, values = [], vectorised.start()
     best = values
-    for observation in shown(observations, rounds=rounds) if progress else observations:
-        history.append(observation.row)
-        values = observation.round.model
-        if observation.is_best:
-            best = values
-        if observer.best is not None and observer.best.ends:
-            break
+    stopped = 0
+    try:
+        for observation in shown(observations, rounds=rounds) if progress else observations:
+            history.append(observation.row)
+            values = observation.round.model
+            if observation.is_best:
+                best = values
+            if observer.best is not None and observer.best.ends:
+                break
+    except KeyboardInterrupt:
+        if not history:
+            raise  # there is nothing to give back
+        stopped = signal.SIGINT
+        warnings.warn(f"interrupted: the result has {len(history)} of {rounds} rounds", stacklevel=2)
     chosen = observer.best
     if chosen is not None and chosen.wants_best and chosen.round is not None:
         values = best
@@ -130,10 +141,13 @@ def train(
         example=example,
         label_names=federation.label_names,
         best=chosen.facts if chosen else None,
+        stopped=stopped,
     )
 
 
-def _task(model: nn.Module | Task, federation: Federation, kind: str | Kind | None, loss: str | Loss | None) -> Task:
+def _task(
+    model: nn.Module | Task, federation: Federation, kind: str | Kind | None, loss: str | Loss | None
+) -> contract.Task:
     if isinstance(model, Task):
         if loss is not None or kind is not None:
             given = "loss" if loss is not None else "kind"

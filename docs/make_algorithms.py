@@ -23,13 +23,13 @@ from consilience.core.algorithm import Algorithm
 from consilience.core.federation import Federation
 from consilience.core.rounds import Round, run
 from consilience.core.settings import Option, options_of
-from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.models.siamese import siamese_heads
 from consilience.options.parts import name_of, parts_of
 from consilience.selection import Everyone
 from consilience.server.averaging.weighting.schedule import ScheduleWeights
 from consilience.server.rules.public_rows import NoiseRows
+from consilience.task.task import Task
 
 PAGE = Path(__file__).with_name("algorithms.md")
 BEGIN, END = "<!-- table: written by docs/make_algorithms.py -->", "<!-- end of table -->"

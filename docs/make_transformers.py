@@ -39,9 +39,11 @@ def main(arguments: list[str]) -> int:
 def store(folder: Path) -> None:
     """Take over runs and speeds below a folder."""
     found: Table = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"runs": [], "speed": []}
-    runs = [_run(file.parent) for file in sorted(folder.rglob("metrics.jsonl"))]
-    if runs:
-        found["runs"] = runs
+    runs = {(run["method"], run["seed"]): run for run in found["runs"]}
+    for file in sorted(folder.rglob("metrics.jsonl")):
+        run = _run(file.parent)
+        runs[run["method"], run["seed"]] = run
+    found["runs"] = list(runs.values())
     measured = {_what(row): row for row in found["speed"]}
     for file in sorted(folder.rglob("adapters_speed.json")):
         measured.update({_what(row): row for row in json.loads(file.read_text())})

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 import consilience as cs
-from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.environments import preset
 from consilience.meta import Schedule, learning
 from consilience.meta.learning import Iteration, learned
+from consilience.task.task import Task
 
 FILES = {1: "env1", 2: "env2", 3: "env34", 4: "env34"}
 TEST_SCALES = {

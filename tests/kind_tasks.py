@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from consilience.core.federation import Federation
-from consilience.core.kinds import FACTORIES
-from consilience.core.losses import IGNORED
-from consilience.core.task import Task
 from consilience.models import build
+from consilience.task.kinds import FACTORIES
+from consilience.task.losses import IGNORED
+from consilience.task.task import Task
 
 SIZES = (6, 3, 5, 1, 4)
 

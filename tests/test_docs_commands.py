@@ -72,6 +72,8 @@ def cut(words: tuple[str, ...]) -> list[str]:
     if name == "compare":
         words = _without(words, "--seeds", "--target", "--jobs")
         more += ["--seeds", "0,1"]
+    if name == "diagnose":
+        words = _without(words, "--rounds")
     if name == "tune":
         words = (*_without(words, "--trials", "--jobs"), "--trials", "1")
     return [*words, *more]

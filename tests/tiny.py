@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm
 from consilience.core.federation import Federation
-from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.engines.vectorised.lanes.serial import Threads
 from consilience.models.adapted import LoRALinear
 from consilience.models.siamese import siamese_heads
+from consilience.task.task import Task
 
 SIZES = (9, 4, 1, 12, 6)  # five clients of unequal size, one with a single row
 CLASSES = 3

@@ -59,8 +59,8 @@ def model(family: str = "bert", train: str = "lora", *, seed: int = 0, **options
             "hugging_face", (1, 6, 6), 3, seed=seed, config=CONFIGS[family], train=train, rank=2, **options
         )
     inputs = {"input_ids": (LENGTH,), "attention_mask": (LENGTH,)}
-    options = {"length": LENGTH, "rank": 2, **options}
-    return cs.build_model("hugging_face", inputs, 3, seed=seed, config=CONFIGS[family], train=train, **options)
+    options = {"length": LENGTH, "rank": 2, "config": CONFIGS[family], **options}
+    return cs.build_model("hugging_face", inputs, 3, seed=seed, train=train, **options)
 
 
 def federation(of: Any, sizes: tuple[int, ...] = (7, 3, 5)) -> Federation:

@@ -15,9 +15,9 @@ import consilience
 from consilience.algorithms.fedavg import fedavg
 from consilience.core.federation import Federation, Rows
 from consilience.core.rounds import run
-from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.server.averaging.weighting.by_size import ByExamples, UniformWeights
+from consilience.task.task import Task
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def main(name, lane="auto"):
     print(engine.choice, file=sys.stderr)
     acc = workloads.accuracy(task.trained(done.model), fed)
     examples = workloads.examples_by_round(w, fed)
-    version = getattr(consilience, "__version__", "0.1.0") + f" torch {torch.__version__}"
+    version = consilience.__version__ + f" torch {torch.__version__}"
     workloads.report("consilience", version, w, stamps, BORN, acc, examples)
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from consilience.client.adapter_training import AdapterTraining
 from consilience.client.local_training import LocalTraining
-from consilience.core.adapters import Factors
 from consilience.core.algorithm import Algorithm
 from consilience.core.capabilities import HasFeedback, capability
 from consilience.core.settings import Count, Invalid
+from consilience.layers.adapters import Factors
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.averaging.steps.plain import Replace
 from consilience.server.rules.ranked_adapters import RankedAdapters

@@ -134,6 +134,8 @@ def _solver(
     optimiser: Optimiser | Solver, *, lr: float, momentum: float, weight_decay: float, lr_decay: float
 ) -> Solver:
     """The named solver with the options that recipes share; a part has its own."""
+    if optimiser is None:
+        raise Invalid("optimiser = None is no optimiser: leave it out for plain SGD, or name one, such as 'adam'")
     if not isinstance(optimiser, str):
         return optimiser
     if optimiser == "sgd":

@@ -6,8 +6,8 @@ from typing import Unpack
 
 from consilience.algorithms._adapters import adapted
 from consilience.algorithms._common import Common, averaged, recipe
-from consilience.core.adapters import LORA, Factors
 from consilience.core.algorithm import Algorithm
+from consilience.layers.adapters import LORA, Factors
 
 
 @recipe

@@ -7,8 +7,8 @@ from typing import Unpack
 
 from consilience.algorithms._adapters import Ranks, adapted, refuse_what_follows_factors
 from consilience.algorithms._common import Common, averaged, recipe
-from consilience.core.adapters import LORA, Factors
 from consilience.core.algorithm import Algorithm
+from consilience.layers.adapters import LORA, Factors
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.rules.merged_adapters import MergedAdapters
 

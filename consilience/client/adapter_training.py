@@ -7,14 +7,14 @@ from typing import ClassVar
 
 from consilience.client.local_training import LocalTraining
 from consilience.client.wrapped import Wrapped
-from consilience.core import adapters
-from consilience.core.adapters import LORA, Factors, Pair
 from consilience.core.capabilities import ChecksTask, PreparesTask, Reasons, capability
 from consilience.core.plans import Batch
 from consilience.core.protocols import ClientRule
 from consilience.core.settings import Invalid, check
 from consilience.core.task import Task
 from consilience.core.tree import Tree
+from consilience.layers import adapters
+from consilience.layers.adapters import LORA, Factors, Pair
 
 RANK = "rank"  # in a message: how many rows of A and columns of B this client trains; the others are 0
 

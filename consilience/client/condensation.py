@@ -13,13 +13,13 @@ from consilience.client.solver_wrappers import refuse_accumulation
 from consilience.client.solvers import SGD, Solver
 from consilience.core import rng
 from consilience.core.evaluate import LOOK
-from consilience.core.gradients import gradient
-from consilience.core.latent import classifier
 from consilience.core.plans import Batch, Work
 from consilience.core.protocols import ClientRule
 from consilience.core.settings import Count, Fraction, Invalid, NonNegative, Positive, check
 from consilience.core.task import Task
 from consilience.core.tree import Tree
+from consilience.task.gradients import gradient
+from consilience.task.latent import classifier
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from consilience.client.solvers import Solver
 from consilience.core import rng
-from consilience.core.latent import classifier
 from consilience.core.plans import Batch
 from consilience.core.settings import Invalid
 from consilience.core.task import Task
 from consilience.core.tree import Tree
+from consilience.task.latent import classifier
 
 Start = Literal["noise", "means", "rows"]
 """noise: standard normal numbers; means: random averages of rows of the class; rows: rows of the class themselves."""

@@ -11,11 +11,11 @@ from consilience.client.condensed_rows import Start, first_rows, membership, no_
 from consilience.client.solver_wrappers import refuse_accumulation
 from consilience.client.solvers import Adam, Solver
 from consilience.core import rng
-from consilience.core.gradients import gradient
 from consilience.core.plans import Batch, Work
 from consilience.core.settings import Count, Invalid, NonNegative, check
 from consilience.core.task import Task
 from consilience.core.tree import Tree
+from consilience.task.gradients import gradient
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,11 @@ from torch.func import grad
 
 from consilience.client.local_training import LocalTraining
 from consilience.client.wrapped import Wrapped
-from consilience.core.losses import average
 from consilience.core.plans import Batch, Work
 from consilience.core.protocols import ClientRule
 from consilience.core.task import Task
 from consilience.core.tree import Tree, map_leaves
+from consilience.task.losses import average
 
 ReportedLoss = Literal["task", "squared_error", "squared_error_logits"]
 """The task's own loss, or the squared error of probabilities or of logits against one-hot labels."""

@@ -9,12 +9,12 @@ import torch
 from consilience.client.local_training import LocalTraining
 from consilience.client.wrapped import Wrapped
 from consilience.core.capabilities import ChecksTask, capability
-from consilience.core.latent import classifier
 from consilience.core.plans import Batch
 from consilience.core.protocols import ClientRule
 from consilience.core.settings import Invalid
 from consilience.core.task import Task
 from consilience.core.tree import Tree
+from consilience.task.latent import classifier
 
 
 @dataclass(frozen=True, kw_only=True)

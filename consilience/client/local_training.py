@@ -16,12 +16,12 @@ from consilience.client.solvers import SGD, Solver
 from consilience.client.terms.term import Context, NeedsMemory, Term, WholeModel
 from consilience.core import tree
 from consilience.core.capabilities import ChecksTask
-from consilience.core.gradients import gradient
-from consilience.core.losses import average
 from consilience.core.plans import Batch, Work
 from consilience.core.settings import Invalid, Whole, check
 from consilience.core.task import Task
 from consilience.core.tree import Tree
+from consilience.task.gradients import gradient
+from consilience.task.losses import average
 
 
 @dataclass(frozen=True, kw_only=True)

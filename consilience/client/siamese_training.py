@@ -17,11 +17,11 @@ from consilience.client.solver_wrappers import finished, solve
 from consilience.client.solvers import SGD, Solver
 from consilience.client.terms.term import Context, Term
 from consilience.core.capabilities import ChecksTask
-from consilience.core.losses import average
 from consilience.core.plans import Batch, Work
 from consilience.core.settings import Invalid, NonNegative, check
 from consilience.core.task import Task
 from consilience.core.tree import Tree, where
+from consilience.task.losses import average
 
 
 class Views(NamedTuple):

@@ -1,1 +1,5 @@
-"""Several methods on the same federation, start, trace and budget, over several seeds: `consilience compare`."""
+"""Several methods on the same federation, over several seeds, tested against each other; `cs.compare([...])`."""
+
+from consilience.callable_package import make_callable
+
+make_callable(__name__)

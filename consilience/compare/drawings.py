@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from consilience.compare.plan import Comparison
 from consilience.compare.results import MethodResult, Results
 from consilience.core.metrics import SHARE
-from consilience.reporting import style
-from consilience.reporting.style import Figure
+from consilience.reporting import charts
+from consilience.reporting.charts import METHOD, Axis, Figure, Strip, Strips
 from consilience.runs.names import plain
-
-_LONGEST = 22  # characters of a label beside a figure
 
 
 def figures(comparison: Comparison, results: Results) -> list[Figure]:
@@ -25,22 +21,21 @@ def _values(results: Results) -> Figure | None:
     ordered = [method for method in _ordered(results) if main.key in method.qualities]
     if not ordered:
         return None
-    figure = style.blank(height=_height(len(ordered)))
-    axes = figure.subplots()
-    for place, method in enumerate(ordered):
-        own = [cell for cell in results.cells if cell.method == method.method.label and main.key in cell.qualities]
-        seeds = [scale * cell.qualities[main.key] for cell in own]
-        mean = scale * method.qualities[main.key].mean
-        axes.scatter(seeds, [place] * len(seeds), s=16, color=style.LINES[0], alpha=0.6, lw=0)
-        axes.plot([mean, mean], [place - 0.3, place + 0.3], color=style.INK, lw=1.6)
-    _name(axes, ordered)
-    axes.set_xlabel(_axis(results))
+    strips = []
+    for method in ordered:
+        label = method.method.label
+        own = [cell for cell in results.cells if cell.method == label and main.key in cell.qualities]
+        seeds, mean = [scale * cell.qualities[main.key] for cell in own], scale * method.qualities[main.key].mean
+        names = [f"seed {cell.seed}" for cell in own]
+        link, look = charts.link(METHOD, label), _look(results, method)
+        strips.append(Strip(_name(method), seeds, mean, link=link, look=look, names=names))
+    chart = Strips(strips=strips, x=Axis(_axis(results)), words=("mean", ""))
     caption = (
         f"{main.title[:1].upper()}{main.title[1:]} after the last round: each dot is one seed, each bar the mean of a "
         f"method; the best mean is on top, and {main.better} is better. Dots that overlap between methods mean that "
         "the choice of the seed matters as much as that of the method."
     )
-    return Figure(name="values", title="Every seed of every method", caption=caption, figure=figure)
+    return Figure(name="values", title="Every seed of every method", caption=caption, chart=chart)
 
 
 def _differences(comparison: Comparison, results: Results) -> Figure | None:
@@ -48,16 +43,15 @@ def _differences(comparison: Comparison, results: Results) -> Figure | None:
     tested = [(m, test) for m in _ordered(results) if (test := m.against.get(main.key)) and test.mean is not None]
     if not tested:
         return None
-    figure = style.blank(height=_height(len(tested)))
-    axes = figure.subplots()
-    axes.axvline(0, color=style.SOFT, lw=0.9, ls="--")
-    for place, (_, test) in enumerate(tested):
-        if test.low is not None and test.high is not None:
-            axes.plot([scale * test.low, scale * test.high], [place, place], color=style.LINES[0], lw=1.6)
-        axes.scatter([scale * (test.mean or 0.0)], [place], s=22, color=style.LINES[0], zorder=3, lw=0)
-    _name(axes, [method for method, _ in tested])
+    strips = []
+    for method, test in tested:
+        known = test.low is not None and test.high is not None
+        span = (scale * (test.low or 0.0), scale * (test.high or 0.0)) if known else None
+        link, look, mean = charts.link(METHOD, method.method.label), _look(results, method), scale * (test.mean or 0.0)
+        strips.append(Strip(_name(method), [mean], None, span, link=link, look=look, names=["mean"]))
     unit = " (points)" if main.unit == SHARE else f" ({main.unit})" if main.unit else ""
-    axes.set_xlabel(f"{main.title} minus that of the baseline{unit}")
+    axis = Axis(f"{main.title} minus that of the baseline{unit}")
+    chart = Strips(strips=strips, x=axis, zero=True, words=("", "95 % interval"))
     side = "left" if main.better == "lower" else "right"
     caption = (
         f"Mean difference from {plain(comparison.baseline, most=40)}, paired by seed, with its 95 % interval by "
@@ -65,7 +59,7 @@ def _differences(comparison: Comparison, results: Results) -> Figure | None:
         "an interval that crosses it shows nothing."
     )
     title = "Difference from the baseline"
-    return Figure(name="differences", title=title, caption=caption, figure=figure)
+    return Figure(name="differences", title=title, caption=caption, chart=chart)
 
 
 def _ordered(results: Results) -> list[MethodResult]:
@@ -77,12 +71,13 @@ def _ordered(results: Results) -> list[MethodResult]:
     return sorted(known, key=lambda method: sign * method.qualities[main.key].mean) + rest
 
 
-def _name(axes: Any, methods: list[MethodResult]) -> None:
-    labels = [plain(method.method.label, most=60) for method in methods]
-    shown = [label if len(label) <= _LONGEST else f"{label[: _LONGEST - 1]}…" for label in labels]
-    axes.set_yticks(range(len(shown)), shown, fontsize=8)
-    axes.set_ylim(len(shown) - 0.45, -0.55)
-    axes.grid(axis="y", visible=False)
+def _name(method: MethodResult) -> str:
+    return plain(method.method.label, most=60)
+
+
+def _look(results: Results, method: MethodResult) -> int:
+    """The number of its colour: the same in both figures, whatever their order."""
+    return results.methods.index(method)
 
 
 def _axis(results: Results) -> str:
@@ -93,7 +88,3 @@ def _axis(results: Results) -> str:
 
 def _scale(results: Results) -> float:
     return 100.0 if results.main.unit == SHARE else 1.0
-
-
-def _height(count: int) -> float:
-    return max(1.9, 0.75 + 0.26 * count)

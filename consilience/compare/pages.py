@@ -48,6 +48,7 @@ def write(comparison: Comparison) -> Written:
 def _page(comparison: Comparison, found: results.Results, sheets: Sequence[tables.Sheet], said: Sequence[str]) -> str:
     """The tables and notes as one HTML file that needs nothing else, with figures where matplotlib is installed."""
     drawable = report.is_possible()
+    pictures = drawings.figures(comparison, found) if drawable else []
     with style.drawing() if drawable else contextlib.nullcontext():
         return page.render(
             "comparison.html",
@@ -56,7 +57,8 @@ def _page(comparison: Comparison, found: results.Results, sheets: Sequence[table
             warnings=[note for note in said if note.startswith(DIFFERS)],
             notes=[note for note in said if not note.startswith(DIFFERS)],
             sheets=[{"title": sheet.title, "table": Table(head=sheet.head, lines=sheet.rows)} for sheet in sheets],
-            pictures=drawings.figures(comparison, found) if drawable else [],
+            pictures=pictures,
+            figures=pictures,
             no_figures="" if drawable else report.NO_FIGURES,
             made_by="consilience compare",
         )

@@ -74,7 +74,7 @@ def plan(
     path: Path | str | None = None,
     overrides: Sequence[str] = (),
     *,
-    algorithms: Sequence[str] = (),
+    algorithms: Sequence[str | Mapping[str, Any]] = (),
     grids: Sequence[str] = (),
     seeds: Sequence[int] = (),
     baseline: str = "",
@@ -90,9 +90,9 @@ def plan(
     study = tuned.read(Path(spec["tuned"])) if spec.get("tuned") else None
     base = from_table(table, overrides, source=str(path) if path is not None else "the defaults")
     if study is not None:
-        entries = study.entries(algorithms)
+        entries = study.entries([str(name) for name in algorithms])
     else:
-        entries = [{"algorithm": name} for name in algorithms] if algorithms else spec.get("methods", [])
+        entries = list[Any](algorithms) or spec.get("methods", [])
     methods = read_methods(entries, grids)
     usual = [0, 1, 2] if study is None else [n for n in range(5 + len(study.seeds)) if n not in study.seeds][:5]
     chosen = _seeds(list(seeds) or spec.get("seeds", usual))

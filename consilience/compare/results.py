@@ -38,14 +38,16 @@ class Quality:
 def qualities_of(metrics: Sequence[MetricRow]) -> tuple[Quality, ...]:
     """The main metric at the end and at its best, that of the clients, and the other metrics."""
     main, ranked = main_of(metrics), by_importance(metrics)
-    own = [Quality(key=row.key, title=row.title, unit=row.unit, better=row.better) for row in ranked if not row.detail]
+    own = [
+        Quality(key=row.key, title=row.title, unit=row.unit, better=row.better, brief=not row.detail) for row in ranked
+    ]
     shown: dict[str, Any] = {"unit": main.unit, "better": main.better}
     derived = [
         Quality(key=f"best_{main.key}", title="best", **shown),
         Quality(key="clients_mean", title="clients: mean", of_clients=True, **shown),
         Quality(key="clients_worst_tenth", title="worst tenth", of_clients=True, **shown),
     ]
-    rest = [replace(quality, brief=main.key == "loss" or quality.key != "loss") for quality in own[1:]]
+    rest = [replace(one, brief=one.brief and (main.key == "loss" or one.key != "loss")) for one in own[1:]]
     return (own[0], *derived, *rest)
 
 
@@ -159,7 +161,7 @@ def qualities(rows: Sequence[dict[str, Any]], metrics: Sequence[MetricRow]) -> d
     """Last tested values, and the best one; clients are judged by their own models where they have any."""
     main = main_of(metrics)
     values = _known(rows, main.key)
-    found = {row.key: _known(rows, row.key)[-1:] for row in metrics if not row.detail}
+    found = {row.key: _known(rows, row.key)[-1:] for row in metrics}
     found[f"best_{main.key}"] = [max(values) if main.better == "higher" else min(values)] if values else []
     for name in ("mean", "worst_tenth"):
         own, shared = (_known(rows, f"{whose}_{main.key}_{name}") for whose in ("personal", "client"))

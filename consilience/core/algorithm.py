@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from consilience.core import notebook
 from consilience.core.capabilities import ChecksTask, PreparesTask, SumsOnly, capability
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.protocols import Channel, ClientRule, Selection, ServerRule
@@ -33,7 +34,7 @@ class Plain:
         return cohort
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Algorithm:
     """Who takes part, what a client does, what happens to its reply in transit, what the server does."""
 
@@ -50,6 +51,19 @@ class Algorithm:
                 f"channel {type(self.channel).__name__} delivers only the sum of the replies, but "
                 f"{names_of_readers(self.server)} reads each reply: change one of the two"
             )
+
+    def spelled(self) -> str:
+        """Every setting of every part, defaults included: what Python reads back to an equal algorithm."""
+        return f"Algorithm({', '.join(f'{each.name}={getattr(self, each.name)!r}' for each in fields(self))})"
+
+    def __repr__(self) -> str:
+        return notebook.line(f"Algorithm({', '.join(part for _, part in self._brief() if part != 'Plain')})")
+
+    def _repr_html_(self) -> str:
+        return notebook.table("Algorithm", self._brief())
+
+    def _brief(self) -> list[tuple[str, str]]:
+        return [(each.name, notebook.brief(getattr(self, each.name))) for each in fields(self)]
 
     def prepared(self, task: Task) -> Task:
         """The task in the form that this algorithm trains; refused if its clients or server do not support it."""

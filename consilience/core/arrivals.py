@@ -16,11 +16,12 @@ from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.capabilities import Buffers, QueriesBeforeSelection, ReceivesSchedule, capability
 from consilience.core.evaluate import LossQuery
-from consilience.core.exchange import Broadcast, Cohort, Pool, WaitPolicy
+from consilience.core.exchange import Broadcast, Cohort, Pool, Presence, WaitPolicy
 from consilience.core.protocols import Channel, ClientRule, Engine, KeepsTime, PlansSteps
 from consilience.core.rng import host
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
+from consilience.core.versions import ClientVector
 
 _WHOLE, _SECONDS, _FLAG = np.int64, np.float64, np.bool_
 _COLUMNS = {"ids": _WHOLE, "version": _WHOLE, "dispatch": _WHOLE, "began": _SECONDS, "ends": _SECONDS, "lost": _FLAG}
@@ -61,8 +62,8 @@ class PendingReplies:
 
     clock: float
     dispatches: int  # how often clients were chosen
-    took: np.ndarray  # [K] seconds of each client's last reply, NaN where it has sent none
-    present: np.ndarray  # [K] how often each was available when clients were chosen
+    took: ClientVector  # [K] seconds of each client's last reply, NaN where it has sent none
+    absent: ClientVector  # [K] how often each was not available when clients were chosen
     jobs: Jobs = field(default_factory=Jobs)
     sent: dict[int, Tree] = field(default_factory=dict)  # version -> what all were sent
 
@@ -91,8 +92,9 @@ class PendingReplies:
         replies = np.cumsum(~jobs.lost[order])
         order = order[: int(np.searchsorted(replies, most)) + 1]
         arrived = jobs.take(order)
-        took = self.took.copy()
-        took[arrived.ids] = arrived.ends - arrived.began
+        last = np.unique(arrived.ids[::-1], return_index=True)[1]  # of each client, its latest
+        ended = arrived.take(len(arrived) - 1 - last)
+        took = self.took.write(ended.ids, ended.ends - ended.began)
         clock = max(self.clock, float(arrived.ends.max()))
         remaining = np.setdiff1d(np.arange(len(jobs)), order)
         return replace(self, clock=clock, took=took, jobs=jobs.take(remaining)), arrived
@@ -118,8 +120,8 @@ class PendingReplies:
         return {
             "clock": torch.tensor(self.clock, dtype=torch.float64),
             "dispatches": torch.tensor(self.dispatches),
-            "took": torch.from_numpy(self.took),
-            "present": torch.from_numpy(self.present),
+            "took": self.took.leaf(),
+            "absent": self.absent.leaf(),
             "jobs": jobs,
             "personal": self.jobs.personal,
             "sent": {str(version): shared for version, shared in self.sent.items()},
@@ -129,16 +131,19 @@ class PendingReplies:
     def of(saved: Tree, clients: int, rounds: int) -> PendingReplies:
         """The pending replies that a tree describes; {}: no client is at work after `rounds` rounds."""
         if not saved:
-            took, present = np.full(clients, np.nan), np.full(clients, rounds, dtype=_WHOLE)
-            return PendingReplies(clock=0.0, dispatches=rounds, took=took, present=present)
+            took, absent = ClientVector.filled(clients, np.nan, _SECONDS), ClientVector.filled(clients, 0, _WHOLE)
+            return PendingReplies(clock=0.0, dispatches=rounds, took=took, absent=absent)
         columns: dict[str, Any] = {
             name: saved["jobs"][name].cpu().numpy().astype(kind) for name, kind in _COLUMNS.items()
         }
+        dispatches = int(saved["dispatches"])
+        if "present" in saved:  # format 1 of checkpoints
+            saved = {**saved, "took": saved["took"].cpu(), "absent": dispatches - saved["present"].cpu()}
         return PendingReplies(
             clock=float(saved["clock"]),
-            dispatches=int(saved["dispatches"]),
-            took=saved["took"].cpu().numpy(),
-            present=saved["present"].cpu().numpy(),
+            dispatches=dispatches,
+            took=ClientVector.of(saved["took"], np.nan),
+            absent=ClientVector.of(saved["absent"], 0),
             jobs=Jobs(**columns, personal=saved.get("personal", {})),
             sent={int(version): shared for version, shared in saved.get("sent", {}).items()},
         )
@@ -196,7 +201,7 @@ class LoopState(Protocol):
         ...
 
     @property
-    def losses(self) -> np.ndarray:
+    def losses(self) -> ClientVector:
         """[K] as last reported."""
         ...
 
@@ -212,7 +217,7 @@ class Replies(NamedTuple):
     arrived: Jobs  # by client
     pending: PendingReplies
     chosen: np.ndarray  # those sent to work meanwhile
-    losses: np.ndarray  # [K] as known now
+    losses: ClientVector  # [K] as known now
     late: int = 0
     down: int = 0  # bytes
     up: int = 0  # bytes, apart from the replies
@@ -261,16 +266,16 @@ def _dispatch(
     idle = np.ones(len(engine.sizes), dtype=bool)
     idle[pending.jobs.ids] = idle[done.arrived.ids] = False  # a client in the buffer would start from the same model
     available = engine.available(turn, seed)
-    present = pending.present + available
+    absent = pending.absent.write(away := np.flatnonzero(~available), pending.absent[away] + 1)
     pool = Pool(
         sizes=engine.sizes,
-        losses=done.losses,
+        losses=done.losses,  # type: ignore[arg-type]
         available=available & idle,
-        presence=present / (turn + 1),
-        seconds=pending.took,
+        presence=Presence(absent, turn + 1),
+        seconds=pending.took,  # type: ignore[arg-type]
         secret=secret,
     )
-    pool, asked = _ask(algorithm, engine, pool, server.model(here.server), turn, seed)
+    pool, losses, asked = _ask(algorithm, engine, pool, done.losses, server.model(here.server), turn, seed)
     chosen = np.unique(algorithm.selection.choose(turn, pool, seed))  # ascending, no client twice
     chosen = chosen[idle[chosen]]
     if max_concurrency is not None and len(chosen) > max_concurrency:
@@ -281,9 +286,9 @@ def _dispatch(
     limit = np.inf if pace.wait_policy.deadline is None else pace.wait_policy.deadline
     pending = pending.send(chosen, broadcast, here.round, took, delay=asked.seconds, limit=limit)
     return done._replace(
-        pending=replace(pending, dispatches=turn + 1, present=present),
+        pending=replace(pending, dispatches=turn + 1, absent=absent),
         chosen=np.sort(np.concatenate([done.chosen, chosen])),
-        losses=pool.losses,
+        losses=losses,
         down=done.down + broadcast.nbytes(len(chosen)) + asked.down,
         up=done.up + asked.up,
     )
@@ -307,22 +312,22 @@ class QueryCost(NamedTuple):
 
 
 def _ask(
-    algorithm: Algorithm, engine: Engine, pool: Pool, model: Tree, round: int, seed: int
-) -> tuple[Pool, QueryCost]:
+    algorithm: Algorithm, engine: Engine, pool: Pool, losses: ClientVector, model: Tree, round: int, seed: int
+) -> tuple[Pool, ClientVector, QueryCost]:
     """The pool with the losses, at the current model, of the clients that the selection queries."""
     asking = capability(algorithm.selection, QueriesBeforeSelection)
     if asking is None:
-        return pool, QueryCost()
+        return pool, losses, QueryCost()
     ids = np.unique(asking.queries(round, pool, seed))
     if not len(ids):
-        return pool, QueryCost()
+        return pool, losses, QueryCost()
     question = Broadcast(shared={"model": model})
     answer = engine.exchange(LossQuery(), Plain(), question, ids, round=round, seed=seed)
     seconds = _seconds(engine, LossQuery(), Plain(), question, ids, round, seed)
-    losses = pool.losses.copy()
     if len(answer):
-        losses[answer.ids] = (answer.reply["loss"] / answer.reply["rows"]).cpu().numpy()
-    return replace(pool, losses=losses), QueryCost(question.nbytes(len(ids)), answer.nbytes(), float(seconds.max()))
+        losses = losses.write(answer.ids, (answer.reply["loss"] / answer.reply["rows"]).cpu().numpy())
+    cost = QueryCost(question.nbytes(len(ids)), answer.nbytes(), float(seconds.max()))
+    return replace(pool, losses=losses.dense()), losses, cost
 
 
 def _broadcast(algorithm: Algorithm, engine: Engine, state: Tree, ids: np.ndarray, round: int, seed: int) -> Broadcast:

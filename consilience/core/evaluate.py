@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
 
 from consilience.core import tree
 from consilience.core.capabilities import PersonalRule
-from consilience.core.measures import hits
 from consilience.core.plans import Batch, Work
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 
 LOOK = Work(epochs=1, batch_size=256, shuffle=False, trains=False)
 """A pass over the training rows, in order."""
+VALIDATION = replace(LOOK, rows="validation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +24,7 @@ class Evaluate:
     The model is the received one, or with `rule` the client's own: of that, the loss and the main metric alone.
     """
 
-    work: Work = field(default_factory=lambda: Work(epochs=1, batch_size=256, shuffle=False, rows="test", trains=False))
+    work: Work = field(default_factory=lambda: replace(LOOK, rows="test"))
     rule: PersonalRule | None = None
 
     def init(self, start: Tree) -> Tree:
@@ -75,23 +74,12 @@ class LossQuery:
         output, _ = task.apply(model, batch.x, train=False)
         losses = task.row_losses(output, batch)
         mask = torch.ones_like(losses) if batch.mask is None else batch.mask
-        correct = torch.zeros_like(losses) if task.kind.decide is None else _right(task, output, batch.y, mask)
         return {
             "loss": carry["loss"] + (losses * mask).sum(),
-            "correct": carry["correct"] + (correct * mask).sum(),
+            "correct": carry["correct"] + (task.hits(output, batch.y, mask) * mask).sum(),
             "rows": carry["rows"] + mask.sum(),
         }
 
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """The sums."""
         return carry, memory
-
-
-def _right(task: Task, output: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-    """[B] the share of right decisions among the entries of each row that count."""
-    assert task.kind.decide is not None
-    if task.kind.entries is None:
-        return hits(task.kind.decide, output, target, mask)
-    counted = task.metrics.counted(target, torch.ones_like(mask))
-    right = hits(task.kind.decide, output, target, counted) * counted
-    return right.flatten(1).sum(1) / counted.flatten(1).sum(1).clamp(min=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 from consilience.core import tree
 from consilience.core.refusal import Refusal
 from consilience.core.tree import Tree
+from consilience.core.versions import ClientVector
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -87,21 +89,51 @@ class Cohort:
         return replace(self, refusals=(*self.refusals, *more))
 
 
+class Presence:
+    """[K] shares of choices at which clients were available, worked out for those that are asked for."""
+
+    def __init__(self, absent: ClientVector, choices: int) -> None:
+        self._absent, self._choices = absent, choices
+
+    def __getitem__(self, ids: Any) -> Any:
+        return (self._choices - self._absent[ids]) / self._choices
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[:], dtype=dtype)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Pool:
-    """What the server knows of the clients when it chooses: sizes, losses last reported, who is available."""
+    """What the server knows of the clients when it chooses: sizes, losses last reported, who is available.
+
+    Vectors of the loop become arrays when a selection first reads them.
+    """
 
     sizes: np.ndarray  # [K] int64
     losses: np.ndarray  # [K] float64, NaN where never reported
     available: np.ndarray  # [K] bool
-    presence: np.ndarray | None = None  # [K] share of the choices so far, this one included, at which it was available
-    seconds: np.ndarray | None = None  # [K] simulated seconds its last reply took, NaN where it has sent none
+    presence: np.ndarray | Presence | None = None  # [K] share of the choices so far, with this one, when available
+    seconds: np.ndarray | None = field(
+        default_factory=lambda: None
+    )  # [K] of its last reply, NaN where it has sent none
     secret: bytes | None = field(default=None, repr=False)  # the round's key, for secret draws
+
+    def __post_init__(self) -> None:
+        vectors = {name: values for name, values in vars(self).items() if isinstance(values, ClientVector)}
+        for name in vectors:
+            object.__delattr__(self, name)
+        object.__setattr__(self, "_vectors", vectors)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in vars(self).get("_vectors", {}):
+            raise AttributeError(name)
+        object.__setattr__(self, name, self._vectors[name].dense())
+        return getattr(self, name)
 
     def __len__(self) -> int:
         return len(self.sizes)
 
-    @property
+    @cached_property
     def candidates(self) -> np.ndarray:
         """Ids of the clients that are available and have data."""
         return np.flatnonzero(self.available & (self.sizes > 0))

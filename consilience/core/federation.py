@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,12 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from consilience.core import tree
+from consilience.core import notebook, tree
 from consilience.core.class_names import are_names, numbered, sorted_names
+from consilience.core.given_rows import named_clients, rows_of
 from consilience.core.settings import Invalid
 
+_SHOWN = 12  # clients in a notebook's table
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Rows:
     """Client k owns rows `starts[k] : starts[k] + sizes[k]`; rows behind the last client's belong to no client."""
 
@@ -46,6 +49,18 @@ class Rows:
         start, size = int(self.starts[client]), int(self.sizes[client])
         return tree.rows(self.x, slice(start, start + size)), self.y[start : start + size]
 
+    def owned(self, clients: Tensor | None = None) -> Tensor:
+        """The numbers of these clients' rows, or of all clients', client by client."""
+        starts, sizes = (self.starts, self.sizes) if clients is None else (self.starts[clients], self.sizes[clients])
+        before = torch.cumsum(sizes, 0) - sizes
+        return torch.arange(int(sizes.sum())) + torch.repeat_interleave(starts - before, sizes)
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(
+            f"{path or 'x'} {tuple(leaf.shape[1:])}" for path, leaf in tree.flatten({"x": self.x}).items()
+        )
+        return notebook.line(f"Rows({len(self.y):,} of {shapes}, {len(self.sizes):,} clients)")
+
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Rows:
         """On a device, with floating features and targets in `dtype`."""
         move = (lambda t: tree.cast_floating(tree.to(t, device), dtype)) if dtype else (lambda t: tree.to(t, device))
@@ -53,19 +68,46 @@ class Rows:
         return replace(self, x=move(self.x), y=move(self.y), weight=weight)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+def numbered_names(clients: int) -> Sequence[str]:
+    """ "0", "1" ...: written down for few clients, worked out for many."""
+    return tuple(map(str, range(clients))) if clients <= 10_000 else NumberedNames(clients)
+
+
+class NumberedNames(Sequence[str]):
+    """The names of clients that have none."""
+
+    def __init__(self, clients: int) -> None:
+        self._numbers = range(clients)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, place: Any) -> Any:
+        found = self._numbers[place]
+        return tuple(map(str, found)) if isinstance(found, range) else str(found)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(other) == len(self) and all(a == b for a, b in zip(self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Federation:
     """Every client's training rows, and test rows (each client's own first, then those of no client)."""
 
     train: Rows
     test: Rows | None = None
-    names: tuple[str, ...] = ()
+    names: Sequence[str] = ()
     classes: int | None = None  # number of classes; None when targets are not class numbers
     label_names: tuple[str, ...] = ()  # of the classes or labels, where they have names
+    validation: Rows | None = None  # held back from training, where clients test on them themselves
 
     def __post_init__(self) -> None:
         if not self.names:
-            object.__setattr__(self, "names", tuple(str(k) for k in range(len(self))))
+            object.__setattr__(self, "names", numbered_names(len(self)))
+        elif not isinstance(self.names, NumberedNames):
+            object.__setattr__(self, "names", tuple(self.names))
         if len(self.names) != len(self):
             raise Invalid(f"names has {len(self.names)} entries for {len(self)} clients: give one each, or none")
         if self.classes is not None and self.classes < 1:
@@ -88,32 +130,55 @@ class Federation:
     def __len__(self) -> int:
         return len(self.train.sizes)
 
+    def __repr__(self) -> str:
+        return notebook.line(f"Federation({', '.join(f'{text} {name}' for name, text in self._described())})")
+
+    def _repr_html_(self) -> str:
+        sizes = self.train.sizes.tolist()
+        tested = [0] * len(self) if self.test is None else self.test.sizes.tolist()
+        rows = [(name, f"{size:,}", f"{test:,}") for name, size, test in zip(self.names[:_SHOWN], sizes, tested)]
+        if len(self) > _SHOWN:
+            rows.append((f"and {len(self) - _SHOWN:,} more", "", ""))
+        about = ", ".join(f"{text} {name}" for name, text in self._described())
+        return notebook.table(f"Federation of {about}", rows, head=("client", "training rows", "test rows"))
+
+    def _described(self) -> list[tuple[str, str]]:
+        sizes = self.train.sizes
+        found = [("clients", f"{len(self):,}"), ("rows", f"{int(sizes.sum()):,}")]
+        if len(self) > 1:
+            found.append(("a client", f"{int(sizes.min()):,} to {int(sizes.max()):,}"))
+        found.append(("test rows", f"{0 if self.test is None else len(self.test.y):,}"))
+        return [*found, ("classes", str(self.classes))] if self.classes else [*found, ("targets", "real-valued")]
+
     def among(self, ids: np.ndarray) -> Federation:
-        """Some of the clients, with their own training and test rows only."""
+        """Some of the clients, with their own rows only."""
 
         def own(rows: Rows) -> Rows:
-            parts = [torch.arange(int(rows.starts[k]), int(rows.starts[k] + rows.sizes[k])) for k in ids]
-            return Rows.gather(rows.x, rows.y, parts, weight=rows.weight)
+            where = torch.from_numpy(np.asarray(ids, dtype=np.int64))
+            sizes, order = rows.sizes[where], rows.owned(where)
+            weight = None if rows.weight is None else rows.weight[order]
+            starts = torch.cumsum(sizes, 0) - sizes
+            return Rows(x=tree.rows(rows.x, order), y=rows.y[order], starts=starts, sizes=sizes, weight=weight)
 
         return replace(
             self,
             train=own(self.train),
             test=None if self.test is None else own(self.test),
+            validation=None if self.validation is None else own(self.validation),
             names=tuple(self.names[k] for k in ids),
         )
 
     def pooled(self) -> Federation:
         """All data in one place: one client with every owned training row; the test rows stay as they are."""
-        owned = [torch.arange(int(a), int(a + n)) for a, n in zip(self.train.starts, self.train.sizes)]
-        train = Rows.gather(self.train.x, self.train.y, [torch.cat(owned)], weight=self.train.weight)
+        train = Rows.gather(self.train.x, self.train.y, [self.train.owned()], weight=self.train.weight)
         return replace(self, train=train, names=("all",))
 
     @staticmethod
     def from_clients(
-        clients: Sequence[tuple[Any, ...]],
+        clients: Sequence[Any] | Mapping[str, Any],
         *,
-        test: tuple[Any, Any] | None = None,
-        client_tests: Sequence[tuple[Any, Any]] | None = None,
+        test: Any = None,
+        client_tests: Sequence[Any] | Mapping[str, Any] | None = None,
         names: Sequence[str] = (),
         classes: int | None = None,
         label_names: Sequence[str] = (),
@@ -122,25 +187,37 @@ class Federation:
 
             federation = cs.Federation.from_clients([(x1, y1), (x2, y2)], client_tests=[(t1, u1), (t2, u2)])
 
-        clients: x is a tensor [N, ...] or a dict of such tensors; y are class numbers [N], names of classes (a list or
-            array of str), or real-valued targets; `(x, y, weights)` gives each row a weight in the loss.
+        clients: a list, or a dict by name, of pairs (x, y), PyTorch data sets or data loaders of such rows. x is a
+            tensor or array [N, ...] or a dict of such; y are class numbers [N], names of classes (a list or array of
+            str), or real-valued targets; `(x, y, weights)` gives each row a weight in the loss. Arrays become tensors
+            of the default float type or int64. Tables of columns: `cs.from_frames`.
         test, client_tests: at most one of the two; accuracies per client need the latter.
         names: what reports call the clients; "0", "1" ... by default.
         classes: how many there are, where the training rows do not show the last ones.
         label_names: the names of the classes, in the order of their numbers; by default those that occur, sorted.
         """
+        clients, names = named_clients(clients, names)
         if not clients:
             raise Invalid("clients is empty: a federation needs at least one (x, y) pair")
-        clients, test, client_tests, label_names = _with_numbers(clients, test, client_tests, tuple(label_names))
+        called = names if len(names) == len(clients) else tuple(str(k) for k in range(len(clients)))
+        clients = [rows_of(client, f"client {name}") for client, name in zip(clients, called)]
+        if test is not None:
+            test = rows_of(test, "test")
+        if client_tests is not None:
+            client_tests = _in_order(client_tests, called)
+            if len(client_tests) != len(clients):
+                raise Invalid(f"client_tests has {len(client_tests)} entries for {len(clients)} clients: give one each")
+            client_tests = [rows_of(rows, f"test of client {k}") for k, rows in zip(called, client_tests)]
+        clients, test, client_tests, label_names = _with_numbers(
+            clients, test, client_tests, tuple(label_names), called
+        )
         classes = len(label_names) if classes is None and label_names else classes
-        train = _side_by_side(clients)
+        train = _side_by_side(clients, called)
         tests: Rows | None = None
         if client_tests is not None and test is not None:
             raise Invalid("test and client_tests are both given: test rows are shared by all or one set per client")
         if client_tests is not None:
-            if len(client_tests) != len(clients):
-                raise Invalid(f"client_tests has {len(client_tests)} entries for {len(clients)} clients: give one each")
-            tests = _side_by_side(client_tests)
+            tests = _side_by_side(list[Any](client_tests), [f"{name} (test)" for name in called])
         elif test is not None:
             _check_rows("test", *test)
             none = torch.zeros(len(clients), dtype=torch.int64)
@@ -154,8 +231,23 @@ class Federation:
 Given = tuple[Any, ...]
 
 
+def _in_order(tests: Sequence[Any] | Mapping[str, Any], names: Sequence[str]) -> list[Any]:
+    """The test rows in the clients' order."""
+    if not isinstance(tests, Mapping):
+        return list(tests)
+    absent = [name for name in names if name not in tests]
+    if absent or len(tests) != len(names):
+        odd = absent[0] if absent else next(name for name in tests if name not in names)
+        raise Invalid(f"client_tests and clients do not have the same names: {odd!r} is in one of them only")
+    return [tests[name] for name in names]
+
+
 def _with_numbers(
-    clients: Sequence[Given], test: Given | None, client_tests: Sequence[Given] | None, known: tuple[str, ...]
+    clients: Sequence[Given],
+    test: Given | None,
+    client_tests: Sequence[Given] | None,
+    known: tuple[str, ...],
+    called: Sequence[str],
 ) -> tuple[Sequence[Given], Any, Any, tuple[str, ...]]:
     """The same rows with class numbers in place of names, and the list of classes, one for all clients."""
     tests = [test] if test is not None else list(client_tests or ())
@@ -170,26 +262,31 @@ def _with_numbers(
     def of(who: str, rows: Given) -> Given:
         return rows[0], numbered(rows[1], known, who), *rows[2:]
 
-    numbers = [of(f"client {k}", rows) for k, rows in enumerate(clients)]
-    tested = None if client_tests is None else [of(f"test of client {k}", rows) for k, rows in enumerate(client_tests)]
+    numbers = [of(f"client {k}", rows) for k, rows in zip(called, clients)]
+    tested = None
+    if client_tests is not None:
+        tested = [of(f"test of client {k}", rows) for k, rows in zip(called, client_tests)]
     return numbers, None if test is None else of("test", test), tested, known
 
 
-def _side_by_side(clients: Sequence[Given]) -> Rows:
+def _side_by_side(clients: Sequence[Given], names: Sequence[str]) -> Rows:
     weights = [rows[2] if len(rows) > 2 else None for rows in clients]
     if any(weight is None for weight in weights) and not all(weight is None for weight in weights):
         raise Invalid("some clients have weights of their rows and others have none: give all of them, or none")
     for k, weight in enumerate(weights):
         if weight is not None and (not isinstance(weight, Tensor) or weight.shape != (len(clients[k][1]),)):
-            raise Invalid(f"client {k} must have one weight for each of its {len(clients[k][1])} rows, as a tensor")
+            raise Invalid(
+                f"client {names[k]} must have one weight for each of its {len(clients[k][1])} rows, as a tensor"
+            )
     clients = [rows[:2] for rows in clients]
-    _check_rows("client 0", *clients[0])
+    _check_rows(f"client {names[0]}", *clients[0])
     shape = [(leaf.shape[1:], leaf.dtype) for leaf in (*tree.leaves(clients[0][0]), clients[0][1])]
     for k, (x, y) in enumerate(clients):
-        _check_rows(f"client {k}", x, y)
+        _check_rows(f"client {names[k]}", x, y)
         mine = [(leaf.shape[1:], leaf.dtype) for leaf in (*tree.leaves(x), y)]
         if mine != shape:
-            raise Invalid(f"client {k} has rows of {_shapes(mine)}, client 0 of {_shapes(shape)}: they must be equal")
+            first, other = f"client {names[0]} of {_shapes(shape)}", f"client {names[k]} has rows of {_shapes(mine)}"
+            raise Invalid(f"{other}, {first}: they must be equal")
     sizes = torch.tensor([len(y) for _, y in clients], dtype=torch.int64)
     x = tree.concatenate([x for x, _ in clients])
     y = torch.cat([y for _, y in clients])

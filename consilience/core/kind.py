@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from consilience.core.losses import Loss
-from consilience.core.metrics import Metric
+from consilience.core.metrics import Loss, Metric
 from consilience.core.settings import Invalid, nearest
 
 Pair = tuple[Tensor, Tensor]
+
+IGNORED = -100
+"""The target that does not count, as in PyTorch and Hugging Face."""
 
 
 def _one_number() -> Pair:

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
-from consilience.core.losses import Loss
-from consilience.core.refusal import Refusal
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 
 Better = Literal["higher", "lower"]
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(output [B, ...], target [B, ...]) -> [B] loss of each example."""
+
 Sums = Callable[[Tensor, Tensor, Tensor], Tree]
 """(output, target, mask) -> float sums; the mask is 1 where a row (or an entry of a row) counts, else 0."""
 
@@ -283,68 +284,3 @@ def host(trees: Sequence[Tree]) -> Iterator[Tree]:
         pieces = iter(packed.split([leaf.numel() for leaf in leaves]))
         flat = [{path: next(pieces).reshape(leaf.shape) for path, leaf in one.items()} for one in flat]
     return (tree.unflatten(one) for one in flat)
-
-
-# --- what a test found ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class ClientScores:
-    """[K] of every client: its loss and its value of the main metric; NaN where a client has no test rows."""
-
-    main: MetricRow
-    loss: np.ndarray
-    values: np.ndarray
-    refusals: tuple[Refusal, ...] = ()  # clients whose sums could not be true
-
-    @staticmethod
-    def none(main: MetricRow) -> ClientScores:
-        """No client was tested."""
-        return ClientScores(main=main, loss=np.empty(0), values=np.empty(0))
-
-    def spread(self) -> dict[str, float | None]:
-        """Mean, median, worst tenth and spread of the main metric."""
-        return fairness(self.values, self.main.better)
-
-    def mean_loss(self) -> float | None:
-        """Over the clients that have one."""
-        known = self.loss[np.isfinite(self.loss)]
-        return float(known.mean()) if len(known) else None
-
-    def recorded(self, whose: str) -> dict[str, float | None]:
-        """Fields of a record: 'personal_loss', 'personal_accuracy_mean' ..."""
-        named = {f"{whose}_{self.main.key}_{name}": value for name, value in self.spread().items()}
-        return {f"{whose}_loss": self.mean_loss(), **named}
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Scores:
-    """What a model does on test rows: overall by metric, and client by client."""
-
-    rows: int
-    metrics: tuple[MetricRow, ...]
-    values: dict[str, float | None]
-    client_rows: np.ndarray  # [K] test rows of each client
-    clients: ClientScores
-
-    def __getitem__(self, key: str) -> float | None:
-        return self.values[key]
-
-
-def fairness(values: np.ndarray, better: Better) -> dict[str, float | None]:
-    """Mean, median, worst tenth and spread over clients with rows.
-
-    The worst tenth is the mean of the worst 10 % of clients, at least one. The median is what a client that reports
-    whatever it likes can change least.
-    """
-    known = np.sort(values[np.isfinite(values)])
-    if not len(known):
-        return {"mean": None, "median": None, "worst_tenth": None, "spread": None}
-    count = max(1, len(known) // 10)
-    worst = known[:count] if better == "higher" else known[-count:]
-    return {
-        "mean": float(known.mean()),
-        "median": float(np.median(known)),
-        "worst_tenth": float(worst.mean()),
-        "spread": float(known.std()),
-    }

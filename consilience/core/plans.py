@@ -14,6 +14,8 @@ from consilience.core.federation import Rows
 from consilience.core.settings import Count, Invalid, Positive, check
 from consilience.core.tree import map_leaves
 
+Split = Literal["train", "test", "validation"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
@@ -22,7 +24,7 @@ class Work:
     epochs: Positive = 1  # 0.5 is half of the rows
     batch_size: Count | None = 32
     shuffle: bool = True  # afresh in every pass
-    rows: Literal["train", "test"] = "train"
+    rows: Split = "train"
     trains: bool = True  # False: no training, no memory is kept, and environment faults do not apply
     reliable: bool = field(default=False, repr=False)  # True: as much work as ever, but every reply arrives
     # Slots are filled at random: first a class, all equally likely or by these weights (of class 0, 1 ...), among those

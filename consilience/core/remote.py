@@ -36,6 +36,11 @@ class RemoteRows(Protocol):
         """[m] the length of each row, where that is known: infinite if it overflows, NaN if a value is not finite."""
         ...
 
+    @property
+    def lasting(self) -> bool:
+        """Whether the rows can be fetched as long as the tensor exists, so that a state may keep it as it is."""
+        ...
+
     def fetch(self, rows: np.ndarray) -> Tensor:
         """[n, ...] these of its rows, here."""
         ...
@@ -48,7 +53,7 @@ class RemoteTensor(Tensor):
     """
 
     source: RemoteRows
-    rows: np.ndarray  # which rows of the source
+    rows: np.ndarray | None  # which rows of the source; None: all, in order
 
     @staticmethod
     def __new__(
@@ -56,6 +61,15 @@ class RemoteTensor(Tensor):
     ) -> RemoteTensor:
         made: Any = Tensor._make_wrapper_subclass(cls, (len(rows), *shape), dtype=dtype, device=device)
         made.source, made.rows = source, rows
+        return made
+
+    @staticmethod
+    def whole(
+        source: RemoteRows, count: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> RemoteTensor:
+        """All rows of a source, however many, without a list of them."""
+        made: Any = Tensor._make_wrapper_subclass(RemoteTensor, (count, *shape), dtype=dtype, device=device)
+        made.source, made.rows = source, None
         return made
 
     def __init__(self, *_: Any) -> None:
@@ -66,17 +80,17 @@ class RemoteTensor(Tensor):
 
     def here(self) -> Tensor:
         """All rows, as an ordinary tensor."""
-        return self.source.fetch(self.rows).to(self.device)
+        return self.source.fetch(self._numbers()).to(self.device)
 
     def take(self, index: np.ndarray) -> RemoteTensor:  # type: ignore[override]
         """Some of the rows, still where they are."""
-        return RemoteTensor(self.source, self.rows[index], self.shape[1:], self.dtype, self.device)
+        return RemoteTensor(self.source, self._numbers(index), self.shape[1:], self.dtype, self.device)
 
     @property
     def lengths(self) -> np.ndarray | None:
         """[m] the length of each row, where that is known without fetching it."""
         known = self.source.lengths
-        return None if known is None else known[self.rows]
+        return None if known is None else known[self._numbers()]
 
     @property
     def finite(self) -> np.ndarray | None:
@@ -88,9 +102,16 @@ class RemoteTensor(Tensor):
         known = index.cpu().numpy() if isinstance(index, Tensor) else index
         if isinstance(known, (tuple, list)) or known is None or np.ndim(known) > 1:
             return self.here()[index]
-        chosen = np.arange(len(self.rows))[known]
-        found = self.source.fetch(self.rows[np.atleast_1d(chosen)]).to(self.device)
+        plain = np.ndim(known) == 1 and not isinstance(known, slice) and known.dtype != np.bool_
+        chosen = known if plain else np.arange(len(self))[known]
+        found = self.source.fetch(self._numbers(np.atleast_1d(chosen))).to(self.device)
         return found if np.ndim(chosen) else found[0]
+
+    def _numbers(self, index: np.ndarray | None = None) -> np.ndarray:
+        """The numbers, in the source, of all rows or of those at `index`."""
+        if self.rows is None:
+            return np.arange(len(self)) if index is None else np.where(index < 0, index + len(self), index)
+        return self.rows if index is None else self.rows[index]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

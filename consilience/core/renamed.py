@@ -25,6 +25,9 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 PARTS: dict[str, str] = {"held": "fixed_for_rounds", "together": "pooled"}
 """Old name of a part -> its name now."""
 
+VALUES: dict[str, str] = {"stand_in": "broadcast_model"}  # environment.silent
+"""Old value of a setting that takes one of several words -> its name now."""
+
 
 def option(name: str, known: Iterable[str]) -> str | None:
     """What an option that is not known here is called now, if it is one that was renamed."""
@@ -36,3 +39,9 @@ def part(name: str, known: Iterable[str]) -> str | None:
     """What a part of an unknown name is called now, if it is one that was renamed."""
     new = PARTS.get(name.lower().replace("-", "_"))
     return new if new in set(known) and name not in set(known) else None
+
+
+def value(word: object, allowed: Iterable[object]) -> str | None:
+    """What a word that is not allowed here is called now, if it is one that was renamed."""
+    new = VALUES.get(word) if isinstance(word, str) else None
+    return new if new in set(allowed) else None

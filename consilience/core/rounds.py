@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -12,37 +11,25 @@ from torch import Tensor
 
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
-from consilience.core.arrivals import QueryCost, gather, labelled, pace_of
+from consilience.core.arrivals import gather, pace_of
 from consilience.core.capabilities import (
     ChecksSurroundings,
     DrawsSecretly,
-    IndependentReplies,
-    MovesWithoutReplies,
-    PostTrainingPass,
     PreTrainingPass,
     ReceivesSizes,
     RoundKeys,
-    TrainsModel,
     capability,
 )
+from consilience.core.conclusion import Diverged, conclude, moves_alone
 from consilience.core.exchange import Broadcast, Cohort, Notes
-from consilience.core.protocols import Engine, HasTask, ServerRule
-from consilience.core.rng import key
+from consilience.core.protocols import Engine
 from consilience.core.screening import (
     REMEMBERED,
     Limits,
-    if_enough,
-    median_length,
     running_median,
-    screen,
-    unusable,
 )
-from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
-
-
-class Diverged(RuntimeError):
-    """Too many rounds in a row had no usable reply."""
+from consilience.core.versions import ClientVector
 
 
 class TooFewClients(RuntimeError):
@@ -51,15 +38,22 @@ class TooFewClients(RuntimeError):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Snapshot:
-    """All that the next round depends on: a run resumed from it gives the same results as an uninterrupted one."""
+    """All that the next round depends on: a run resumed from it gives the same results as an uninterrupted one.
+
+    What there is of every client (memories, losses, times) is held in versions that share all that did not change: a
+    snapshot can be kept, and stays as it is.
+    """
 
     round: int  # rounds finished
     server: Tree
     memory: Tree
-    losses: np.ndarray  # [K] last loss each client reported
+    losses: ClientVector  # [K] last loss each client reported; an array is accepted
     bad_rounds: int = 0
     lengths: tuple[float, ...] = ()  # median update of the last rounds, where `Limits.max_growth` needs them
     pending: Tree = field(default_factory=dict)  # the simulated time, and who is at work with what
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "losses", ClientVector.of(self.losses, np.nan))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -131,7 +125,7 @@ def run(
         )
         if ended.problem is not None:  # before anything is kept: the last snapshot can be resumed
             raise ended.problem
-        cohort, alone = ended.cohort, _moves_alone(server)
+        cohort, alone = ended.cohort, moves_alone(server)
         here = Snapshot(
             round=number + 1,
             server=ended.state,
@@ -156,86 +150,6 @@ def run(
             raise Diverged(_explain(cohort, number + 1, max_bad_rounds))
 
 
-class Conclusion(NamedTuple):
-    """The result of a round's replies; with a problem, the state is the one before."""
-
-    state: Tree
-    cohort: Cohort  # the replies that were used
-    sound: np.ndarray  # ids of those that passed every check, also where they were too few to be used
-    notes: Notes
-    up: int  # bytes of the post-training pass
-    length: float | None = None  # the median update, before any was clipped, where `Limits.max_growth` is set
-    problem: Diverged | Invalid | None = None  # why the server cannot continue from this round
-
-
-def conclude(
-    algorithm: Algorithm,
-    state: Tree,
-    sent: Cohort,
-    received: Broadcast,
-    *,
-    round: int,
-    seed: int,
-    limits: Limits | None = None,
-    engine: Engine | None = None,
-    staleness: np.ndarray | None = None,
-    late: int = 0,
-    secret: bytes | None = None,
-    usual: float | None = None,
-) -> Conclusion:
-    """All that follows an exchange: decode, screen, post-training pass, update, refuse what cannot be used.
-
-    received: what the clients of `sent` received, in their order. staleness: [m] how many rounds ago that was.
-    usual: the length that updates had in the rounds before, for `limits.max_growth`.
-    engine: needed where clients are asked about their trained model, and where the server trains. secret: the round's
-    key, where the server draws from one.
-    """
-    server = algorithm.server
-    decoded = algorithm.channel.decode(sent, received, key(seed, "decode", round))
-    cohort = labelled(replace(decoded, seed=seed), sent.ids, received, staleness, late)
-    independent = capability(server, IndependentReplies)
-    if independent is not None and independent.independent_replies:
-        limits = replace(
-            limits or Limits(), max_ratio=None, max_growth=None
-        )  # the median would let one client decide about another
-    cohort, length = _screened(cohort, received.among(sent.ids, cohort.ids), limits, usual)
-    cohort, looked = _look_back(algorithm, engine, cohort, received.among(sent.ids, cohort.ids), seed)
-    sound, cohort = cohort.ids, if_enough(cohort, limits)
-    nothing = Conclusion(state, cohort, sound, {}, looked.up, length if len(cohort) else None)
-    if not len(cohort) and not _moves_alone(server):
-        return nothing  # a round without a usable reply changes nothing
-    try:
-        given = cohort if secret is None else replace(cohort, secret=secret)  # for the rule alone
-        after, notes = server.update(state, given)
-        training = capability(server, TrainsModel)
-        if len(cohort) and training is not None:
-            if not isinstance(engine, HasTask):
-                raise Invalid(f"{type(server).__name__} trains a model itself, but {type(engine).__name__} runs none")
-            after = training.train(engine.task, after, cohort)
-        after = tree.here(after)  # what a rule kept of replies that lie in other processes
-        _refuse_unusable(round, notes.get("weights"), server.model(after))
-    except (Diverged, Invalid) as problem:
-        return nothing._replace(problem=problem)
-    return nothing._replace(state=after, notes=notes)
-
-
-def _screened(
-    cohort: Cohort, received: Broadcast, limits: Limits | None, usual: float | None
-) -> tuple[Cohort, float | None]:
-    """The usable replies; and, where updates may grow only so much, their median length before any is clipped."""
-    everyone = cohort.ids
-    if limits is None or limits.max_growth is None:
-        return screen(cohort, received, limits), None
-    checked = screen(cohort, received, replace(limits, max_growth=None))
-    length = median_length(checked, received.among(everyone, checked.ids))
-    return screen(cohort, received, limits, usual), length
-
-
-def _moves_alone(server: ServerRule) -> bool:
-    moving = capability(server, MovesWithoutReplies)
-    return moving is not None and moving.moves_without_replies
-
-
 def _look(
     algorithm: Algorithm, engine: Engine, received: Broadcast, ids: np.ndarray, round: int, seed: int
 ) -> Broadcast:
@@ -255,43 +169,10 @@ def _look(
     return Broadcast(shared=received.shared, personal={**received.personal, "seen": seen})
 
 
-def _look_back(
-    algorithm: Algorithm, engine: Engine | None, cohort: Cohort, received: Broadcast, seed: int
-) -> tuple[Cohort, QueryCost]:
-    """The cohort with the results of the post-training pass; the clients hold these models already."""
-    looking = capability(algorithm.client, PostTrainingPass)
-    if engine is None or looking is None or not len(cohort):
-        return cohort, QueryCost()
-    shared, personal = {"received": received.shared}, {"model": cohort.reply["model"]}
-    if received.personal:  # part of the broadcast was personal
-        common = tree.map_leaves(lambda leaf: leaf.expand(len(cohort), *leaf.shape), received.shared)
-        shared, personal = {}, {**personal, "received": {**common, **received.personal}}
-    own = Broadcast(shared=shared, personal=personal)
-    answer = engine.exchange(looking.post_training, Plain(), own, cohort.ids, round=cohort.round, seed=seed)
-    seen = screen(answer)
-    if len(seen) < len(cohort):  # clients that do not answer this as well are left out
-        cohort = cohort.only(np.isin(cohort.ids, seen.ids), **seen.counts).refusing(seen.refusals)
-    return replace(cohort, reply={**cohort.reply, **seen.reply}), QueryCost(up=answer.nbytes())
-
-
-def _refuse_unusable(round: int, weights: Tensor | None, model: Tree) -> None:
-    """Stop, before anything is kept, at weights or at a model that the next round could not use."""
-    if weights is not None and not (bool(weights.isfinite().all()) and bool((weights != 0).any())):
-        found = ", ".join(f"{weight:g}" for weight in weights.tolist()[:8])
-        raise Diverged(f"round {round + 1}: the aggregation weights are {found} ..., all zero or not finite")
-    what = unusable(model)
-    if what:
-        raise Diverged(
-            f"round {round + 1}: the new global model {what}, though every reply could be used: lower the learning "
-            f"rate. Nothing of this round is kept; "
-            + (f"round {round} is the last good one" if round else "there is no good round before it")
-        )
-
-
 def _first(algorithm: Algorithm, engine: Engine, start: Tree | None) -> Snapshot:
     start = engine.start() if start is None else start
     clients = len(engine.sizes)
-    nothing = np.full(clients, np.nan)
+    nothing = ClientVector.filled(clients, np.nan, np.float64)
     server = algorithm.server.init(start, clients)
     sized = capability(algorithm.server, ReceivesSizes)
     if sized is not None:
@@ -299,12 +180,11 @@ def _first(algorithm: Algorithm, engine: Engine, start: Tree | None) -> Snapshot
     return Snapshot(round=0, server=server, memory={}, losses=nothing)
 
 
-def _losses(known: np.ndarray, cohort: Cohort) -> np.ndarray:
+def _losses(known: ClientVector, cohort: Cohort) -> ClientVector:
     if not len(cohort) or "loss" not in cohort.reply:
         return known
-    known, trained = known.copy(), cohort.steps > 0
-    known[cohort.ids[trained]] = cohort.reply["loss"].to(torch.float64).cpu().numpy()[trained]
-    return known
+    trained = cohort.steps > 0
+    return known.write(cohort.ids[trained], cohort.reply["loss"].to(torch.float64).cpu().numpy()[trained])
 
 
 def _explain(cohort: Cohort, round: int, limit: int) -> str:

@@ -22,6 +22,23 @@ class Invalid(ValueError):
 
 
 LARGEST = 2**63 - 1
+SYNONYMS = {
+    **dict.fromkeys(("learning_rate", "eta", "step_size", "client_lr", "local_lr"), "lr"),
+    **dict.fromkeys(("optimizer", "optim", "solver"), "optimiser"),
+    **dict.fromkeys(("local_epochs", "num_epochs", "n_epochs", "max_epochs"), "epochs"),
+    **dict.fromkeys(("batchsize", "minibatch_size", "local_batch_size"), "batch_size"),
+    **dict.fromkeys(
+        ("fraction", "fraction_fit", "client_fraction", "join_ratio", "participation", "sampling"), "selection"
+    ),
+    **dict.fromkeys(("aggregation", "aggregator", "aggregate", "robust"), "combine"),
+    **dict.fromkeys(("weights", "client_weights"), "weighting"),
+    **dict.fromkeys(("compression", "compressor", "noise"), "channel"),
+    **dict.fromkeys(("scheduler", "lr_scheduler"), "lr_schedule"),
+    **dict.fromkeys(("server_optimizer", "server_optimiser"), "step"),
+    **dict.fromkeys(("clip", "max_grad_norm", "gradient_clipping"), "clip_norm"),
+    **dict.fromkeys(("num_rounds", "n_rounds", "global_rounds"), "rounds"),
+}
+"""What other libraries call our settings: named in refusals."""
 
 
 @dataclass(frozen=True)
@@ -84,19 +101,19 @@ def check(part: Any) -> None:
         checked = check_value(f"{type(part).__name__}.{field.name}", value, hints[field.name])
         if checked is not value:
             object.__setattr__(part, field.name, checked)
-    for field in dataclasses.fields(part):
-        for note in getattr(hints[field.name], "__metadata__", ()):
-            if isinstance(note, OnlyWith):
-                _refuse_idle(part, field, note)
+    given = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    known = {field.name: Option(hints[field.name], field.default) for field in dataclasses.fields(part)}
+    refuse_idle(given, known, kind.__name__)
 
 
-def _refuse_idle(part: Any, field: dataclasses.Field[Any], needs: OnlyWith) -> None:
-    """Refuse a field that was set although the field on which it depends leaves it without effect."""
-    value, other = getattr(part, field.name), getattr(part, needs.key)
-    live = other in needs.values if needs.values else other is not None
-    if value != field.default and not live:
-        owner = type(part).__name__
-        raise Invalid(f"{owner}.{field.name} = {value!r} has no effect with {needs.key} = {other!r}: leave it out")
+def refuse_idle(given: Mapping[str, Any], known: Mapping[str, Option], key: str) -> None:
+    """Refuse a setting that was given although the one on which it depends (`OnlyWith`) leaves it without effect."""
+    for name, value in given.items():
+        for note in getattr(known[name].annotation, "__metadata__", ()):
+            if isinstance(note, OnlyWith) and value != known[name].default:
+                other = given.get(note.key, known[note.key].default)
+                if not (other in note.values if note.values else other is not None):
+                    raise Invalid(f"{key}.{name} = {value!r} has no effect with {note.key} = {other!r}: leave it out")
 
 
 def check_value(key: str, value: Any, annotation: Any) -> Any:
@@ -116,6 +133,9 @@ def check_value(key: str, value: Any, annotation: Any) -> Any:
     if origin is Literal:
         allowed = typing.get_args(annotation)
         if value not in allowed:
+            new = renamed.value(value, allowed)
+            if new is not None:
+                raise Invalid(f"{key} = {value!r} is now called {new!r} (`consilience migrate` rewrites a config file)")
             raise Invalid(f"{key} = {value!r} is not one of {_listed(allowed)}{nearest(value, allowed)}")
         return value
     if origin is tuple:
@@ -160,7 +180,9 @@ def check_options(factory: Callable[..., Any], given: Mapping[str, Any], key: st
     """Options for `factory`, checked against its annotations before it is called."""
     known = options_of(factory)
     refuse_unknown(given, known, key)
-    return {name: check_value(f"{key}.{name}", value, known[name].annotation) for name, value in given.items()}
+    checked = {name: check_value(f"{key}.{name}", value, known[name].annotation) for name, value in given.items()}
+    refuse_idle(checked, known, key)
+    return checked
 
 
 def refuse_unknown(given: Iterable[str], known: Iterable[str], key: str) -> None:
@@ -172,7 +194,9 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], key: str) -> None
             new = renamed.option(name, known)
             if new is not None:
                 raise Invalid(f"{place} is now called {new}: write that (`consilience migrate` rewrites a config file)")
-            raise Invalid(f"{place} is not a setting{nearest(name, known)}; known here: {_listed(known)}")
+            other = SYNONYMS.get(name.lower().replace("-", "_"))
+            hint = f": it is called {other!r} here" if other in known else nearest(name, known)
+            raise Invalid(f"{place} is not a setting{hint}; known here: {_listed(known)}")
 
 
 def nearest(name: Any, known: Iterable[Any]) -> str:
@@ -196,7 +220,8 @@ def _check_union(key: str, value: Any, members: tuple[Any, ...]) -> Any:
 
 def _check_tuple(key: str, value: Any, members: tuple[Any, ...]) -> tuple[Any, ...]:
     if not isinstance(value, (tuple, list)):
-        raise Invalid(f"{key} = {value!r} must be a list, not {type(value).__name__}")
+        alone = f": write [{value!r}]" if isinstance(value, (str, int, float)) else ""
+        raise Invalid(f"{key} = {value!r} must be a list, not {type(value).__name__}{alone}")
     if len(members) == 2 and members[1] is Ellipsis:
         members = (members[0],) * len(value)
     if len(members) != len(value):

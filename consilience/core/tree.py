@@ -60,6 +60,14 @@ def unflatten(flat: dict[str, Tensor]) -> Tree:
     return tree
 
 
+def shaped_like(tree: Tree, flat: dict[str, Any], prefix: str = "") -> Tree:
+    """The leaves of a flat tree in the structure, empty subtrees included, of another with the same paths."""
+    return {
+        key: shaped_like(value, flat, f"{prefix}{key}{SEPARATOR}") if isinstance(value, dict) else flat[prefix + key]
+        for key, value in tree.items()
+    }
+
+
 def stack(trees: Sequence[Any]) -> Any:
     """Trees of equal structure -> one tree with a new leading axis."""
     return map_leaves(lambda *values: torch.stack(values), trees[0], *trees[1:])
@@ -94,8 +102,12 @@ def take(tree: Any, index: np.ndarray) -> Any:
 
 
 def here(tree: Any) -> Any:
-    """The tree with all of its values in this process."""
-    return map_leaves(lambda leaf: leaf.here() if isinstance(leaf, RemoteTensor) else leaf, tree)
+    """The tree with all of its values in this process, or where they last as long as the tree."""
+
+    def fetched(leaf: Tensor) -> Tensor:
+        return leaf.here() if isinstance(leaf, RemoteTensor) and not leaf.source.lasting else leaf
+
+    return map_leaves(fetched, tree)
 
 
 def repeat(tree: Any, times: int) -> Any:

@@ -1,1 +1,1 @@
-"""Runs as they go on, in a browser: reads records, changes nothing."""
+"""Runs as they go on, in a browser; changes nothing unless runs may be controlled."""

@@ -1,4 +1,4 @@
-"""Who may look: anyone on this machine; from elsewhere only with a token, over TLS."""
+"""Who may look: anyone on this machine; from elsewhere, and to act on runs, only with a token."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import binascii
 import hmac
 import ipaddress
 import os
+import secrets
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,9 @@ class AccessRules:
     token: str = field(default="", repr=False)
     certificate: Path | None = None
     key: Path | None = None
+    control: bool = False  # whether runs may be stopped and resumed
+    made_token: bool = False  # for this start, because control needs one and none was given
+    page_secret: str = field(default_factory=secrets.token_urlsafe, repr=False)  # in our pages, and nowhere else
 
     @property
     def scheme(self) -> str:
@@ -38,6 +42,10 @@ class AccessRules:
         kind, _, rest = authorization.partition(" ")
         shown = rest.strip() if kind.lower() == "bearer" else _password(rest) if kind.lower() == "basic" else ""
         return hmac.compare_digest(shown.encode(), self.token.encode())
+
+    def is_own_page(self, secret: str) -> bool:
+        """Whether a request comes from a page that this server has made since it was started."""
+        return hmac.compare_digest(secret.encode(), self.page_secret.encode())
 
     def accepts_host(self, host: str) -> bool:
         """Whether a Host header names this machine: on loopback no other name is believed.
@@ -52,7 +60,12 @@ class AccessRules:
 
 
 def access_rules(
-    host: str, *, token_file: Path | None = None, certificate: Path | None = None, key: Path | None = None
+    host: str,
+    *,
+    token_file: Path | None = None,
+    certificate: Path | None = None,
+    key: Path | None = None,
+    control: bool = False,
 ) -> AccessRules:
     """What was asked for, refused where it would show the runs to others unprotected."""
     token = _token(token_file)
@@ -71,7 +84,11 @@ def access_rules(
                 f"--host = {host!r} can be reached from other machines, which needs {' and '.join(missing)}; "
                 "without them only 127.0.0.1 is allowed"
             )
-    return AccessRules(host=host, token=token, certificate=certificate, key=key)
+    if control and os.name != "posix":
+        raise Invalid("--control stops runs by signals, which this system does not have: leave it out")
+    made = control and not token  # on loopback anyone with an account here could come, and stop the runs
+    token = secrets.token_urlsafe() if made else token
+    return AccessRules(host=host, token=token, certificate=certificate, key=key, control=control, made_token=made)
 
 
 def is_loopback(host: str) -> bool:

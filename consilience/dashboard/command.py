@@ -19,16 +19,19 @@ def dashboard(
     ] = None,
     certificate: Annotated[Path | None, typer.Option(help="The TLS certificate, PEM.")] = None,
     key: Annotated[Path | None, typer.Option(help="The certificate's key, PEM.")] = None,
-    refresh: Annotated[int, typer.Option(min=1, max=3600, help="Seconds until a page loads again.")] = 10,
+    refresh: Annotated[int, typer.Option(min=1, max=3600, help="Seconds between two looks at the runs.")] = 3,
+    control: Annotated[
+        bool, typer.Option("--control", help="Buttons that stop and resume your own runs on this machine.")
+    ] = False,
     similarity: Annotated[bool, typer.Option(help="Show who resembles whom, and swaps.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
-    """Watch runs in a browser while they go on; read-only, on this machine alone unless told otherwise."""
+    """Watch runs in a browser while they go on; read-only and on this machine alone, unless told otherwise."""
 
     def work() -> int:
         from consilience.dashboard import access, server
 
-        rules = access.access_rules(host, token_file=token_file, certificate=certificate, key=key)
+        rules = access.access_rules(host, token_file=token_file, certificate=certificate, key=key, control=control)
         server.serve(folder, rules, port=port, refresh=refresh, with_similarity=similarity)
         return 0
 

@@ -1,62 +1,84 @@
-"""The pages: a list of the runs, and the report of one run or of a folder of runs as it stands now."""
+"""The pages: live ones that ask for their numbers, and the report of a run or of several as it stands now."""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import quote
+from typing import Any
+from urllib.parse import quote, urlencode
 
-from consilience.reporting import page, style, tables
+from consilience.dashboard.guard import PAGE_POLICY
+from consilience.dashboard.watch import MOST_COMPARED, Watch
+from consilience.reporting import page, style
 from consilience.reporting.figure_set import compiled
 from consilience.reporting.groups import grouped
-from consilience.reporting.runs import RunData, find, folders, read
-from consilience.runs.folder import RecordError
-from consilience.runs.names import plain
+from consilience.reporting.runs import find
 
-_KEPT = 16  # pages that need not be drawn again while their records stay as they are
+_KEPT = 8  # reports that need not be drawn again while their records stay as they are
 _RECORDS = ("run.json", "config.toml", "metrics.jsonl", "timing.jsonl", "clients.jsonl", "federation.json")
 
 
 class Pages:
     """HTML by the runs' places below a folder; nothing outside it, and nothing that is not a run, has a page."""
 
-    def __init__(self, root: Path, *, refresh: int, with_similarity: bool) -> None:
-        self._root, self._refresh, self._with_similarity = Path(root), refresh, with_similarity
+    def __init__(self, watch: Watch, *, refresh: int, with_similarity: bool, secret: str = "") -> None:
+        self._watch, self._refresh, self._with_similarity = watch, refresh, with_similarity
+        self._secret = secret
         self._drawn: OrderedDict[tuple[str, ...], str] = OrderedDict()
         self._drawing = threading.Lock()  # matplotlib is for one thread at a time
 
     def index(self) -> str:
-        """The runs, and the folders that hold several."""
-        known = self._known()
-        runs, problems = _readable(known)
-        table, links, together = None, [_link(name) for name in runs], []
-        if len(runs) > 1:
-            together = [("all", "/runs/"), *((name, _link(name)) for name in _shelves(known) if name)]
-        if runs:
-            found = tables.each_run(list(runs.values()))
-            table = replace(found, lines=tuple((name, *line[1:]) for name, line in zip(runs, found.lines)))
-        return page.render(
-            "dashboard_runs.html",
-            title="consilience: runs",
-            heading="Runs",
-            refresh=self._refresh,
-            cards=_facts(list(runs.values())),
-            warnings=problems,
-            together=together,
-            runs=table,
-            links=links,
-        )
+        """All runs."""
+        return self._live("dashboard_overview.html", "Runs", title="consilience: runs")
 
     def run(self, name: str) -> str | None:
-        """The page of a run, or of all runs in a folder ("" is the whole); None if there is no such thing."""
-        known = self._known()  # names are looked up among what is there: no path is made of what a visitor sends
-        chosen = {known[name]: None} if name in known else {p: None for key, p in known.items() if _inside(key, name)}
+        """The page of a run; of a folder, its runs compared ("" is the whole); None if there is no such thing."""
+        known = self._watch.known()  # names are looked up among what is there: no path is made of what a visitor sends
+        if name in known:
+            return self._live("dashboard_run.html", name, run=name, report=f"/report/{quote(name)}")
+        inside = [key for key in known if _inside(key, name)]
+        return self.comparison(inside[:MOST_COMPARED], heading=name or "All runs") if inside else None
+
+    def comparison(self, names: Sequence[str], heading: str = "") -> str | None:
+        """Some runs side by side; None if none of these names is a run."""
+        known = self._watch.known()
+        chosen = [name for name in dict.fromkeys(names) if name in known][:MOST_COMPARED]
         if not chosen:
             return None
-        paths = list(chosen)
-        signature = (name, *(_signature(path) for path in paths))
+        heading = heading or (f"Comparison of {len(chosen)} runs" if len(chosen) > 1 else chosen[0])
+        report = f"/report/?{urlencode([('run', name) for name in chosen])}"
+        return self._live("dashboard_compare.html", heading, runs_json=json.dumps(chosen), report=report)
+
+    def client(self, name: str, client: str) -> str | None:
+        """One client of a run."""
+        run = self._watch.one(name)
+        if run is None or not client.isdecimal() or len(client) > 9:
+            return None
+        number, count = int(client), run.facts.get("clients")
+        last = count - 1 if type(count) is int else 10**9
+        if number > last:
+            return None
+
+        def link(k: int) -> str:
+            return f"/client?{urlencode({'run': name, 'client': k})}"
+
+        beside = [("previous client", link(number - 1))] if number else []
+        beside += [("next client", link(number + 1))] if number < last else []
+        values = {"run": name, "client": number, "run_link": f"/runs/{quote(name)}", "beside": beside}
+        return self._live("dashboard_client.html", f"Client {number}", title=f"client {number} of {name}", **values)
+
+    def report(self, name: str, names: Sequence[str] = ()) -> str | None:
+        """The report of a run, of a folder of them, or of the named ones; None if there is no such thing."""
+        known = self._watch.known()
+        wanted = [key for key in dict.fromkeys(names) if key in known] if names else [name] if name in known else []
+        chosen = wanted or ([] if names else [key for key in known if _inside(key, name)])
+        if not chosen:
+            return None
+        paths = [known[key] for key in chosen]
+        signature = ("\n".join(chosen), *(_signature(path) for path in paths))
         with self._drawing:
             if signature not in self._drawn:
                 self._drawn[signature] = self._draw(paths)
@@ -65,39 +87,25 @@ class Pages:
             self._drawn.move_to_end(signature)
             return self._drawn[signature]
 
+    def _live(self, template: str, heading: str, *, title: str = "", **values: Any) -> str:
+        common: dict[str, Any] = {"every": self._refresh, "secret": self._secret, "policy": PAGE_POLICY}
+        return page.render(template, title=title or heading, heading=heading, **common, **values)
+
     def _draw(self, paths: list[Path]) -> str:
         runs, problems = find(paths, tolerant=True)
         if not runs:
-            values = {"heading": "Nothing to show", "refresh": self._refresh, "warnings": problems}
-            return page.render("dashboard_nothing.html", title="consilience", **values)
+            return page.render(
+                "dashboard_nothing.html", title="consilience", heading="Nothing to show", warnings=problems
+            )
         groups = grouped(runs)
-        going = any(run.status.startswith(("running", "created")) for run in runs)
         with style.drawing():
             return page.report(
                 groups,
                 compiled(groups, with_similarity=self._with_similarity),
                 problems,
                 template="dashboard_report.html",
-                refresh=self._refresh if going else 0,
                 hides_similarity=not self._with_similarity,
             )
-
-    def _known(self) -> dict[str, Path]:
-        """Every run below the root, by its place there."""
-        if not self._root.is_dir():
-            return {}
-        return {path.relative_to(self._root).as_posix(): path for path in folders(self._root) if path != self._root}
-
-
-def _readable(known: dict[str, Path]) -> tuple[dict[str, RunData], list[str]]:
-    runs: dict[str, RunData] = {}
-    problems = []
-    for name, path in known.items():
-        try:
-            runs[name] = read(path)
-        except (RecordError, OSError, ValueError) as problem:
-            problems.append(plain(f"{name}: {problem}", most=400))
-    return runs, problems
 
 
 def _signature(path: Path) -> str:
@@ -112,27 +120,5 @@ def _signature(path: Path) -> str:
     return f"{path}: {'; '.join(found)}"
 
 
-def _shelves(known: dict[str, Path]) -> list[str]:
-    """Folders that hold more than one run."""
-    parents = [name.rpartition("/")[0] for name in known]
-    return sorted({parent for parent in parents if parents.count(parent) > 1})
-
-
 def _inside(name: str, folder: str) -> bool:
     return not folder or name.startswith(f"{folder}/")
-
-
-def _link(name: str) -> str:
-    return f"/runs/{quote(name)}"
-
-
-def _facts(runs: list[RunData]) -> list[page.Fact]:
-    if not runs:
-        return []
-    going = sum(run.status.startswith("running") for run in runs)
-    ended = sum(run.status == "finished" for run in runs)
-    return [
-        page.Fact("runs", str(len(runs))),
-        page.Fact("running", str(going)),
-        page.Fact("finished", str(ended), "the others were stopped, failed or have only begun"),
-    ]

@@ -3,70 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.resources
 import socket
 import ssl
 import sys
-from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from consilience.core.settings import Invalid
 from consilience.dashboard.access import AccessRules
+from consilience.dashboard.api import Api, encoded
+from consilience.dashboard.guard import App, Guard
 from consilience.dashboard.pages import Pages
+from consilience.dashboard.watch import Watch
+from consilience.reporting import interactive
 from consilience.reporting.page import POLICY
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
-
-HEADERS = {
-    "content-security-policy": f"{POLICY}; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-store",
-    "cross-origin-resource-policy": "same-origin",
-    "cross-origin-opener-policy": "same-origin",
-}
-
-
-class Guard:
-    """Passes GET and HEAD on to the pages, and answers everything else itself."""
-
-    def __init__(self, app: App, access: AccessRules) -> None:
-        self._app, self._access = app, access
-
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return  # a web socket is closed unopened
-
-        async def guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-                message["headers"] = [*message.get("headers", []), *own]
-            await send(message)
-
-        refusal = self._refusal(scope)
-        if refusal is None:
-            await self._app(scope, receive, guarded)
-            return
-        status, text, extra = refusal
-        headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close"), *extra]
-        await guarded({"type": "http.response.start", "status": status, "headers": headers})
-        await guarded({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else text.encode()})
-
-    def _refusal(self, scope: Message) -> tuple[int, str, list[tuple[bytes, bytes]]] | None:
-        """Status, text and headers of an answer that is no page; None lets the visitor in."""
-        sent = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        if not self._access.accepts_host(sent.get(b"host", "")):
-            return 421, "this dashboard is for this machine: use 127.0.0.1 or localhost\n", []
-        if not self._access.authorises(sent.get(b"authorization", "")):
-            challenge = b'Basic realm="consilience: any name, the token as password", charset="UTF-8"'
-            return 401, "the token is needed\n", [(b"www-authenticate", challenge)]
-        if scope["method"] not in ("GET", "HEAD"):
-            return 405, "this dashboard only shows: GET and HEAD\n", [(b"allow", b"GET, HEAD")]
-        return None
-
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -76,25 +28,82 @@ _MOST_AT_ONCE = 64  # connections; more are answered 503
 _NEEDED = 'the dashboard needs starlette, uvicorn and matplotlib: pip install "consilience[dashboard]"'
 
 
-def application(pages: Pages, access: AccessRules) -> App:
+def application(pages: Pages, api: Api, access: AccessRules) -> App:
     """The pages behind the guard, as an ASGI application."""
     try:
         from starlette.applications import Starlette
-        from starlette.responses import HTMLResponse, PlainTextResponse
+        from starlette.requests import ClientDisconnect
+        from starlette.responses import HTMLResponse, PlainTextResponse, Response
         from starlette.routing import Route
     except ImportError as problem:
         raise ImportError(_NEEDED) from problem
 
+    def shown(text: str | None, policy: str = "") -> Response:
+        headers = {"content-security-policy": f"{policy}; frame-ancestors 'none'"} if policy else None
+        return PlainTextResponse("no such run\n", 404) if text is None else HTMLResponse(text, headers=headers)
+
     def index(request: Request) -> Response:
-        return HTMLResponse(pages.index())
+        return shown(pages.index())
 
     def run(request: Request) -> Response:
-        text = pages.run(request.path_params["name"].rstrip("/"))
-        return PlainTextResponse("no such run\n", 404) if text is None else HTMLResponse(text)
+        return shown(pages.run(request.path_params["name"].rstrip("/")))
+
+    def compare(request: Request) -> Response:
+        return shown(pages.comparison(request.query_params.getlist("run")))
+
+    def client(request: Request) -> Response:
+        query = request.query_params
+        return shown(pages.client(query.get("run", ""), query.get("client", "")))
+
+    def report(request: Request) -> Response:
+        name, names = request.path_params["name"].rstrip("/"), request.query_params.getlist("run")
+        return shown(pages.report(name, names), policy=interactive.policy() if interactive.is_possible() else POLICY)
+
+    def answer(request: Request) -> Response:
+        status, content = api.answer(request.path_params["what"], request.query_params.getlist)
+        data, tag = encoded(content)
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers={"etag": tag})
+        return Response(data, status, media_type="application/json", headers={"etag": tag})
+
+    async def act(request: Request) -> Response:
+        from starlette.concurrency import run_in_threadpool
+
+        try:
+            body = await request.body()
+        except ClientDisconnect:
+            return Response(status_code=400)
+        status, content = await run_in_threadpool(api.act, request.path_params["what"], body)
+        return Response(encoded(content)[0], status, media_type="application/json")
+
+    def static(request: Request) -> Response:
+        found = _static().get(request.path_params["name"])
+        if found is None:
+            return PlainTextResponse("nothing is here\n", 404)
+        return Response(
+            found, media_type="text/css" if request.path_params["name"].endswith(".css") else "text/javascript"
+        )
 
     # plain functions: Starlette runs them in threads, so that drawing holds nobody else up
-    routes = [Route("/", index, methods=["GET"]), Route("/runs/{name:path}", run, methods=["GET"])]
+    routes = [
+        Route("/", index, methods=["GET"]),
+        Route("/runs/{name:path}", run, methods=["GET"]),
+        Route("/compare", compare, methods=["GET"]),
+        Route("/client", client, methods=["GET"]),
+        Route("/report/{name:path}", report, methods=["GET"]),
+        Route("/api/{what}", answer, methods=["GET"]),
+        Route("/static/{name}", static, methods=["GET"]),
+    ]
+    if access.control:
+        routes.append(Route("/control/{what}", act, methods=["POST"]))
     return Guard(Starlette(routes=routes), access)  # type: ignore[arg-type,unused-ignore]
+
+
+@functools.cache
+def _static() -> dict[str, bytes]:
+    """The scripts and the style of the pages, by name: nothing else in the folder can be asked for."""
+    place = importlib.resources.files("consilience.dashboard") / "static"
+    return {file.name: file.read_bytes() for file in place.iterdir() if file.name.endswith((".js", ".css"))}
 
 
 def serve(folder: Path, access: AccessRules, *, port: int, refresh: int, with_similarity: bool) -> None:
@@ -106,7 +115,10 @@ def serve(folder: Path, access: AccessRules, *, port: int, refresh: int, with_si
         raise ImportError(_NEEDED) from problem
     if not folder.is_dir():
         raise Invalid(f"{str(folder)!r} is no folder: name the one that holds the run folders (default: runs)")
-    app = application(Pages(folder, refresh=refresh, with_similarity=with_similarity), access)
+    watch = Watch(folder, controlled=access.control)
+    secret = access.page_secret if access.control else ""
+    pages = Pages(watch, refresh=refresh, with_similarity=with_similarity, secret=secret)
+    app = application(pages, Api(watch), access)
     _check_tls(access)
     listening = _listen(access.host, port)
     config = uvicorn.Config(
@@ -124,7 +136,10 @@ def serve(folder: Path, access: AccessRules, *, port: int, refresh: int, with_si
         timeout_graceful_shutdown=3,
     )
     name = f"[{access.host}]" if ":" in access.host else access.host
-    print(f"{access.scheme}://{name}:{listening.getsockname()[1]}/  (read-only; Ctrl-C ends it)", flush=True)
+    does = "runs can be stopped and resumed" if access.control else "read-only"
+    print(f"{access.scheme}://{name}:{listening.getsockname()[1]}/  ({does}; Ctrl-C ends it)", flush=True)
+    if access.made_token:
+        print(f"the browser asks for a password (any name): {access.token}", file=sys.stderr, flush=True)
     if not with_similarity:
         print("who resembles whom is not shown; --similarity shows it", file=sys.stderr, flush=True)
     with listening, contextlib.suppress(KeyboardInterrupt):  # how a dashboard ends

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +19,15 @@ class Texts(tuple[str, ...]):
         """One text, or some of them."""
         found = super().__getitem__(rows)
         return Texts(found) if isinstance(rows, slice) else found
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NewRows:
+    """Rows without targets, read as the training rows were: features, what to call each row, and columns not used."""
+
+    x: Any
+    names: tuple[str, ...]
+    unused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -37,3 +48,4 @@ class Dataset:
     feature_names: tuple[str, ...] = ()  # what each column of x means, when x is a table
     kind: Kind | None = None  # of task; None: what the targets call for
     weights: Tensor | None = None  # [N] of each training row in the loss; None: 1
+    read_rows: Callable[[Path], NewRows] | None = None  # new rows from a file, for predictions; None: not supported

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from consilience.core import tree
-from consilience.core.federation import Federation, Rows
+from consilience.core.federation import Federation, Rows, numbered_names
 from consilience.core.rng import host
 from consilience.core.settings import Invalid
 from consilience.data.dataset import Dataset, Texts
@@ -54,10 +54,10 @@ def _all_known(owners: Sequence[int | None]) -> np.ndarray | None:
     return np.array(known, dtype=np.int64) if len(known) == len(owners) else None
 
 
-def _names(owners: np.ndarray | None, group_names: tuple[str, ...], clients: int) -> tuple[str, ...]:
+def _names(owners: np.ndarray | None, group_names: tuple[str, ...], clients: int) -> Sequence[str]:
     """Group names, numbered where several clients share a group; without groups 0, 1, 2, ..."""
     if owners is None:
-        return tuple(str(k) for k in range(clients))
+        return numbered_names(clients)
     sharing = {int(group): int(count) for group, count in zip(*np.unique(owners, return_counts=True))}
     seen: dict[int, int] = {}
     names = []

@@ -6,10 +6,10 @@ import dataclasses
 from typing import Any
 
 from consilience.core import tree
-from consilience.core.kinds import kind_named
 from consilience.core.settings import Invalid
 from consilience.data.dataset import Dataset, Texts
 from consilience.models.tokenization import Head, Tokenization
+from consilience.task.kinds import kind_named
 
 
 def tokenized(data: Dataset, reader: Tokenization, *, head: Head = "sequence_classification", seed: int = 0) -> Dataset:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from consilience.core.federation import Federation, Rows
-from consilience.core.rng import subseed
+from consilience.core.rng import host, subseed
 from consilience.core.settings import Invalid
 from consilience.data.datasets.prepare.splits import held_out
 
@@ -33,6 +33,25 @@ def held_back(
     """
     train, taken, kept = _split(federation, parts, share, subseed(seed, "held back"), "validation.share")
     return replace(federation, train=train), taken, kept
+
+
+def held_back_at_home(federation: Federation, hosts: np.ndarray, *, share: float, seed: int) -> Federation:
+    """The federation of the clients at one site, whose validation rows each holds back by itself.
+
+    A client's draw depends on the seed and its number alone, and so does whether its share is rounded up or down.
+    """
+    kept, taken = [], []
+    for place, client in enumerate(hosts.tolist()):
+        start, size = int(federation.train.starts[place]), int(federation.train.sizes[place])
+        targets = federation.train.y[start : start + size].numpy(force=True)
+        labels = targets if federation.classes is not None and targets.ndim == 1 else np.zeros(size, np.int64)
+        own = subseed(seed, "held back", client)
+        stay, go = held_out(labels, fraction=share, seed=own, owed=host(own, "rounding").random() - 0.5)
+        kept.append(start + stay)
+        taken.append(start + go)
+    rows = federation.train
+    train = Rows.gather(rows.x, rows.y, kept, weight=rows.weight)
+    return replace(federation, train=train, validation=Rows.gather(rows.x, rows.y, taken))
 
 
 def _split(

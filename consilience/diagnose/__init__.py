@@ -1,1 +1,5 @@
-"""How heterogeneous is a federation, in which ways, and what follows: `consilience diagnose`."""
+"""How heterogeneous a federation is, and what that speaks for; `cs.diagnose(federation)`."""
+
+from consilience.callable_package import make_callable
+
+make_callable(__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,11 +16,14 @@ from torch import Tensor
 from consilience.compare.plan import carried
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm
+from consilience.core.federation import Federation
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
+from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.diagnose import effort, holdings, probe, shift
 from consilience.engines.vectorised.engine import Vectorised
+from consilience.environments.environment import Environment
 from consilience.experiments.assembly import Simulation, assemble
 from consilience.experiments.config import config
 from consilience.experiments.config.catalogue import KINDS, engine_options
@@ -32,7 +36,7 @@ from consilience.selection.uniform import Uniform
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Diagnosis:
     """How heterogeneous the clients are, in each way."""
 
@@ -56,6 +60,10 @@ class Diagnosis:
         """Every number, in JSON's own types."""
         return canonical.to_json_types(_plain(self), "diagnosis", nonfinite_as_null=True)
 
+    def __repr__(self) -> str:
+        skew = f"label distance {self.labels.mean:.2f} (chance {self.labels.chance_mean:.2f})"
+        return f"Diagnosis({self.title}: {len(self.names)} clients, {skew}, size Gini {self.quantity.gini:.2f})"
+
 
 def diagnose(
     source: Path | None, overrides: Iterable[str] = (), *, rounds: int = 5, encoder: str = "random", say: Say = print
@@ -71,67 +79,94 @@ def diagnose(
     else:
         settings = config.load(source, overrides)
     say("reading the data")
-    simulation = assemble(settings)
-    federation, seed = simulation.federation, settings.seed
+    with contextlib.closing(assemble(settings)) as simulation:
+        return examine(
+            simulation.federation,
+            simulation.task,
+            _fedavg(simulation),
+            environment=simulation.environment,
+            seed=settings.seed,
+            rounds=rounds,
+            encoder=encoder,
+            title=settings.label,
+            engine={key: value for key, value in settings.engine.items() if key in engine_options()},
+            trained=None if saved is None else (simulation.algorithm.server.model(saved.trees["server"]), saved.round),
+            trained_by=settings.algorithm.name,
+            say=say,
+        )
+
+
+def examine(
+    federation: Federation,
+    task: Task,
+    fedavg: Algorithm,
+    *,
+    environment: Environment,
+    seed: int,
+    rounds: int,
+    encoder: str,
+    title: str,
+    engine: Mapping[str, Any],
+    trained: tuple[Tree, int] | None = None,
+    trained_by: str = "",
+    say: Say,
+) -> Diagnosis:
+    """Of a federation and a task, by rounds of FedAvg with this local work, or by a `trained` model (and its round)."""
     say(f"labels and inputs of {len(federation)} clients")
     counts, binned = holdings.label_counts(federation.train, federation.classes)
-    found, why = _features(simulation, encoder)
-    options = {key: value for key, value in settings.engine.items() if key in engine_options()}
-    engine = Vectorised(simulation.task, federation, **options)
-    dealt = Vectorised(simulation.task, probe.dealt_at_random(federation, seed), **options)
-    ids = probe.probed(federation, simulation.experiment.parameters, seed)
+    found, why = _features(federation, task, encoder, seed)
+    here = Vectorised(task, federation, **engine)
+    dealt = Vectorised(task, probe.dealt_at_random(federation, seed), **engine)
+    parameters = sum(leaf.numel() for leaf in task.start()["params"].values())
+    ids = probe.probed(federation, parameters, seed)
+    if len(ids) < len(federation):
+        fedavg = dataclasses.replace(fedavg, selection=Uniform(count=len(ids)))
     say(f"gradients of {len(ids)} clients at the start")
-    start = probe.dissimilarity(engine, dealt, engine.start(), ids)
-    plain = _fedavg(simulation, len(ids))
+    start = probe.dissimilarity(here, dealt, here.start(), ids)
     say("gradients and client models after some rounds")
-    if saved is not None:
-        model, done = simulation.algorithm.server.model(tree.to(saved.trees["server"], engine.device)), saved.round
+    if trained is not None:
+        model, done = tree.to(trained[0], here.device), trained[1]
     else:
-        model, done = _trained(plain, engine, rounds, seed), rounds
-    environment = simulation.environment
-    simulation.close()
+        model, done = _after_rounds(fedavg, here, rounds, seed), rounds
     return Diagnosis(
-        title=settings.label,
-        names=federation.names,
+        title=title,
+        names=tuple(federation.names),
         probed=ids,
         labels=holdings.label_skew(counts, seed=seed, binned=binned),
         quantity=holdings.quantity_skew(federation.train.sizes.numpy()),
         features=found,
         no_features=why,
         start=start,
-        later=probe.dissimilarity(engine, dealt, model, ids),
+        later=probe.dissimilarity(here, dealt, model, ids),
         later_round=done,
-        later_by=settings.algorithm.name if saved is not None else "fedavg",
-        similarity=probe.similarity(engine, dealt, plain, model, ids, seed),
+        later_by=trained_by if trained is not None else "fedavg",
+        similarity=probe.similarity(here, dealt, fedavg, model, ids, seed),
         effort=effort.effort(
-            environment, plain.client.work, federation.train.sizes.numpy(), tree.nbytes(engine.start()), seed
+            environment, fedavg.client.work, federation.train.sizes.numpy(), tree.nbytes(here.start()), seed
         ),
-        normalisation=any("Norm" in type(part).__name__ for part in simulation.task.module.modules()),
-        local_epochs=float(plain.client.work.epochs),
+        normalisation=any("Norm" in type(part).__name__ for part in task.module.modules()),
+        local_epochs=float(fedavg.client.work.epochs),
     )
 
 
-def _fedavg(simulation: Simulation, clients: int) -> Algorithm:
+def _fedavg(simulation: Simulation) -> Algorithm:
     """FedAvg with the run's own local work: what the federation is probed with, whatever it will be trained by."""
     options = {key: value for key, value in carried(simulation.config, "fedavg").items() if key != "selection"}
     read = config.from_table({"algorithm": {"name": "fedavg", **options}}).algorithm
     found: Algorithm = KINDS["algorithm"].build("fedavg", read.options)
-    if clients < len(simulation.federation):
-        found = dataclasses.replace(found, selection=Uniform(count=clients))
     return found
 
 
-def _trained(algorithm: Algorithm, engine: Vectorised, rounds: int, seed: int) -> Tree:
+def _after_rounds(algorithm: Algorithm, engine: Vectorised, rounds: int, seed: int) -> Tree:
     model = engine.start()
     for round in run(algorithm, engine, rounds=rounds, seed=seed):
         model = round.model
     return model
 
 
-def _features(simulation: Simulation, encoder: str) -> tuple[shift.FeatureShift | None, str]:
+def _features(federation: Federation, task: Task, encoder: str, seed: int) -> tuple[shift.FeatureShift | None, str]:
     """The shift of inputs as they come, or as the model's own features see them; or why there is none."""
-    federation, seed = simulation.federation, simulation.config.seed
-    x, task = federation.train.x, simulation.task
+    x = federation.train.x
     labelled = bool(federation.classes) and federation.train.y.dim() == 1
     if encoder not in ("random", "model"):
         raise Invalid(f"encoder = {encoder!r} is not one of random, model")

@@ -12,13 +12,13 @@ from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.exchange import Broadcast
 from consilience.core.federation import Federation, Rows
-from consilience.core.gradients import gradient
 from consilience.core.plans import Batch, Work
 from consilience.core.rng import host
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.server.geometry.similarity import all_pairs
+from consilience.task.gradients import gradient
 
 MOST_CLIENTS = 64
 MOST_NUMBERS = 300_000_000  # gradients of all probed clients together

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from consilience.core import tree
+from consilience.core.client_rows import placed
 from consilience.core.federation import Rows
 from consilience.core.settings import Invalid, nearest
 from consilience.core.task import Task
@@ -43,7 +44,7 @@ class Placement(NamedTuple):
 
     def saved(self, values: Tree) -> Tree:
         """A tree as it was saved, in the types it was saved in."""
-        return tree.to(values, self.device)
+        return placed(values, self.device)
 
 
 def resolve_device(name: str) -> torch.device:

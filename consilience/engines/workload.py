@@ -32,7 +32,7 @@ class Workload(NamedTuple):
         drawn = work.trains and not work.reliable
         heard = environment.reachable(round, ids, seed) if drawn else np.ones(len(ids), dtype=bool)
         has_rows = sizes > 0
-        stands_in = work.trains and environment.silent == "stand_in"
+        stands_in = work.trains and environment.silent == "broadcast_model"
         keep = has_rows & (heard | stands_in)
         counts = {"silent": int((~heard & has_rows).sum()), "empty_client": int((~has_rows).sum())}
         return Workload(

@@ -33,7 +33,7 @@ class Environment:
     random number of steps in [1, steps); with straggler_policy "drop" their replies never arrive.
     availability: probability that a client can be chosen in a round; communication: that its reply arrives;
     dropout: that it fails in mid-round. silent: what replaces a missing reply at the server:
-    "stand_in" counts the broadcast model at full weight, "renormalise" averages over those that replied.
+    "broadcast_model" counts the broadcast model at full weight, "renormalise" averages over those that replied.
 
     Simulated time (no real waiting; a setting left out takes none): rows_per_second in training, download and upload in
     bytes per second, latency in seconds each way. speed_spread makes clients differ: each one's computing takes
@@ -49,7 +49,7 @@ class Environment:
     communication: Probability | tuple[Probability, ...] = 1.0
     availability: Probability | tuple[Probability, ...] = 1.0
     dropout: Probability = 0.0
-    silent: Literal["stand_in", "renormalise"] = "renormalise"
+    silent: Literal["broadcast_model", "renormalise"] = "renormalise"
     rows_per_second: Positive | tuple[Positive, ...] | None = None
     download: Positive | tuple[Positive, ...] | None = None
     upload: Positive | tuple[Positive, ...] | None = None
@@ -62,13 +62,21 @@ class Environment:
     def __post_init__(self) -> None:
         check(self)
         for key in ("deadline", "enough_replies"):
-            if getattr(self, key) is not None and self.silent == "stand_in":
+            if getattr(self, key) is not None and self.silent == "broadcast_model":
                 raise Invalid(
-                    f"Environment.{key} = {getattr(self, key)!r} drops late replies, but silent = 'stand_in' counts "
-                    "every client in every round: use silent = 'renormalise'"
+                    f"Environment.{key} = {getattr(self, key)!r} drops late replies, but silent = 'broadcast_model' "
+                    "counts every client in every round: use silent = 'renormalise'"
                 )
         if self.speed_spread and self.rows_per_second is None:
             raise Invalid("Environment.speed_spread has no effect without Environment.rows_per_second: give that, too")
+        timed = any(getattr(self, key) is not None for key in ("rows_per_second", "download", "upload"))
+        if not timed and not np.any(self.latency):
+            for key, usual in (("jitter", 0.0), ("deadline", None)):
+                if getattr(self, key) != usual:
+                    raise Invalid(
+                        f"Environment.{key} = {getattr(self, key)!r} has no effect, since nothing takes time: give "
+                        "rows_per_second, download, upload or latency, too"
+                    )
         if self.epochs is not None and self.steps is not None:
             raise Invalid("Environment.epochs and Environment.steps both say how much work clients do: give one")
 
@@ -82,6 +90,9 @@ class Environment:
 
     def available(self, round: int, clients: int, seed: int) -> np.ndarray:
         """[K] flags: who can be chosen this round."""
+        share = self.availability
+        if not isinstance(share, tuple) and not 0 < share < 1:
+            return np.full(clients, share >= 1)
         everyone = np.arange(clients)
         return _happens(Draw.AVAILABLE, self._each("availability", everyone), round, everyone, seed)
 

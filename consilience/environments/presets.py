@@ -59,20 +59,20 @@ def duw_4(*, indices: str | None = None) -> Preset:
     """DUW Environment IV: five IID clients of equal size; replies arrive with probability 0.2, 0.3, 0.8, 0.9, 1."""
     # Paper: does not say what the server does without a reply. Here: the broadcast model stands in, because
     # the authors' code does so (also in A and B).
-    environment = Environment(communication=(0.2, 0.3, 0.8, 0.9, 1.0), silent="stand_in")
+    environment = Environment(communication=(0.2, 0.3, 0.8, 0.9, 1.0), silent="broadcast_model")
     return _duw_mnist(environment, _drawn(EVEN_SIZES), 1000, indices, "env34")
 
 
 def duw_a() -> Preset:
     """DUW Environment A: Stanford Dogs, Dirichlet 0.0005, five clients with different reply probabilities."""
     communication = (0.9600, 0.6995, 0.9999, 0.2201, 0.3611)
-    return _duw_dogs(Environment(communication=communication, silent="stand_in"), rounds=100)
+    return _duw_dogs(Environment(communication=communication, silent="broadcast_model"), rounds=100)
 
 
 def duw_b() -> Preset:
     """DUW Environment B: as A, with different numbers of local epochs too."""
     communication = (0.5173, 0.9470, 0.7655, 0.2824, 0.2210)
-    environment = Environment(communication=communication, epochs=(4, 7, 1, 2, 7), silent="stand_in")
+    environment = Environment(communication=communication, epochs=(4, 7, 1, 2, 7), silent="broadcast_model")
     return _duw_dogs(environment, rounds=70)
 
 

@@ -12,16 +12,14 @@ import numpy as np
 import torch
 
 from consilience import models
+from consilience.core import task as contract
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm
-from consilience.core.capabilities import ChecksRows, ChecksSurroundings, PoolsData, capability
+from consilience.core.capabilities import ChecksSurroundings, PoolsData, capability
 from consilience.core.federation import Federation, Rows
 from consilience.core.kind import Kind
-from consilience.core.kinds import KINDS as BUILT_IN
-from consilience.core.kinds import kind_named, kind_of_targets, kind_with_loss
 from consilience.core.protocols import Engine, RunnerEngine
 from consilience.core.settings import Invalid, options_of
-from consilience.core.task import Task
 from consilience.data import datasets
 from consilience.data.dataset import Dataset, Texts
 from consilience.data.federate import federate
@@ -34,10 +32,13 @@ from consilience.experiments.cohort_size import try_selection
 from consilience.experiments.config.catalogue import ENGINES, KINDS
 from consilience.experiments.config.config import Config
 from consilience.experiments.experiment import Experiment
+from consilience.experiments.model_checks import try_client, try_model
 from consilience.experiments.privacy_ledger import refuse_overspending
 from consilience.experiments.stopping import best_so_far
-from consilience.experiments.targets import refuse_wrong
 from consilience.options.parts import made
+from consilience.task.kinds import KINDS as BUILT_IN
+from consilience.task.kinds import kind_named, kind_of_targets, kind_with_loss
+from consilience.task.task import Task
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -47,7 +48,7 @@ class Simulation:
     config: Config
     federation: Federation
     parts: list[np.ndarray]  # training rows of every client, as numbered in the data set
-    task: Task
+    task: contract.Task
     environment: Environment
     engine: RunnerEngine
     algorithm: Algorithm
@@ -93,7 +94,7 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
     if capability(algorithm.selection, PoolsData) is not None:
         federation = federation.pooled()
     kind = kind_of(config, data)
-    task = Task(_model(config, data, kind), kind, loss=None if config.loss == "auto" else config.loss)
+    task: contract.Task = Task(_model(config, data, kind), kind, loss=None if config.loss == "auto" else config.loss)
     task = try_model(task, federation, f"model.name = {config.model.name!r}", f"data.name = {config.data.name!r}")
     task = try_client(algorithm, task, federation)
     best_so_far(config.validation, task)  # refuses a metric that is not there
@@ -102,7 +103,7 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
     settings = {**config.engine, "environment": environment, "rounds_ahead": config.rounds}
     where = ENGINES[settings.pop("name", "vectorised")]
     engine = made("engine", lambda: where(task, federation, **settings), {})
-    _try_surroundings(config, algorithm, engine)
+    try_surroundings(config, algorithm, engine)
     _try_budget(0 if resumed else config.rounds, algorithm, engine)
     try_selection(algorithm, federation, config.seed)
     prints = {"data": data_fingerprint(data), "partition": fingerprint(rows)}
@@ -216,82 +217,7 @@ def _model(config: Config, data: Dataset, kind: Kind) -> torch.nn.Module:
     return made("model", lambda: models.build(name, inputs, outputs, seed=config.seed, **options), {})
 
 
-def _try_draws(task: Task, x: Any) -> None:
-    """Refuse a model that draws random numbers in training in a way that no other run could repeat."""
-    try:
-        task.apply(task.start(), x, train=True, key=torch.zeros((), dtype=torch.int64))
-    except Invalid:
-        raise
-    except Exception:  # whatever else fails in training says so there, with the client's own rows
-        return
-
-
-@torch.no_grad()
-def try_model(task: Task, federation: Federation, model: str, data: str) -> Task:
-    """Pass two rows through the model, so that a model that does not fit the data is refused with the reason.
-
-    The task is returned with metrics for the number of classes.
-    """
-    refuse_wrong(task.kind, federation, None, data)
-    x, y = tree.rows(federation.train.x, slice(0, 2)), federation.train.y[:2]
-    try:
-        output, _ = task.apply(task.start(), x, train=False)
-        refuse_other_size(task, output, y, model, data)
-        losses = task.losses(output, y)
-    except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as problem:
-        shapes = [f"{k}: {tuple(v.shape[1:])} {v.dtype}" for k, v in tree.flatten({"x": x, "y": y}).items()]
-        reason = str(problem).partition("\n")[0]
-        raise Invalid(
-            f"{model} with loss = {task.loss_name!r} does not fit {data} (a row is {', '.join(shapes)}): {reason}"
-        ) from problem
-    _try_draws(task, x)
-    if losses.shape != y.shape[:1]:
-        raise Invalid(f"loss = {task.loss_name!r} gives {tuple(losses.shape)} values for {len(y)} rows: choose another")
-    width = task.kind.outputs(y, federation.classes)
-    if task.kind.multiclass:
-        highest, outputs = int(federation.train.y.max()), output.shape[task.kind.class_axis] if output.dim() > 1 else 0
-        if task.losses in task.kind.losses and highest >= outputs and highest != task.kind.ignored:
-            raise Invalid(f"{model} has {outputs} outputs, but {data} have class number {highest}: give it more")
-        width = max(federation.classes or 0, outputs)
-        refuse_wrong(task.kind, federation, width, data)
-    task = task.knowing(width)
-    task.metrics.try_on(output, y)
-    return task
-
-
-def refuse_other_size(task: Task, output: Any, y: torch.Tensor, model: str, data: str) -> None:
-    """Refuse outputs of another size than the targets, where the kind of task says what they must be."""
-    kind = task.kind
-    if kind.name not in BUILT_IN or task.losses not in kind.losses or not isinstance(output, torch.Tensor):
-        return
-    if kind.multiclass and output.dim() > 1:
-        kind.knowing(output.shape[kind.class_axis])  # refuses another number of class weights
-    if not kind.multiclass and output.numel() != y.numel():
-        have, need = output[:1].numel(), y[:1].numel()
-        raise Invalid(f"{model} gives {have} numbers a row, but {data} have {need} targets: change its last layer")
-    if kind.axes is None:
-        return
-    axes = list(output.shape)
-    if len(axes) == y.dim() + 1:
-        del axes[kind.class_axis]
-    if kind.multiclass and axes != list(y.shape):
-        given, wanted = (" x ".join(map(str, shape[1:])) for shape in (axes, y.shape))
-        what = "pixels" if kind.name == "dense" else "tokens"
-        raise Invalid(f"{model} gives outputs for {given} {what}, but {data} have targets of {wanted}: make them equal")
-
-
-def try_client(algorithm: Algorithm, task: Task, federation: Federation | None = None) -> Task:
-    """The task as the clients train it; a model that lacks what they call is refused, and rows they cannot train on."""
-    prepared: Task = made("algorithm", functools.partial(algorithm.prepared, task), {})
-    if federation is not None:
-        reading = capability(algorithm.client, ChecksRows)
-        if reading is not None:
-            made("algorithm", functools.partial(reading.check_rows, tree.rows(federation.train.x, slice(0, 2))), {})
-        made("algorithm", functools.partial(algorithm.client.work.check_targets, federation.train.y), {})
-    return prepared
-
-
-def _try_surroundings(config: Config, algorithm: Algorithm, engine: Engine) -> None:
+def try_surroundings(config: Config, algorithm: Algorithm, engine: Any) -> None:
     """Refuse what breaks the guarantee of a server rule: of the environment, the limits, or how data were prepared."""
     careful = capability(algorithm.server, ChecksSurroundings)
     if careful is None:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from consilience.core.exchange import Cohort
-from consilience.core.federation import Federation
-from consilience.core.metrics import ClientScores, Scores
+from consilience.core.federation import Federation, NumberedNames
 from consilience.core.rounds import Round
+from consilience.task.scores import ClientScores, Scores
 
 MOST_CLIENTS = 500
 """With more clients, percentiles of their values are recorded instead of the values."""
@@ -29,21 +29,24 @@ MOST_COUNTS = 1_000_000
 PERCENTILES = np.arange(101)
 
 
-def client_row(round: Round, scores: Scores | None, personal: ClientScores | None) -> dict[str, Any]:
-    """One row per round, short: values of the main metric to four digits, and only those that there are."""
+def client_row(
+    round: Round, scores: Scores | None, personal: ClientScores | None, drift: Tensor | None = None
+) -> dict[str, Any]:
+    """One row per round, short: values to four digits, and only those that there are; `drift` [m] is the cohort's."""
     row: dict[str, Any] = {"round": round.number}
     if scores is not None:
         row |= _values(scores.clients.main.key, scores.clients.values)
     if personal is not None:
         row |= _values(f"personal_{personal.main.key}", personal.values)
-    return row | _similarity(round) | _swaps(round)
+    own = _similarity(round) | _swaps(round) | _clusters(round)
+    return row | _cohort(round, drift) | _refused(round.cohort) | own
 
 
 def federation_facts(federation: Federation, label_names: tuple[str, ...]) -> dict[str, Any]:
     """Names and row counts of the clients, and how many rows of each class they hold, where there are classes."""
     train, test = federation.train, federation.test
     facts: dict[str, Any] = {
-        "names": list(federation.names),
+        "names": [] if isinstance(federation.names, NumberedNames) else list(federation.names),
         "labels": list(label_names),
         "train_rows": train.sizes.tolist(),
         "test_rows": test.sizes.tolist() if test is not None else None,
@@ -58,7 +61,7 @@ def _class_counts(federation: Federation, classes: int) -> np.ndarray:
     """[K, C] training labels of each client."""
     clients = len(federation)
     sizes, labels = federation.train.sizes.numpy(), federation.train.y.cpu().numpy()
-    order = np.concatenate([np.arange(s, s + n) for s, n in zip(federation.train.starts.numpy(), sizes)])
+    order = federation.train.owned().numpy()
     flat = labels[order].reshape(len(order), -1).astype(np.int64)  # several labels a row: each counts
     owner = np.repeat(np.arange(clients), sizes)[:, None]
     inside = (flat >= 0) & (flat < classes)
@@ -72,6 +75,33 @@ def _values(name: str, values: np.ndarray) -> dict[str, Any]:
     if len(values) > MOST_CLIENTS:
         return {f"{name}_percentiles": np.round(np.percentile(known, PERCENTILES), 4).tolist()}
     return {name: np.round(values, 4).tolist()}
+
+
+def _cohort(round: Round, drift: Tensor | None) -> dict[str, Any]:
+    """Training loss and drift of each of the cohort, in the order of its ids.
+
+    Of a secure sum only the mean is known, and a private run promises to hide what one client did: neither has any.
+    """
+    cohort = round.cohort
+    if not 0 < len(cohort) <= MOST_CLIENTS or cohort.traffic is not None or "epsilon" in round.notes:
+        return {}
+    found = {} if drift is None else {"cohort_drift": _four_digits(drift)}
+    losses = cohort.reply.get("loss")
+    return found | ({} if losses is None else {"cohort_loss": _four_digits(losses)})
+
+
+def _four_digits(values: Tensor) -> list[float | None]:
+    """Four significant digits; what is not finite turns null."""
+    return [float(f"{value:.4g}") if np.isfinite(value) else None for value in values.to(torch.float64).tolist()]
+
+
+def _refused(cohort: Cohort) -> dict[str, Any]:
+    """Reason -> clients whose replies were refused for it."""
+    found: dict[str, list[int]] = {}
+    for refusal in cohort.refusals[:MOST_CLIENTS]:
+        if isinstance(refusal.client, int):
+            found.setdefault(refusal.reason, []).append(refusal.client)
+    return {"refused": found} if found else {}
 
 
 def _similarity(round: Round) -> dict[str, Any]:
@@ -97,3 +127,12 @@ def _swaps(round: Round) -> dict[str, Any]:
     """Whose model each of the cohort holds from now on, where models change places."""
     found = round.notes.get("model_of")
     return {} if found is None else {"model_of": found.tolist()}
+
+
+def _clusters(round: Round) -> dict[str, Any]:
+    """The cluster of each of the cohort, where the server rule has clusters."""
+    for name in ("cluster", "clusters"):
+        found = round.notes.get(name)
+        if isinstance(found, Tensor) and found.dim() == 1 and 1 < len(found) == len(round.cohort):
+            return {"cluster": found.to(torch.int64).tolist()}
+    return {}

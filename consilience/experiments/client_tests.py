@@ -3,36 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from consilience.core import tree
+from consilience.core import rng, tree
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.capabilities import own_model_of
-from consilience.core.evaluate import Evaluate
+from consilience.core.evaluate import VALIDATION, Evaluate
 from consilience.core.exchange import Broadcast, Cohort
-from consilience.core.metrics import ClientScores, Metrics, Scores, host
+from consilience.core.metrics import Metrics, host
 from consilience.core.protocols import RunnerEngine
 from consilience.core.tree import Tree
 from consilience.experiments.plausibility import plausible
+from consilience.task.scores import ClientScores, Scores
 
 FederatedTest = Callable[[Tree], Scores | None]
 """From a model to its scores over all clients that answered; None if none did."""
 
 
-def federated_test(engine: RunnerEngine) -> FederatedTest | None:
-    """The test by clients on their own rows; None where the server has test rows, or none exist."""
+MANY = 10_000
+"""With more clients that have test rows, a sample of them is tested, unless a number is given."""
+SAMPLE = 1_000
+
+
+def tested_clients(sizes: Any, sample: int | None, seed: int) -> tuple[np.ndarray, int | None]:
+    """(ascending ids of the clients to test, the same ones in every round; of how many they are a sample, or None)."""
+    ids = np.flatnonzero(np.asarray(sizes) > 0)
+    wanted = sample or (SAMPLE if len(ids) > MANY else len(ids))
+    if wanted >= len(ids):
+        return ids, None
+    return np.sort(rng.host(seed, "tested clients").choice(ids, wanted, replace=False)), len(ids)
+
+
+def federated_test(engine: RunnerEngine, *, sample: int | None = None, seed: int = 0) -> FederatedTest | None:
+    """The test by clients on their own rows; None where the server has test rows, or none exist.
+
+    sample: how many clients are tested; by default all, of more than `MANY` a sample.
+    """
     if engine.test_rows is not None or engine.test_sizes is None:
         return None
+    return _by_clients(engine, Evaluate(), lambda: engine.test_sizes, sample, seed)
 
+
+def federated_validation(engine: RunnerEngine) -> FederatedTest | None:
+    """The same on validation rows, which clients of a deployment hold back themselves; None in a simulation."""
+    if not isinstance(engine, ValidatesAtClients):
+        return None
+    return _by_clients(engine, Evaluate(work=VALIDATION), lambda: engine.validation_sizes)
+
+
+@runtime_checkable
+class ValidatesAtClients(Protocol):
+    """An engine whose clients have validation rows of their own."""
+
+    @property
+    def validation_sizes(self) -> np.ndarray:
+        """[K] how many."""
+        ...
+
+
+def _by_clients(
+    engine: RunnerEngine, rule: Evaluate, sizes: Callable[[], Any], sample: int | None = None, seed: int = 0
+) -> FederatedTest:
     def test(model: Tree) -> Scores | None:
-        ids = np.flatnonzero(np.asarray(engine.test_sizes) > 0)
+        held = np.asarray(sizes())
+        ids, total = tested_clients(held, sample, seed)
         if not len(ids):
             return None
-        said = engine.exchange(Evaluate(), Plain(), Broadcast(shared={"model": model}), ids, round=0, seed=0)
-        said = plausible(said, engine.task, np.asarray(engine.test_sizes))
+        said = engine.exchange(rule, Plain(), Broadcast(shared={"model": model}), ids, round=0, seed=0)
+        said = plausible(said, engine.task, held)
         if not len(said):
             return None
         metrics: Metrics = engine.task.metrics
@@ -45,7 +87,7 @@ def federated_test(engine: RunnerEngine) -> FederatedTest | None:
             metrics=metrics.rows,
             values=metrics.values(tree.map_leaves(_added, sums)),
             client_rows=counted,
-            clients=client_scores(metrics, said, len(engine.sizes)),
+            clients=client_scores(metrics, said, len(engine.sizes), total),
         )
 
     return test
@@ -55,28 +97,33 @@ def _added(leaf: Tensor) -> Tensor:
     return torch.as_tensor(leaf.numpy().sum(0))  # as NumPy adds, whose last bits do not depend on threads
 
 
-def client_scores(metrics: Metrics, said: Cohort, clients: int) -> ClientScores:
+def client_scores(metrics: Metrics, said: Cohort, clients: int, total: int | None = None) -> ClientScores:
     """What clients that answered said of their own rows, among all [K]."""
     loss, values = (np.full(clients, np.nan) for _ in range(2))
     if len(said):
         (sums,) = host([said.reply])
         loss[said.ids] = metrics.of_clients(sums, "loss")
         values[said.ids] = metrics.of_clients(sums, metrics.main)
-    return ClientScores(main=metrics.main_row, loss=loss, values=values, refusals=said.refusals)
+    return ClientScores(main=metrics.main_row, loss=loss, values=values, refusals=said.refusals, sampled_from=total)
 
 
 PersonalTest = Callable[[Tree], ClientScores]
 """From the server's state to the scores; the clients' memories are the engine's."""
 
 
-def personal_test(algorithm: Algorithm, engine: RunnerEngine) -> PersonalTest | None:
-    """The test of an algorithm whose clients have models of their own; None for one global model."""
+def personal_test(
+    algorithm: Algorithm, engine: RunnerEngine, *, sample: int | None = None, seed: int = 0
+) -> PersonalTest | None:
+    """The test of an algorithm whose clients have models of their own; None for one global model.
+
+    sample: how many clients are tested; by default all, of more than `MANY` a sample.
+    """
     own = own_model_of(algorithm.client)
     if engine.test_sizes is None or (own is None and not _sends_personal_models(algorithm, engine)):
         return None
 
     def test(state: Tree) -> ClientScores:
-        ids = np.flatnonzero(np.asarray(engine.test_sizes) > 0)
+        ids, total = tested_clients(engine.test_sizes, sample, seed)
         metrics = engine.task.metrics
         if not len(ids):
             unknown = np.full(len(engine.sizes), np.nan)
@@ -84,7 +131,7 @@ def personal_test(algorithm: Algorithm, engine: RunnerEngine) -> PersonalTest | 
         broadcast = algorithm.server.broadcast(state, ids)
         answer = engine.exchange(Evaluate(rule=own), Plain(), broadcast, ids, round=0, seed=0)
         answer = plausible(answer, engine.task, np.asarray(engine.test_sizes))
-        return client_scores(metrics, answer, len(engine.sizes))
+        return client_scores(metrics, answer, len(engine.sizes), total)
 
     return test
 

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from consilience.core import tree
 from consilience.core.federation import Rows
-from consilience.core.metrics import ClientScores, MeanOf, Scores, host, ratio
+from consilience.core.metrics import MeanOf, host, ratio
 from consilience.core.task import Task
 from consilience.core.tree import Tree
+from consilience.task.scores import ClientScores, Scores
 
 _BYTES_AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 27}  # of features: activations take several times that
 _MOST_ROWS = 8192

@@ -39,7 +39,7 @@ class Experiment:
             "config": settings,
             "code": code,
             "prints": self.prints,
-            "algorithm": repr(self.algorithm),
+            "algorithm": self.algorithm.spelled(),
             "clients": self.clients,
             "parameters": self.parameters,
             FACT: stored(self.task.metrics.rows),

@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from consilience.core import tree
 from consilience.core.protocols import RunnerEngine
 from consilience.core.rounds import Diverged, Snapshot, run
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
-from consilience.experiments import privacy_ledger, trackers
-from consilience.experiments.client_tests import federated_test, personal_test
+from consilience.core.versions import ClientVector
+from consilience.experiments import privacy_ledger, trackers, update_log
+from consilience.experiments.client_tests import federated_test, federated_validation, personal_test
 from consilience.experiments.cohort_size import lone_client
 from consilience.experiments.config.config import Config
 from consilience.experiments.experiment import Experiment
@@ -26,7 +27,8 @@ from consilience.experiments.record import Observer
 from consilience.experiments.stopping import best_so_far, placed
 from consilience.runs import checkpoint, identity
 from consilience.runs.checkpoint import Checkpoint
-from consilience.runs.folder import RunFolder
+from consilience.runs.client_log import ClientLog
+from consilience.runs.folder import CONFIG, RunFolder
 from consilience.runs.interrupts import Interrupts
 from consilience.runs.observation import Observation
 from consilience.runs.redact import secrets_in
@@ -38,6 +40,9 @@ _NOTHING = 0, hashlib.sha256().hexdigest()  # the position in a log without rows
 
 Watch = Callable[["Run"], Iterator[Observation]]
 """Something that shows the observations of a run while it passes them on."""
+
+Report = Callable[[Result], Path | None]
+"""Something that draws the page of a run that has ended, and says where it is."""
 
 
 class Run:
@@ -51,12 +56,16 @@ class Run:
         self._resume: Snapshot | None = None
         self._traffic = (0, 0)
         self._reached = 0  # rounds finished
-        self._tracker: trackers.Tracker | None = None
+        self._client_log = ClientLog()
+        self._tracker: trackers.Tracking | None = None
+        self.on_round: Callable[[Observation], None] = lambda observation: None  # called before the round is saved
         self._best: Tree | None = None  # the best model on the validation rows
         alone = lone_client(experiment.algorithm, experiment.clients, self.config.seed)
         self.notes: list[str] = [alone] if alone is not None else []
         if saved is not None and self.config.rounds < saved.round:
             raise Invalid(f"rounds = {self.config.rounds}, but {saved.round} rounds are finished: give at least that")
+        deployed = bool(folder.facts().get("deployed"))
+        self._maps = update_log.recorded(self.config.evaluation.maps, experiment.algorithm.server, deployed=deployed)
         self._privacy = privacy_ledger.opened(folder, experiment.algorithm.server, saved)
         if self._privacy is not None:
             first = (saved.round if saved else 0) + 1
@@ -72,20 +81,28 @@ class Run:
         """Rounds finished before this start."""
         return self._resume.round if self._resume else 0
 
+    @property
+    def model(self) -> Tree:
+        """The model as it is now."""
+        return self._model
+
     def observations(self) -> Iterator[Observation]:
         """Train; each round is on disk before it is passed on."""
         experiment, config = self.experiment, self.config
         engine = experiment.engine
+        sample, seed = config.evaluation.client_sample, config.seed
         observer = Observer(
             task=engine.task,
             test=engine.test_rows,
             every=config.evaluation.every,
             rounds=config.rounds,
             local=config.evaluation.local,
-            personal=personal_test(experiment.algorithm, engine),
-            remote=federated_test(engine),
+            personal=personal_test(experiment.algorithm, engine, sample=sample, seed=seed),
+            remote=federated_test(engine, sample=sample, seed=seed),
             validation=placed(experiment.validation, self._model),
+            remote_validation=federated_validation(engine),
             best=self._progress,
+            maps=self._maps,
         )
         if self._ends:  # patience was over before
             return
@@ -122,26 +139,38 @@ class Run:
                     return
                 traffic, began = observation.traffic, time.perf_counter()
 
-    def complete(self, watch: Watch | None = None) -> Result:
-        """Run to the end (or to a signal), export the model and return the result."""
+    def complete(self, watch: Watch | None = None, report: Report | None = None) -> Result:
+        """Run to the end (or to a signal), export the model and return the result.
+
+        report: draws the page of the run that has ended; where there is a tracker, it gets that page with the model.
+        """
         self._tracker = trackers.opened(self.config.log, self.folder, self.config.table())
         self.folder.record(status="running", **({"notes": self.notes} if self.notes else {}))
+        status, drawn = "failed", None
         try:
             for _ in watch(self) if watch else self.observations():
                 pass
+            status = "interrupted" if self.stopped else "finished"
+            if self.stopped:
+                self.folder.record(status=status)
+            else:
+                self._export()
+                self.folder.record(status=status, **self._outcome())
+            result = self.result()
+            drawn = report(result) if report is not None and self._tracker is not None else None
+            return result
         except Diverged as problem:
             with contextlib.suppress(RecordError):
                 self.folder.record(status="diverged", reason=str(problem))
             raise
         finally:
             if self._tracker is not None:
-                self._tracker.close()
-        if self.stopped:
-            self.folder.record(status="interrupted")
-        else:
-            self._export()
-            self.folder.record(status="finished", **self._outcome())
-        return self.result()
+                self._tracker.finish(status, self._artefacts(status, drawn))
+
+    def _artefacts(self, status: str, drawn: Path | None) -> list[Path]:
+        """The settings, and of a run that has finished the model, with its report."""
+        kept = [CONFIG, *((MODEL, MANIFEST) if status == "finished" else ())]
+        return [*(self.folder.path / name for name in kept), *([drawn] if drawn is not None else [])]
 
     def result(self) -> Result:
         """The model as it is now, and every row so far."""
@@ -180,7 +209,7 @@ class Run:
     def _continue(self, saved: Checkpoint) -> None:
         """Restore a checkpoint: server, memories, losses, and the metrics as they were then."""
         engine, algorithm, clients = self.experiment.engine, self.experiment.algorithm, self.experiment.clients
-        server, losses = engine.place(saved.trees["server"]), saved.trees["losses"]["last"].numpy()
+        server, losses = engine.place(saved.trees["server"]), ClientVector.of(saved.trees["losses"]["last"], np.nan)
         fresh = algorithm.server.init(self._model, clients)
         _refuse_other_model(server, fresh, self.folder.path)
         if len(losses) != clients:
@@ -210,9 +239,11 @@ class Run:
         self._store_resolved()
         position = self.folder.append(observation.row)
         self.folder.clients.append(observation.clients, sync=False)
-        self.folder.timing.append(observation.timing, sync=False)
+        kept = getattr(self.experiment.engine, "memory_bytes", {})
+        self.folder.timing.append(observation.timing | ({"memory_bytes": kept} if kept else {}), sync=False)
         if self._tracker is not None:
             self._tracker.add(observation.row)
+        self.on_round(observation)
         return position
 
     def _save(self, observation: Observation, position: tuple[int, str]) -> None:
@@ -226,7 +257,7 @@ class Run:
             {
                 "server": here.server,
                 "memory": here.memory,
-                "losses": {"last": torch.from_numpy(here.losses)},
+                "losses": {"last": here.losses.leaf()},
                 "pending": here.pending,
                 **({} if self._best is None else {"best": self._best}),
             },
@@ -240,6 +271,7 @@ class Run:
             | ({"lengths": list(here.lengths)} if here.lengths else {})
             | ({} if self._privacy is None else {"privacy": self._privacy.position()}),
             keep=self.config.checkpoint.keep,
+            clients=self._client_log,
         )
         if self._privacy is not None:
             self._privacy.keys.erase(here.round)

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from consilience.core import tree
 from consilience.core.exchange import Cohort
-from consilience.core.kinds import LOSSES
 from consilience.core.metrics import SHARE, MeanOf, Metric, Metrics
 from consilience.core.refusal import Refused, contained, tally
 from consilience.core.task import Task
 from consilience.core.tree import Tree
+from consilience.task.kinds import LOSSES
 
 REASON = "implausible"
 ROUNDING = 1e-6  # of sums, relative to the rows

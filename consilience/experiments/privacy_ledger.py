@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,16 @@ from consilience.core.rounds import Round
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.experiments.noise_keys import NoiseKeys
-from consilience.privacy import NOTHING, History, SpendsPrivacy, Spent, epsilon_of, history, noise_for
+from consilience.privacy import (
+    NOTHING,
+    History,
+    Mechanism,
+    SpendsPrivacy,
+    Spent,
+    epsilon_of,
+    epsilon_so_far,
+    noise_for,
+)
 from consilience.runs.checkpoint import Checkpoint
 from consilience.runs.disk import explain, read_file, write_file
 from consilience.runs.folder import RunFolder
@@ -61,7 +71,7 @@ def counted(rounds: Iterator[Round], server: ServerRule) -> Iterator[Round]:
     private = capability(server, SpendsPrivacy)
     for round in rounds:
         if private is not None:
-            spent = epsilon_of(private.spent_in(round.snapshot.server), private.spending.delta)
+            spent = epsilon_so_far(private.spent_in(round.snapshot.server), private.spending.delta)
             round = replace(round, notes={**round.notes, "epsilon": spent, "private": private.noise_seed is None})
         yield round
 
@@ -78,6 +88,12 @@ class PrivacyLedger:
         self._folder, self._server, self._private = folder, server, private
         self._log = RowLog(folder.path / FILE)
         self._rows = _checked_rows(folder, self._log, saved)
+        # of all rows, kept up to date row by row: a round must not cost more the later it is
+        self._places = {row["release"]: place for place, row in reversed(list(enumerate(self._rows, 1)))}
+        self._key_names = {row["key"] for row in self._rows}
+        self._done = Counter(_mechanism(row) for row in self._rows)
+        self._all_private = all(row["private"] for row in self._rows)
+        self._last = max((row["round"] for row in self._rows), default=0)
         self.keys = NoiseKeys(folder.path / "keys")
 
     def begin(self, start: Tree, *, clients: int, first: int, last: int) -> None:
@@ -87,15 +103,18 @@ class PrivacyLedger:
         """
         again = {row["round"] for row in self._rows if row["key"] == self.keys.name(row["round"])}
         new = sum(round not in again for round in range(first, last + 1))
-        refuse_overspending(self._server, start, clients=clients, rounds=new, after=self._history(len(self._rows)))
+        refuse_overspending(self._server, start, clients=clients, rounds=new, after=self._done)
         self.keys.erase(first - 1)
         self._record()
 
     def accounted(self, round: Round) -> Round:
         """The round, once it is in the ledger, with what was spent up to it among its notes."""
         count = self._charged(round)
-        spent = epsilon_of(self._history(count), self._private.spending.delta)
-        private = all(row["private"] for row in self._rows[:count])
+        done, private = self._done, self._all_private
+        if count < len(self._rows):  # it was released before
+            done = Counter(_mechanism(row) for row in self._rows[:count])
+            private = all(row["private"] for row in self._rows[:count])
+        spent = epsilon_so_far(done, self._private.spending.delta)
         return replace(round, notes={**round.notes, "epsilon": spent, "private": private})
 
     def position(self) -> tuple[int, str]:
@@ -106,36 +125,38 @@ class PrivacyLedger:
         """The place of this release in the ledger, from 1; written now if it is a new one."""
         release, key = round.notes["release"], round.notes["key"]
         spending, budget = self._private.spending, self._private.epsilon
-        for place, row in enumerate(self._rows, 1):
-            if row["release"] == release:
-                return place
-        same_coins = any(row["key"] == key for row in self._rows)
-        row = {"round": round.number, "noise": spending.noise, "rate": 1.0 if same_coins else spending.rate}
+        if release in self._places:
+            return self._places[release]
+        row = {"round": round.number, "noise": spending.noise, "rate": 1.0 if key in self._key_names else spending.rate}
         row |= {"private": self._private.noise_seed is None, "key": key, "release": release}
-        cost = epsilon_of(history(_mechanisms([*self._rows, row])), spending.delta)
-        if budget is not None and cost > budget:
-            raise Spent(
-                f"round {round.number} would bring epsilon to {cost:.4g}, above the budget of {budget:g} "
-                f"(delta = {spending.delta:g}), with all {len(self._rows)} releases before it: it is not released"
-            )
+        done = self._done + Counter([_mechanism(row)])
+        if budget is not None and epsilon_so_far(done, spending.delta) > budget:
+            cost = epsilon_of(done, spending.delta)
+            if cost > budget:
+                raise Spent(
+                    f"round {round.number} would bring epsilon to {cost:.4g}, above the budget of {budget:g} "
+                    f"(delta = {spending.delta:g}), with all {len(self._rows)} releases before it: it is not released"
+                )
         self._log.append(row)
         self._rows.append(row)
+        self._places[release] = len(self._rows)
+        self._key_names.add(key)
+        self._done = done
+        self._all_private = self._all_private and bool(row["private"])
+        self._last = max(self._last, round.number)
         self._record()
         return len(self._rows)
-
-    def _history(self, count: int) -> History:
-        return history(_mechanisms(self._rows[:count]))
 
     def _record(self) -> None:
         """The sum of the ledger, and where it ends, in `run.json`."""
         spending, rows = self._private.spending, self._rows
         self._folder.record(
             privacy={
-                "epsilon": epsilon_of(self._history(len(rows)), spending.delta),
+                "epsilon": epsilon_so_far(self._done, spending.delta),
                 "delta": spending.delta,
-                "rounds": max((row["round"] for row in rows), default=0),
+                "rounds": self._last,
                 "releases": len(rows),
-                "private": self._private.noise_seed is None and all(row["private"] for row in rows),
+                "private": self._private.noise_seed is None and self._all_private,
                 "noise": spending.noise,
                 "rate": spending.rate,
                 "neighbours": "one client with or without its rows",
@@ -205,8 +226,8 @@ def _begins_with(log: RowLog, position: Any) -> bool:
         return False
 
 
-def _mechanisms(rows: list[dict[str, Any]]) -> Iterator[tuple[float, float]]:
-    return ((row["noise"], row["rate"]) for row in rows)
+def _mechanism(row: Mapping[str, Any]) -> Mechanism:
+    return Mechanism(row["noise"], row["rate"])
 
 
 def _create(log: RowLog) -> None:

@@ -12,17 +12,19 @@ import torch
 
 from consilience.core.exchange import Cohort
 from consilience.core.federation import Rows
-from consilience.core.metrics import ClientScores, Metrics, Scores
+from consilience.core.metrics import Metrics
 from consilience.core.refusal import tally
 from consilience.core.remote import each
 from consilience.core.rounds import Round
 from consilience.core.task import Task
 from consilience.core.tree import Tree
+from consilience.experiments import update_log
 from consilience.experiments.client_log import client_row
 from consilience.experiments.client_tests import FederatedTest, PersonalTest
 from consilience.experiments.evaluation import evaluate, evaluate_each
 from consilience.experiments.stopping import PREFIX, BestSoFar
 from consilience.runs.observation import Observation
+from consilience.task.scores import ClientScores, Scores
 
 COUNTS = ("silent", "empty_client", "nonfinite", "late", "clipped_updates", "memory_lost", "worker_lost")
 WHERE_NEEDED = ("capped_examples",)  # counts that are recorded in rounds that have any
@@ -45,7 +47,9 @@ class Observer:
     personal: PersonalTest | None = None
     remote: FederatedTest | None = None  # where the server has no test rows
     validation: Rows | None = None  # on the device
+    remote_validation: FederatedTest | None = None  # where clients hold these rows back themselves
     best: BestSoFar | None = None  # told of every round: it may end the run
+    maps: bool = False  # how clients' updates lie to each other is recorded
 
     def watch(self, rounds: Iterator[Round], before: Tree, traffic: tuple[int, int] = (0, 0)) -> Iterator[Observation]:
         """Pass rounds on with their rows; `before` is the model and `traffic` the bytes sent before the first one."""
@@ -62,8 +66,9 @@ class Observer:
         chosen = self._validated(round)
         is_best = self.best is not None and self.best.see({"round": round.number, **chosen})
         scores, personal = self._scores(round), self._personally(round)
+        drift, length = _drift(round.cohort, before)
         row = {**_quality(round.number, scores, self.task.metrics), **chosen, **self._locally(round, before)}
-        row |= {**(personal.recorded("personal") if personal else {}), **_training(round, before)}
+        row |= {**(personal.recorded("personal") if personal else {}), **_training(round, drift, length)}
         row |= {"bytes_up": round.bytes_up, "bytes_down": round.bytes_down}
         row |= {"bytes_up_total": up, "bytes_down_total": down}
         row |= {
@@ -74,7 +79,9 @@ class Observer:
         row |= {key: round.notes[key] for key in ("epsilon", "private") if key in round.notes}
         row |= {key: count for key in WHERE_NEEDED if (count := round.cohort.counts.get(key, 0))}
         timing = _timing(round, seconds, time.perf_counter() - trained)
-        clients = client_row(round, scores, personal)
+        clients = client_row(round, scores, personal, drift)
+        if self.maps and update_log.is_due(round.number) and _has_models(round.cohort, before):
+            clients |= update_log.update_row(round.cohort, before)
         return Observation(
             round=round,
             row=row,
@@ -91,12 +98,13 @@ class Observer:
 
     def _validated(self, round: Round) -> dict[str, Any]:
         """All metrics on the validation rows; nothing in rounds that are not validated."""
-        if self.validation is None or self.best is None:
+        if self.best is None or round.number % (self.best.settings.every or 1):
             return {}
-        if round.number % (self.best.settings.every or 1):
-            return {}
-        values = evaluate(self.task, round.model, self.validation).values
-        return {PREFIX + key: value for key, value in values.items()}
+        if self.validation is not None:
+            found: Scores | None = evaluate(self.task, round.model, self.validation)
+        else:
+            found = self.remote_validation(round.model) if self.remote_validation else None
+        return {PREFIX + key: value for key, value in found.values.items()} if found else {}
 
     def _scores(self, round: Round) -> Scores | None:
         if self._due(round) and self.test is None and self.remote is not None:
@@ -126,20 +134,20 @@ def _quality(number: int, scores: Scores | None, metrics: Metrics) -> dict[str, 
     values = scores.values if scores else dict.fromkeys(metric.key for metric in metrics.metrics)
     clients = scores.clients if scores else ClientScores.none(metrics.main_row)
     spread = {f"client_{metrics.main}_{name}": value for name, value in clients.spread().items()}
-    return {"round": number, **values, **spread}
+    return {"round": number, **values, **spread, **clients.sample("client")}
 
 
-def _training(round: Round, before: Tree) -> dict[str, Any]:
+def _training(round: Round, drift: torch.Tensor | None, length: float) -> dict[str, Any]:
     """Who took part, the aggregation weights, missing replies and drift."""
     cohort, weights = round.cohort, round.notes.get("weights")
     shares = weights.to(torch.float64).cpu().numpy() if weights is not None and len(cohort) else None
-    drift, relative = _drift(cohort, before)
+    mean = None if drift is None else float(drift.mean())
     return {
         "cohort": cohort.ids.tolist(),
         "weights": shares.tolist() if shares is not None else None,
         "train_loss": _train_loss(cohort),
-        "drift": drift,
-        "drift_relative": relative,
+        "drift": mean,
+        "drift_relative": mean / length if mean is not None and length else None,
         **({"gamma": cohort.reply["gamma"].tolist()} if len(cohort) and "gamma" in cohort.reply else {}),
     }
 
@@ -172,16 +180,14 @@ def _has_models(cohort: Cohort, before: Tree) -> bool:
     return isinstance(model, dict) and all(set(model.get(kind, ())) == set(before[kind]) for kind in before)
 
 
-def _drift(cohort: Cohort, before: Tree) -> tuple[float | None, float | None]:
-    """Mean over clients of |w_k - w|, w the model they were sent, and the same as a share of |w|."""
+def _drift(cohort: Cohort, before: Tree) -> tuple[torch.Tensor | None, float]:
+    """([m] |w_k - w|, |w|), w the model that clients were sent; None where replies are no models."""
     if not _has_models(cohort, before):
-        return None, None
+        return None, 0.0
     params, anchors = cohort.reply["model"]["params"], list(before["params"].values())
     squares = each(_moved_squared, [params[name] for name in before["params"]], anchors)  # [m] per tensor
     lengths = [torch.linalg.vector_norm(anchor, dtype=torch.float64).square() for anchor in anchors]
-    drift = float(torch.stack(squares).sum(0).sqrt().mean())
-    length = float(torch.stack(lengths).sum().sqrt())
-    return drift, drift / length if length else None
+    return torch.stack(squares).sum(0).sqrt(), float(torch.stack(lengths).sum().sqrt())
 
 
 def _moved_squared(stacked: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:

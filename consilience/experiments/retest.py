@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from consilience.core import tree
-from consilience.core.metrics import ClientScores, Scores
 from consilience.core.settings import Invalid
+from consilience.data.dataset import Dataset
 from consilience.data.relabel import relabelled
 from consilience.experiments.assembly import Simulation, assemble, read_data
 from consilience.experiments.client_tests import personal_test
@@ -21,6 +21,7 @@ from consilience.runs.folder import RecordError, RunFolder
 from consilience.runs.result import Result
 from consilience.runs.toml_text import loads
 from consilience.runs.verification import newest_checkpoint
+from consilience.task.scores import ClientScores, Scores
 
 CHANGEABLE = ("data", "data_dir", "partition", "engine", "threads", "task.metrics")
 
@@ -34,13 +35,18 @@ class Retest:
 
     round: int
     scores: Scores
-    names: tuple[str, ...]
+    names: Sequence[str]
     personal: ClientScores | None = None
     notes: tuple[str, ...] = ()
 
 
 def latest(path: Path, *, best: bool = False) -> tuple[Result, int]:
     """(the model of the newest whole checkpoint, or the best in it, with rows to try it on, after how many rounds)."""
+    return latest_simulation(path, best=best)[:2]
+
+
+def latest_simulation(path: Path, *, best: bool = False) -> tuple[Result, int, Dataset]:
+    """As `latest`, and the run's data set."""
     folder = RunFolder.open(Path(path))
     saved = newest_checkpoint(folder)
     if saved is None:
@@ -62,7 +68,7 @@ def latest(path: Path, *, best: bool = False) -> tuple[Result, int]:
         example=tree.to(example, "cpu"),
         label_names=simulation.data.label_names,
     )
-    return result, done
+    return result, done, simulation.data
 
 
 def retest(path: Path, overrides: Iterable[str] = (), *, best: bool = False) -> Retest:
@@ -95,7 +101,8 @@ def retest(path: Path, overrides: Iterable[str] = (), *, best: bool = False) -> 
     same_rows = all(override.startswith("task.metrics=") for override in overrides)
     if same_rows and not best:  # other data have other clients; personal models go with the last round
         engine.restore(saved.trees["memory"])
-        test = personal_test(simulation.algorithm, engine)
+        sample = config.evaluation.client_sample
+        test = personal_test(simulation.algorithm, engine, sample=sample, seed=config.seed)
         own = test(state) if test else None
     return Retest(round=done, scores=scores, names=simulation.federation.names, personal=own, notes=saved.skipped)
 

@@ -18,7 +18,7 @@ from consilience.experiments import trackers
 from consilience.experiments.assembly import Simulation, assemble
 from consilience.experiments.client_log import federation_facts
 from consilience.experiments.config.config import Config, from_table
-from consilience.experiments.live_run import Run, Watch, store_config
+from consilience.experiments.live_run import Report, Run, Watch, store_config
 from consilience.runs import identity
 from consilience.runs.folder import RunFolder
 from consilience.runs.metric_table import FACT, stored
@@ -28,16 +28,25 @@ from consilience.runs.toml_text import loads
 from consilience.runs.verification import newest_checkpoint
 
 
-def execute(config: Config, *, folder: Path | None = None, watch: Watch | None = None) -> Result:
+def execute(
+    config: Config, *, folder: Path | None = None, watch: Watch | None = None, report: Report | None = None
+) -> Result:
     """A whole run, from settings to a trained model in a run folder."""
     with start(config, folder=folder) as run:
-        return run.complete(watch)
+        return run.complete(watch, report)
 
 
-def proceed(path: Path, overrides: Iterable[str] = (), *, force: bool = False, watch: Watch | None = None) -> Result:
+def proceed(
+    path: Path,
+    overrides: Iterable[str] = (),
+    *,
+    force: bool = False,
+    watch: Watch | None = None,
+    report: Report | None = None,
+) -> Result:
     """The rest of a run that was stopped, or more rounds of one that had finished."""
     with resume(path, overrides, force=force) as run:
-        return run.complete(watch)
+        return run.complete(watch, report)
 
 
 @contextlib.contextmanager

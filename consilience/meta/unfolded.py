@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from consilience.client.gradient_report import ReportedLoss, minibatch_loss, tra
 from consilience.core import plans, tree
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.federation import Rows
-from consilience.core.plans import Batch, Work
+from consilience.core.plans import Batch, Split, Work
 from consilience.core.protocols import Channel, ClientRule, Engine
 from consilience.core.task import Task
 from consilience.core.tree import Tree
@@ -34,7 +34,7 @@ class HoldsData(Protocol):
         """Who is heard and does how much."""
         ...
 
-    def store(self, rows: Literal["train", "test"]) -> Rows:
+    def store(self, rows: Split) -> Rows:
         """The rows."""
         ...
 
@@ -139,7 +139,7 @@ class Unfolded:
                 message = self._message(broadcast, place, round)
                 self._client(standing, message, int(ids[place]), int(steps[place]), store, seed)
             steps = np.where(heard, steps, 0)
-        keep = (sizes > 0) & (heard | (client.work.trains and self._environment.silent == "stand_in"))
+        keep = (sizes > 0) & (heard | (client.work.trains and self._environment.silent == "broadcast_model"))
         replies = []
         for place in np.flatnonzero(keep).tolist():
             message, who = self._message(broadcast, place, round), int(ids[place])

@@ -64,4 +64,6 @@ def build(name: str, inputs: Any, classes: int, *, seed: int = 0, **options: Any
     # Not torch.manual_seed: it would reseed every accelerator as well.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
-        return make(inputs=inputs, classes=classes, **options)
+        made: Any = make(inputs=inputs, classes=classes, **options)
+    made.built_from = {"name": name, "inputs": inputs, "classes": classes, "options": options}  # for a saved result
+    return made

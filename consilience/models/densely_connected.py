@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from consilience.core.settings import Count
+from consilience.core.settings import Count, OnlyWith
 from consilience.models.arguments import Shape, factory, picture_shape
 from consilience.models.layers import Norm, Stem, initialise_convolutions, normalisation
 
@@ -106,7 +107,7 @@ def densenet121(
     classes: Count,
     stem: Stem = "imagenet",
     norm: Norm = "batch",
-    groups: Count = 32,
+    groups: Annotated[Count, OnlyWith("norm", ("group",))] = 32,
     growth: Count = 32,
 ) -> nn.Module:
     """DenseNet-121; stem="cifar" for small pictures, norm="group" where batch statistics differ."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from consilience.core.settings import Count, Decay, Invalid, NonNegative, Probability
+from consilience.core.settings import Count, Decay, Invalid, NonNegative, OnlyWith, Probability
 from consilience.models.arguments import factory, modality_sizes, value_count
 from consilience.models.augmentation import Augment
 from consilience.models.backbones import backbone_named, head_shape
@@ -141,7 +141,7 @@ def late_fusion(
     dropout: Decay = 0.0,
     picture_encoder: str | None = None,
     picture_weights: str | None = None,
-    picture_options: Mapping[str, Any] | None = None,
+    picture_options: Annotated[Mapping[str, Any] | None, OnlyWith("picture_encoder")] = None,
     picture_trained: bool = False,
     flip: Probability = 0.0,
     jitter: Decay = 0.0,
@@ -189,7 +189,7 @@ def early_fusion(
     hidden: tuple[Count, ...] = (128,),
     dropout: Decay = 0.0,
     tokens: Count | None = None,
-    embedding: Count = 64,
+    embedding: Annotated[Count, OnlyWith("tokens")] = 64,
 ) -> nn.Module:
     """Multilayer perceptron on all modalities together, e.g. inputs={"text": 384, "picture": (3, 32, 32), "table": 9}.
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from consilience.core.settings import Count, Decay, Invalid, Positive
+from consilience.core.settings import Count, Decay, Invalid, OnlyWith, Positive
 from consilience.models.arguments import factory
+from consilience.models.lean import make_lean
 from consilience.models.lora import with_adapters
 from consilience.models.pretrained import CLASSIFIES, Quiet, built, freeze_below, head_names, refuse_misfit, settings_of
 from consilience.models.tokenization import BYTES, Head, Tokenization, import_transformers
@@ -38,6 +39,10 @@ class HuggingFace(nn.Module):
 
     def forward(self, x: Any) -> Tensor:
         return self.core(**self._inputs(x)).logits
+
+    def compute_less(self) -> None:
+        """Leave out, in place, what the logits do not read: for the copy with which an engine computes."""
+        make_lean(self.model)
 
     def tokenize(self, texts: Sequence[str], *, pad_to: int | None = None) -> dict[str, Tensor]:
         """Texts as this model reads them, padded to the longest of them or to `pad_to` tokens."""
@@ -128,10 +133,10 @@ def hugging_face(
     config: Mapping[str, Any] | None = None,
     head: Head = "sequence_classification",
     train: Trained = "all",
-    rank: Count = 8,
-    alpha: Positive = 16.0,
-    targets: tuple[str, ...] | None = None,
-    dropout: Decay = 0.0,
+    rank: Annotated[Count, OnlyWith("train", ("lora",))] = 8,
+    alpha: Annotated[Positive, OnlyWith("train", ("lora",))] = 16.0,
+    targets: Annotated[tuple[str, ...] | None, OnlyWith("train", ("lora",))] = None,
+    dropout: Annotated[Decay, OnlyWith("train", ("lora",))] = 0.0,
     tokenizer: str | None = None,
     length: Count = 128,
     vocabulary: Count | None = None,
@@ -151,6 +156,10 @@ def hugging_face(
         model = with_adapters(model, head=head, heads=heads, rank=rank, alpha=alpha, targets=targets, dropout=dropout)
     elif train == "head":
         freeze_below(model, heads, head)
+    if head == "masked_lm" and tokenization is not None:
+        from consilience.models.masking import MaskedLanguageModel
+
+        return MaskedLanguageModel(model, tokenization)
     kind = HuggingFaceClassifier if head in ("sequence_classification", "image_classification") else HuggingFace
     return kind(model, tokenization)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from consilience.core.settings import Count
+from consilience.core.settings import Count, OnlyWith
 from consilience.models.arguments import Shape, factory, picture_shape
 from consilience.models.layers import Norm, Stem, initialise_convolutions, normalisation
 
@@ -106,7 +107,7 @@ def resnet18(
     classes: Count,
     stem: Stem = "imagenet",
     norm: Norm = "batch",
-    groups: Count = 32,
+    groups: Annotated[Count, OnlyWith("norm", ("group",))] = 32,
     width: Count = 64,
 ) -> nn.Module:
     """ResNet-18; stem="cifar" for small pictures, norm="group" where clients' batch statistics differ."""
@@ -129,7 +130,7 @@ def resnet34(
     classes: Count,
     stem: Stem = "imagenet",
     norm: Norm = "batch",
-    groups: Count = 32,
+    groups: Annotated[Count, OnlyWith("norm", ("group",))] = 32,
     width: Count = 64,
 ) -> nn.Module:
     """ResNet-34; options as for resnet18."""
@@ -152,7 +153,7 @@ def resnet50(
     classes: Count,
     stem: Stem = "imagenet",
     norm: Norm = "batch",
-    groups: Count = 32,
+    groups: Annotated[Count, OnlyWith("norm", ("group",))] = 32,
     width: Count = 64,
 ) -> nn.Module:
     """ResNet-50 (bottleneck blocks); options as for resnet18."""
@@ -222,7 +223,9 @@ class SmallResidualNetwork(nn.Module):
 
 
 @factory
-def resnet20(*, inputs: Shape, classes: Count, norm: Norm = "batch", groups: Count = 8) -> nn.Module:
+def resnet20(
+    *, inputs: Shape, classes: Count, norm: Norm = "batch", groups: Annotated[Count, OnlyWith("norm", ("group",))] = 8
+) -> nn.Module:
     """The CIFAR ResNet-20 (269,722 parameters with 3 channels and 10 classes)."""
     channels, _, _ = picture_shape("resnet20", inputs)
     return SmallResidualNetwork(channels=channels, classes=classes, norm=normalisation(norm, groups))

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from consilience.core.kind import IGNORED
 from consilience.core.rng import host
 from consilience.core.settings import Invalid
 from consilience.models.encoders import model_folder
@@ -20,7 +21,6 @@ Head = Literal["sequence_classification", "token_classification", "causal_lm", "
 BYTES = "bytes"
 SPECIAL = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>"}
 BYTE_VOCABULARY = len(SPECIAL) + 256
-IGNORED = -100  # a target that counts in no loss, as everywhere in PyTorch
 MASKED_SHARE = 0.15  # of the tokens of a text, as in BERT
 Rows = dict[str, Tensor]
 
@@ -65,7 +65,7 @@ class Tokenization:
         """For a masked language model: at least one token of each text hidden, and what is hidden.
 
         Of the hidden tokens 80 % are masked, 10 % are another token and 10 % stay, as in BERT; the draw depends on the
-        seed and the row alone, and is the same in every round.
+        seed and the row alone. In training other tokens are hidden in every step (`MaskedLanguageModel`).
         """
         tokenizer = self.tokenizer()
         if tokenizer.mask_token_id is None:

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 from consilience.core import renamed
 from consilience.core.protocols import Selection
-from consilience.core.settings import Invalid, Option, check_value, nearest, options_of, refuse_unknown
+from consilience.core.settings import Invalid, Option, check_value, nearest, options_of, refuse_idle, refuse_unknown
 from consilience.selection.uniform import Uniform
 
 PACKAGES = ("consilience.selection", "consilience.client", "consilience.channel", "consilience.server")
@@ -58,7 +58,22 @@ def find(key: str, name: Any, protocol: type, words: Sequence[str] = ()) -> type
         if new is not None:
             raise Invalid(f"{key} = {name!r} is now called {new!r} (`consilience migrate` rewrites a config file)")
     every = [*words, *known]
-    raise Invalid(f"{key} = {name!r} is not one of {', '.join(every) or 'none'}{nearest(name, every)}")
+    hint = nearest(name, every)
+    if protocol is Selection and isinstance(name, str):
+        hint = _selection_hint(name) or hint
+    raise Invalid(f"{key} = {name!r} is not one of {', '.join(every) or 'none'}{hint}")
+
+
+def _selection_hint(name: str) -> str:
+    """What to write for words and numbers in quotes that people try."""
+    if name.lower() in ("all", "every", "full"):
+        return ": all clients are 'everyone'"
+    if name.lower() in ("random", "sample", "half"):
+        return ": some clients, drawn at random, are a fraction such as 0.5"
+    try:
+        return f": write the number {float(name):g} without quotes"
+    except ValueError:
+        return ""
 
 
 def build(key: str, given: Any, protocol: type, words: Sequence[str] = ()) -> Any:
@@ -114,7 +129,9 @@ def read_options(key: str, given: Mapping[str, Any], known: Mapping[str, Option]
     checked = {name: read(f"{key}.{name}", value, known[name].annotation) for name, value in given.items()}
     for name, option in known.items():
         if option.required and name not in checked:
-            raise Invalid(f"{key}.{name} is missing: {owner} needs it ({describe(option.annotation)})")
+            how = f", such as {{'name': {owner!r}, {name!r}: ...}}" if owner != key.split(".")[0] and "." in key else ""
+            raise Invalid(f"{key}.{name} is missing: {owner} needs it ({describe(option.annotation)}){how}")
+    refuse_idle(checked, known, key)
     return checked
 
 

@@ -166,6 +166,9 @@ RANGES: dict[str, SearchRange | str] = {
     "dp_fedavg.rate": _PRIVACY,
     "dp_fedavg.epsilon": _PRIVACY,
     "dp_fedavg.delta": _PRIVACY,
+    "dp_fedavg.quantile": _PRIVACY,
+    "dp_fedavg.bound_lr": _PRIVACY,
+    "dp_fedavg.count_noise": _PRIVACY,
 }
 
 

@@ -8,6 +8,7 @@ from consilience.privacy.spending import (
     SpendsPrivacy,
     Spent,
     epsilon_of,
+    epsilon_so_far,
     history,
     noise_for,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "SpendsPrivacy",
     "Spent",
     "epsilon_of",
+    "epsilon_so_far",
     "history",
     "noise_for",
 ]

@@ -20,6 +20,8 @@ from consilience.core.tree import Tree
 
 MOST_ROUNDS = 100_000  # that are looked at when a budget is turned into rounds
 FINEST = 1e-3  # relative, of a noise that is searched for
+LEAST = 0.1  # noise in bounds that is counted: with less, a distribution has more values than memory holds
+EXACT_BITS = 8  # of a number of rounds: more of them are rounded up, to less than 1 % more rounds
 
 
 class Spent(Invalid):
@@ -49,6 +51,20 @@ def epsilon_of(past: History, delta: float) -> float:
     return _epsilon(tuple(sorted(past.items())), delta) if past else 0.0
 
 
+def epsilon_so_far(past: History, delta: float) -> float:
+    """What these rounds cost, or up to 0.8 % more rounds: so that not every round of a long run counts anew.
+
+    Up to 256 rounds of a mechanism are counted exactly; of more, the number is rounded up to eight binary digits, so
+    that there are 128 counts until it has doubled. The result is never below `epsilon_of`.
+    """
+    return epsilon_of({mechanism: _rounded_up(rounds) for mechanism, rounds in past.items()}, delta)
+
+
+def _rounded_up(rounds: int) -> int:
+    step = 1 << max(0, rounds.bit_length() - EXACT_BITS)
+    return -(-rounds // step) * step
+
+
 @dataclass(frozen=True, kw_only=True)
 class Spending:
     """What rounds of one mechanism cost in (epsilon, delta), together with those `after` which they are done."""
@@ -65,6 +81,11 @@ class Spending:
     def epsilon(self, rounds: int, after: History = NOTHING) -> float:
         """After so many rounds."""
         return epsilon_of(Counter(after) + Counter({Mechanism(self.noise, self.rate): rounds}), self.delta)
+
+    def fits(self, rounds: int, budget: float, after: History = NOTHING) -> bool:
+        """Whether so many rounds more cost at most the budget; counted exactly where the quick answer is no."""
+        together = Counter(after) + Counter({Mechanism(self.noise, self.rate): rounds})
+        return epsilon_so_far(together, self.delta) <= budget or epsilon_of(together, self.delta) <= budget
 
     def rounds_within(self, budget: float, after: History = NOTHING) -> int:
         """How many rounds fit into a budget."""
@@ -119,13 +140,13 @@ def noise_for(
     return much
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=128)
 def _epsilon(past: tuple[tuple[Mechanism, int], ...], delta: float) -> float:
     together = functools.reduce(lambda one, other: one.compose(other), (_composed(*item) for item in past))
     return float(together.get_epsilon_for_delta(delta))
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=16)  # each of some megabytes after thousands of rounds
 def _composed(mechanism: Mechanism, rounds: int) -> Any:
     """The PLD of so many rounds: that of all but the last 2^k of them, which an earlier round has asked for, and these.
 
@@ -147,4 +168,9 @@ def _one_round(mechanism: Mechanism) -> Any:
     except ImportError as problem:
         raise Invalid("privacy is counted by dp-accounting: pip install 'consilience[dp]'") from problem
     noise, rate = mechanism
+    if noise < LEAST:
+        raise Invalid(
+            f"noise = {noise:g} is too little to be counted: with less than {LEAST:g} bounds, one round alone costs "
+            "more than epsilon = 80 without sampling, and protects nobody"
+        )
     return privacy_loss_distribution.from_gaussian_mechanism(standard_deviation=noise, sampling_prob=rate)

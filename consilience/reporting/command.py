@@ -26,6 +26,7 @@ def report(
             show_default=False,
         ),
     ] = None,
+    static: Annotated[bool, typer.Option("--static", help="Pictures only: no script in the page.")] = False,
     pictures: Annotated[bool, typer.Option(help="Write every figure as a PNG, too.")] = True,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
@@ -34,7 +35,7 @@ def report(
     def work() -> int:
         from consilience.reporting import report
 
-        page = report.write(runs, out, pictures=pictures, with_similarity=similarity)
+        page = report.write(runs, out, pictures=pictures, static=static, with_similarity=similarity)
         print(page)
         if pictures:
             print(report.figures_of(page))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from consilience.reporting.figures import curves, effort, fairness, holdings, similarity, weights
+from consilience.reporting.charts import Figure
+from consilience.reporting.figures import curves, effort, fairness, holdings, maps, similarity, weights
 from consilience.reporting.groups import Group
-from consilience.reporting.style import Figure
 
 MOST_DETAILED = 12
 """So many groups get figures of their own; the rest are in the common ones."""
@@ -47,7 +47,7 @@ def _details(group: Group, with_similarity: bool | None) -> list[Figure]:
     run = group.first
     pictures = [*weights.learned(run), *weights.over_rounds(run)]
     if with_similarity or (with_similarity is None and run.is_simulated):
-        pictures += [*similarity.over_rounds(run), *similarity.swaps(run)]
+        pictures += [*maps.drawn(run), *similarity.over_rounds(run), *similarity.swaps(run)]
     return [*pictures, *fairness.over_rounds(run), *effort.over_rounds(run)]
 
 

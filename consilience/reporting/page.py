@@ -1,4 +1,4 @@
-"""HTML pages from templates: one look, no script that runs, no network, every text from outside escaped."""
+"""HTML pages from templates: one look, no network, no script but the figures', every text from outside escaped."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from consilience.reporting import style, tables
+from consilience.reporting import interactive, style, tables
+from consilience.reporting.charts import Figure
 from consilience.reporting.figure_set import FigureSet
 from consilience.reporting.groups import Group, metrics_of
 from consilience.reporting.privacy import not_private
 from consilience.reporting.runs import RunData
-from consilience.reporting.style import Figure
 from consilience.runs.metric_table import main_of
 from consilience.runs.text import best_model
 from consilience.runs.toml_text import dumps
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-"""Nothing is loaded and nothing runs; pictures inside the drawings are part of the page."""
+"""Of a page of pictures: nothing is loaded and nothing runs; pictures inside the drawings are part of the page."""
 
+_MOST_BYTES = 4_800_000  # of scripts, data and drawings: with its tables a page stays below 5 MB
+_TOO_LARGE = "The figures are pictures, since there are too many for a small page: report on fewer runs at a time."
 _UNFOLDED = 3  # groups whose details are open
 
 
@@ -34,9 +36,17 @@ class Fact(NamedTuple):
     note: str = ""
 
 
-def render(template: str, *, title: str, **values: Any) -> str:
-    """A page of `templates/`; figures must be rendered within `style.drawing()`."""
-    common = {"title": title, "heading": "", "refresh": 0, "made_by": ""}
+def render(template: str, *, title: str, figures: Sequence[Figure] = (), static: bool = False, **values: Any) -> str:
+    """A page of `templates/`; figures must be rendered within `style.drawing()`, and answer unless `static`."""
+    size = sum(len(figure.svg) for figure in figures)
+    bundle = None if static else interactive.bundle(figures, room=_MOST_BYTES - size)
+    because = ""
+    if figures and not static and bundle is None:
+        because = _TOO_LARGE if interactive.is_possible() else interactive.MISSING
+    elif bundle is not None and bundle.left_out:
+        because = f"{bundle.left_out} figures with many numbers are pictures, so that the page stays small."
+    common = {"title": title, "heading": "", "refresh": 0, "made_by": "", "static_because": because}
+    common |= {"interactive": bundle, "policy": POLICY if bundle is None else bundle.policy}
     return _environment().get_template(template).render({**common, **values})
 
 
@@ -46,6 +56,7 @@ def report(
     problems: Sequence[str] = (),
     *,
     template: str = "report.html",
+    static: bool = False,
     **more: Any,
 ) -> str:
     """The report: numbers, figures of all groups, then group by group; `more` is for templates that extend it."""
@@ -53,11 +64,14 @@ def report(
     return render(
         template,
         title=title(groups),
+        figures=figures.pictures(),
+        static=static,
         cards=_facts(groups),
         warnings=[*problems, *_warnings(runs)],
         many=len(groups) > 1,
         seeds=max(len(group.runs) for group in groups),
         numbers=tables.final_numbers(groups),
+        further=tables.further_numbers(groups),
         costs=tables.costs(groups),
         common=figures.common,
         details=[_details(group, pictures, len(groups)) for group, pictures in figures.details],
@@ -94,7 +108,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.globals |= {"policy": POLICY, "colours": len(style.LINES)}
+    found.globals |= {"colours": len(style.LINES)}
     found.filters |= {"svg": _svg, "unbroken": _unbroken}
     return found
 
@@ -103,7 +117,7 @@ def _svg(picture: Figure) -> Markup:
     """The only markup that is not a template's: matplotlib has escaped the text in it."""
     from markupsafe import Markup
 
-    return Markup(style.svg(picture))
+    return Markup(picture.svg)
 
 
 def _unbroken(cell: str) -> str:

@@ -18,7 +18,12 @@ NO_FIGURES = 'Figures need matplotlib: pip install "consilience[report]".'
 
 
 def write(
-    paths: Sequence[Path], out: Path | None = None, *, pictures: bool = True, with_similarity: bool | None = None
+    paths: Sequence[Path],
+    out: Path | None = None,
+    *,
+    pictures: bool = True,
+    static: bool = False,
+    with_similarity: bool | None = None,
 ) -> Path:
     """Report on runs, or on folders of runs; where the page is."""
     out = place(paths, out)
@@ -28,7 +33,7 @@ def write(
     groups = grouped(runs)
     with style.drawing():
         figures = compiled(groups, with_similarity=with_similarity)
-        text = page.report(groups, figures, problems)
+        text = page.report(groups, figures, problems, static=static)
         out.parent.mkdir(parents=True, exist_ok=True)
         if pictures:
             _write_pictures(figures, out)

@@ -123,7 +123,7 @@ def read(path: Path) -> RunData:
     config = {key: value for key, value in redacted(loads(folder.config_text())).items() if key not in PLACES}
     timing, more = _by_round(folder.timing)
     clients, other = _by_round(folder.clients)
-    federation, last = _federation(folder)
+    federation, last = federation_of(folder)
     return RunData(
         name=folder.name,
         path=path,
@@ -161,7 +161,8 @@ def _by_round(log: RowLog) -> tuple[dict[int, dict[str, Any]], list[str]]:
     return {row["round"]: row for row in history.rows if isinstance(row.get("round"), int)}, []
 
 
-def _federation(folder: RunFolder) -> tuple[dict[str, Any], list[str]]:
+def federation_of(folder: RunFolder) -> tuple[dict[str, Any], list[str]]:
+    """Who the clients are and what they hold, as far as it can be read; what is wrong with it."""
     if not os.path.lexists(folder.federation):
         return {}, []
     try:

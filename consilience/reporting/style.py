@@ -10,8 +10,9 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
+
+from consilience.reporting.charts import Figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -60,16 +61,6 @@ RC: dict[str, Any] = {
     "axes.formatter.useoffset": False,
     "axes.formatter.limits": (-4, 6),
 }
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Figure:
-    """One figure with what is written above and below it."""
-
-    name: str  # of its file
-    title: str
-    caption: str
-    figure: Canvas
 
 
 @contextmanager

@@ -43,6 +43,14 @@ def final_numbers(groups: Sequence[Group]) -> Table:
     return Table(head=("method", "runs", "rounds", *found), lines=tuple(lines))
 
 
+def further_numbers(groups: Sequence[Group]) -> Table | None:
+    """One line per metric that overviews leave out: what each group ended with; None where there are none."""
+    rows = [row for row in by_importance(metrics_of(groups)) if row.detail]
+    known = [row for row in rows if any(len(group.final(row.key)) for group in groups)]
+    lines = [(row.title, *(spread(group.final(row.key)) for group in groups)) for row in known]
+    return Table(head=("metric", *(group.label for group in groups)), lines=tuple(lines)) if lines else None
+
+
 def _free(title: str, taken: Collection[str]) -> str:
     """The title, numbered where several kinds of task have columns of the same name."""
     numbered = (f"{title} {number}" if number > 1 else title for number in range(1, len(taken) + 2))

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from consilience.core.metrics import ClientScores, MetricRow, Scores
+from consilience.core.metrics import MetricRow
 from consilience.reporting.privacy import not_private
 from consilience.runs import verification
 from consilience.runs.folder import RunFolder, RunSummary
@@ -21,6 +21,7 @@ from consilience.runs.metric_table import Column, by_importance, columns, main_o
 from consilience.runs.names import plain
 from consilience.runs.text import best_model, duration, rate
 from consilience.runs.toml_text import dumps, loads
+from consilience.task.scores import ClientScores, Scores
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_CLIENTS = 40
@@ -173,7 +174,8 @@ def scores(found: Scores, names: Sequence[str], *, everyone: bool = False) -> Re
 def personal(found: ClientScores) -> RenderableType:
     """Every client's own model on its own test rows, in short."""
     known = int(np.isfinite(found.loss).sum())
-    table = Table("personal models", str(known), header_style="bold", box=None, pad_edge=False)
+    words = str(known) if found.sampled_from is None else f"sample of {known:,} of {found.sampled_from:,}"
+    table = Table("personal models", words, header_style="bold", box=None, pad_edge=False)
     table.add_row("loss", _number(found.mean_loss()))
     for key, value in found.spread().items():
         if value is not None:

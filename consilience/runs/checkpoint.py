@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from torch import Tensor
+
 from consilience.core.settings import Count, Invalid, Range, check_value
 from consilience.core.tree import Tree
-from consilience.runs import canonical, tree_file
+from consilience.runs import canonical, client_log, tree_file
+from consilience.runs.client_log import ClientLog, LogEntry, TableEntry, tables_in
 from consilience.runs.disk import (
     disk,
     explain,
@@ -68,25 +71,35 @@ def save(
     trees: Mapping[str, Tree],
     facts: Mapping[str, Any] | None = None,
     keep: Count = 2,
+    clients: ClientLog | None = None,
 ) -> Path:
     """Write generation `round` into `root`, drop all but the newest `keep`; hold the run's lock meanwhile.
 
-    The old generations are untouched until the new one is durable. It then counts as the latest: generations
-    of later rounds, left by a run that was resumed from an earlier checkpoint, are removed too.
+    Rows of clients that say what has changed go to a file that all generations share; with the `clients` of the last
+    save, only the changed ones. The old generations are untouched until the new one is durable. It then counts as the
+    latest: generations of later rounds, left by a run that was resumed from an earlier checkpoint, are removed too.
     """
     check_value("round", round, Round)
     check_value("keep", keep, Count)
     root, stored_facts = Path(root), canonical.to_json_types(facts or {}, "facts")
     _refuse_twins(trees)
-    described = {safe_name(name, "tree name"): tree_file.describe(tree, name) for name, tree in trees.items()}
+    tables = [table for name, tree in trees.items() for table in tables_in(name, tree)]
+    described = {}
+    for name, tree in trees.items():
+        elsewhere = {path for table in tables if table.tree == name for path in table.entry.paths}
+        described[safe_name(name, "tree name")] = tree_file.describe(tree, name, elsewhere)
+    clients = clients or ClientLog()
     try:
         make_inner_folder(root)
         _clean(root)
         final = _free_name(root, round)
-        _write(final, round, described, stored_facts)
+        entry = clients.append(root, tables) if tables else None
+        _write(final, round, described, stored_facts, tuple(table.entry for table in tables), entry)
     except OSError as problem:
         raise CheckpointError(explain(f"save the checkpoint of round {round}:", root, problem)) from problem
+    clients.commit()
     _retire(root, final, keep)
+    _remove_unused_logs(root)
     return final
 
 
@@ -98,6 +111,7 @@ def load(path: Path) -> Checkpoint:
     except OSError as problem:
         raise CorruptCheckpoint(path, plain(problem.strerror)) from problem
     manifest = _manifest(path)
+    stored = {} if manifest.log is None else _read_log(path.parent / manifest.log.file, manifest)
     trees = {}
     for entry in manifest.trees:
         file = path / entry.file
@@ -107,7 +121,8 @@ def load(path: Path) -> Checkpoint:
         if hashlib.sha256(data).hexdigest() != entry.sha256:
             raise CorruptCheckpoint(file, "its SHA-256 digest is not the one that was written")
         try:
-            trees[entry.name] = tree_file.restore(data, entry.layout)
+            elsewhere = {place: leaf for (name, place), leaf in stored.items() if name == entry.name}
+            trees[entry.name] = tree_file.restore(data, entry.layout, elsewhere)
         except ValueError as problem:
             raise CorruptCheckpoint(file, str(problem)) from problem
     return Checkpoint(round=manifest.round, trees=trees, facts=manifest.facts, path=path)
@@ -152,7 +167,12 @@ def round_of(path: Path) -> int:
 
 
 def _write(
-    final: Path, round: int, described: Mapping[str, tuple[Any, tree_file.TreeLayout]], facts: dict[str, Any]
+    final: Path,
+    round: int,
+    described: Mapping[str, tuple[Any, tree_file.TreeLayout]],
+    facts: dict[str, Any],
+    tables: tuple[TableEntry, ...],
+    log: LogEntry | None,
 ) -> None:
     """Build the generation beside its place, flush every byte and name, then let it appear in one rename."""
     draft = temporary(final)
@@ -162,7 +182,7 @@ def _write(
         for name, (flat, layout) in described.items():
             length, digest = write_file(draft / f"{name}.safetensors", tree_file.chunks(flat))
             entries.append(TreeEntry(name=name, bytes=length, sha256=digest, layout=layout))
-        manifest = Manifest(round=round, trees=tuple(entries), facts=facts)
+        manifest = Manifest(round=round, trees=tuple(entries), facts=facts, tables=tables, log=log)
         write_file(draft / MANIFEST, [manifest.to_bytes()])
         sync_folder(draft)
         disk.rename(draft, final)
@@ -190,11 +210,36 @@ def _read(file: Path, most: int) -> bytes:
     try:
         return read_file(file, most=most)
     except OSError as problem:
-        reason = plain(problem.strerror or problem)
-        if problem.errno in _ABSENT | _DAMAGED:
-            raise CorruptCheckpoint(file, f"it cannot be read: {reason}") from problem
-        # No permission, too many open files: an older generation would hide a problem that can be fixed.
-        raise CheckpointError(f"cannot read checkpoint file {plain(file, most=400)}: {reason}") from problem
+        raise _unreadable(file, problem) from problem
+
+
+def _unreadable(file: Path, problem: OSError) -> CheckpointError:
+    reason = plain(problem.strerror or problem)
+    if problem.errno in _ABSENT | _DAMAGED:
+        return CorruptCheckpoint(file, f"it cannot be read: {reason}")
+    # No permission, too many open files: an older generation would hide a problem that can be fixed.
+    return CheckpointError(f"cannot read checkpoint file {plain(file, most=400)}: {reason}")
+
+
+def _read_log(file: Path, manifest: Manifest) -> dict[tuple[str, str], Tensor]:
+    """What a generation holds of all clients."""
+    assert manifest.log is not None
+    try:
+        return client_log.read(file, manifest.log, manifest.tables)
+    except ValueError as problem:
+        raise CorruptCheckpoint(file, str(problem)) from problem
+    except OSError as problem:
+        raise _unreadable(file, problem) from problem
+
+
+def _remove_unused_logs(root: Path) -> None:
+    """Remove files with clients' rows that no generation refers to; all stay while a generation cannot be read."""
+    try:
+        used = {manifest.log.file for path in _named(root) if (manifest := _manifest(path)).log is not None}
+        for name in client_log.log_files(root) - used:
+            disk.unlink(root / name)
+    except (OSError, CheckpointError) as problem:
+        log.warning("outdated clients' rows in %s are not removed: %s", plain(root, most=400), problem)
 
 
 def _refuse_twins(trees: Mapping[str, Tree]) -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import errno
-import hashlib
 import os
-import platform
 import re
 import tomllib
 from collections.abc import Mapping
@@ -15,11 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
-import torch
-
 from consilience.core.settings import Invalid
-from consilience.runs import canonical, checkpoint, identity
+from consilience.runs import canonical, checkpoint
 from consilience.runs.disk import (
     disk,
     explain,
@@ -32,6 +26,7 @@ from consilience.runs.disk import (
     temporary,
     write_file,
 )
+from consilience.runs.facts import FORMAT, checked_facts, described, prepare_facts, sha256, with_digest
 from consilience.runs.lock import RunLock, is_alive
 from consilience.runs.names import plain, safe_name
 from consilience.runs.redact import redacted, secrets_in
@@ -39,11 +34,13 @@ from consilience.runs.row_log import History, RecordError, RowLog
 
 __all__ = ["History", "RecordError", "RunFolder", "RunSummary", "redacted", "runs"]
 
-FORMAT = 2
 CONFIG = "config.toml"
-_READABLE = (1, FORMAT)  # 1: without digests of the folder's own files
+NODES = "nodes.json"
+"""What the server of a deployed run has seen of its nodes."""
+DEPLOY_LOG = "deploy.log"
+RESUME_LOG = "resume.log"
+"""What a run printed that was resumed by another program, such as the dashboard."""
 _MOST_JSON_BYTES = 1 << 24
-_FIXED = ("format", "name", "created", "digest", "files")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -72,10 +69,10 @@ class RunFolder:
         _refuse_occupied(path)
         _check_config(config_text)
         config = config_text.encode()
-        facts = _described(name) | _prepare_facts(facts or {}) | {"files": {CONFIG: [_sha256(config)]}}
+        facts = described(name) | prepare_facts(facts or {}) | {"files": {CONFIG: [sha256(config)]}}
         try:
             make_folder(Path(root))
-            _build(path, config, _with_digest(facts))
+            _build(path, config, with_digest(facts))
         except OSError as problem:
             if problem.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 _refuse_occupied(path)  # another process was faster
@@ -115,14 +112,14 @@ class RunFolder:
         """What `run.json` says: versions, platform, and whatever was recorded."""
         data = self._read("run.json")
         try:
-            return _checked_facts(data)
+            return checked_facts(data)
         except ValueError as problem:
             raise RecordError(f"{self.path / 'run.json'} is damaged: {plain(problem)}") from problem
 
     def read(self, name: str) -> bytes:
         """A file of the folder, compared with its digest in `run.json`; `RecordError` if it is another."""
         data = self._read(name)
-        if self.version > 1 and _sha256(data) not in self.facts()["files"].get(name, ()):
+        if self.version > 1 and sha256(data) not in self.facts()["files"].get(name, ()):
             raise RecordError(
                 f"{self.path / name} was changed or damaged: its SHA-256 is not the one in run.json; "
                 "put the file back as it was written"
@@ -132,7 +129,7 @@ class RunFolder:
     def store(self, name: str, data: bytes, *, doing: str = "store") -> None:
         """Write a file of the folder with its digest: a crash leaves the old file or the new one, both known."""
         known = self.facts().get("files", {})
-        before, now = known.get(name, []), _sha256(data)
+        before, now = known.get(name, []), sha256(data)
         path = self.path / name
         try:
             if before == [now] and path.exists() and read_file(path) == data:
@@ -145,7 +142,7 @@ class RunFolder:
 
     def cover(self, *names: str) -> None:
         """Take files that others wrote under the digests of `run.json`."""
-        found = {name: [_sha256(self._read(name))] for name in names}
+        found = {name: [sha256(self._read(name))] for name in names}
         self._write_facts(files={**self.facts().get("files", {}), **found})
 
     def uncover(self, *names: str) -> None:
@@ -156,12 +153,12 @@ class RunFolder:
 
     def record(self, **facts: Any) -> None:
         """Add facts to `run.json`, or replace those of the same name; secrets are redacted, NaN turns null."""
-        self._write_facts(**_prepare_facts(facts))
+        self._write_facts(**prepare_facts(facts))
 
     def _write_facts(self, **facts: Any) -> None:
         together = self.facts() | facts
         try:
-            replace_file(self.path / "run.json", _with_digest(together))
+            replace_file(self.path / "run.json", with_digest(together))
         except OSError as problem:
             raise RecordError(explain("record facts in", self.path / "run.json", problem)) from problem
 
@@ -249,59 +246,6 @@ def _summary(path: Path) -> RunSummary:
         facts=facts,
         note=history.note,
     )
-
-
-def _prepare_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts as they are stored; those that describe the folder itself are not for the caller to set."""
-    for name in _FIXED:
-        if name in facts:
-            raise Invalid(f"the fact {name!r} of a run cannot be changed: record it under another name")
-    return redacted(canonical.to_json_types(facts, "facts", nonfinite_as_null=True))
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _with_digest(facts: dict[str, Any]) -> bytes:
-    """Facts as `run.json` holds them; format 1 has no digest."""
-    signed = facts if facts["format"] == 1 else facts | {"digest": _sha256(canonical.encode(facts))}
-    return canonical.encode(signed, pretty=True)
-
-
-def _checked_facts(data: bytes) -> dict[str, Any]:
-    """What `_with_digest` wrote; `ValueError` for anything else."""
-    facts = canonical.decode(data)
-    if not isinstance(facts, dict):
-        raise ValueError("it holds no JSON object")
-    version = facts.get("format")
-    if type(version) is not int or version not in _READABLE:
-        raise ValueError(f"it has format {plain(repr(version))}; this version reads {_READABLE[0]} and {FORMAT}")
-    if version == 1 and "digest" in facts:
-        raise ValueError("it has a digest, which its format has not")
-    if version > 1 and facts.pop("digest", None) != _sha256(canonical.encode(facts)):
-        raise ValueError("its digest is not that of its content")
-    if version > 1 and _with_digest(facts) != data:
-        raise ValueError("it is not spelled as it was written")
-    return facts
-
-
-def _described(name: str) -> dict[str, Any]:
-    """The facts every run starts with."""
-    versions = {
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-        "consilience": identity.own_version(),
-    }
-    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return {
-        "format": FORMAT,
-        "name": name,
-        "created": created,
-        "versions": versions,
-        "platform": platform.platform(),
-    }
 
 
 def _check_config(text: str) -> None:

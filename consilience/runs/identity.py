@@ -18,7 +18,8 @@ from consilience.runs.redact import redacted
 
 HARMLESS = (
     *("name", "rounds", "runs", "data_dir", "log", "checkpoint.every", "checkpoint.keep", "engine.address"),
-    *("validation.patience", "validation.export"),
+    *("engine.memory", "engine.memory_folder"),
+    *("validation.patience", "validation.export", "evaluation.maps"),
 )
 """Settings that change no number of a run."""
 
@@ -27,18 +28,23 @@ MEASURED = ("lane", "clients_at_once", "compile")
 
 HARMLESS_CODE = {
     "reads what runs have written": (
-        *("dashboard", "diagnose", "reporting", "experiments/retest.py"),
+        *("dashboard", "diagnose", "reporting"),
+        *(f"experiments/{name}.py" for name in ("loading", "predicting", "retest")),
         *(f"compare/{name}.py" for name in ("display", "drawings", "fairness", "pages", "paired", "results", "tables")),
     ),
     "starts runs, or says with which settings; those are compared themselves": (
-        *("__main__.py", "cli.py", "training.py", "experiments/learn.py", "experiments/learn_command.py"),
+        *("__main__.py", "cli.py", "commands", "estimators.py", "training.py"),
+        *("experiments/learn.py", "experiments/learn_command.py"),
         *("tuning", "options/ranges.py"),
-        *(f"compare/{name}.py" for name in ("command", "running")),
+        *(f"compare/{name}.py" for name in ("command", "compare", "running")),
     ),
     "starts Flower's processes, and makes their keys and files": (
         *(f"flower/deploy/{name}.py" for name in ("clock", "commands", "executor", "keys", "local_deployment")),
         *(f"flower/deploy/{name}.py" for name in ("gateway", "pins", "probe", "processes", "programs", "service")),
         *(f"flower/deploy/{name}.py" for name in ("template", "up", "verify")),
+    ),
+    "checks the audit log of a deployed run": tuple(
+        f"flower/audit/{name}.py" for name in ("checking", "command", "comparing")
     ),
     "serves Flower's own strategies, which leave no run folder": ("flower/app.py", "flower/strategies"),
     "stores rows, trees and settings, and finds out by digests if they are not what was stored": ("runs",),

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
 
 from consilience.core.settings import Invalid
 from consilience.runs import canonical
+from consilience.runs.client_log import MOST_CLIENTS, LogEntry, TableEntry
 from consilience.runs.names import plain, safe_name
-from consilience.runs.tree_file import TreeLayout
+from consilience.runs.tree_file import CODES, TreeLayout
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, FORMAT)  # 1: every tensor whole, in the checkpoint's own files
 MANIFEST = "manifest.json"
 MOST_MANIFEST_BYTES = 1 << 24  # room for about 150,000 tensors
 _MOST_FILE_BYTES = 1 << 50
+DTYPES = {code: dtype for dtype, code in CODES.items()}
 
 
 class UnknownFormat(ValueError):
@@ -43,6 +47,8 @@ class Manifest:
     round: int
     trees: tuple[TreeEntry, ...]
     facts: dict[str, Any]
+    tables: tuple[TableEntry, ...] = ()  # rows of clients, in the log
+    log: LogEntry | None = None
 
     def to_bytes(self) -> bytes:
         """The one spelling of this manifest; `Invalid` when it is too long to be read back."""
@@ -51,6 +57,8 @@ class Manifest:
             "round": self.round,
             "facts": self.facts,
             "trees": [_entry_to_json(entry) for entry in self.trees],
+            "tables": [_table_to_json(table) for table in self.tables],
+            "log": None if self.log is None else vars(self.log),
         }
         data = canonical.encode(content | {"digest": digest_of(content)}, pretty=True)
         if len(data) > MOST_MANIFEST_BYTES:
@@ -65,17 +73,23 @@ class Manifest:
         if digest != digest_of(content):
             raise ValueError("its digest is not that of its content")
         version = content.get("format")
-        if type(version) is not int or version != FORMAT:
-            known = f"this version of consilience reads format {FORMAT}"
+        if type(version) is not int or version not in READABLE:
+            known = f"this version of consilience reads formats {READABLE[0]} and {FORMAT}"
             raise UnknownFormat(f"it has format {plain(repr(version))}; {known}")
-        _exactly(content, {"format", "round", "facts", "trees"}, "the manifest")
+        more = {"tables", "log"} if version > 1 else set()
+        _exactly(content, {"format", "round", "facts", "trees"} | more, "the manifest")
         if canonical.encode(content | {"digest": digest}, pretty=True) != data:
             raise ValueError("it is not spelled as it was written")
         entries = tuple(map(_entry_from_json, _expect(content["trees"], list, "trees")))
         if len({entry.name.lower() for entry in entries}) != len(entries):
             raise ValueError("two trees share a name")
         facts = _expect(content["facts"], dict, "facts")
-        return Manifest(round=_whole(content["round"], "round", 10**18), trees=entries, facts=facts)
+        tables = tuple(map(_table_from_json, _expect(content.get("tables", []), list, "tables")))
+        log = None if content.get("log") is None else _log_from_json(content["log"])
+        if bool(tables) != (log is not None):
+            raise ValueError("tables and log do not belong together")
+        round = _whole(content["round"], "round", 10**18)
+        return Manifest(round=round, trees=entries, facts=facts, tables=tables, log=log)
 
 
 def digest_of(content: dict[str, Any]) -> str:
@@ -98,9 +112,7 @@ def _entry_from_json(value: Any) -> TreeEntry:
     entry = _expect(value, dict, "a tree")
     _exactly(entry, {"name", "bytes", "sha256", "entries", "strides"}, "a tree")
     name = safe_name(entry["name"], "tree name")
-    sha256 = _expect(entry["sha256"], str, f"{name}.sha256")
-    if not re.fullmatch(r"[0-9a-f]{64}", sha256):
-        raise ValueError(f"{name}.sha256 is not a SHA-256 digest")
+    sha256 = _sha256(entry["sha256"], name)
     entries = _expect(entry["entries"], list, f"{name}.entries")
     paths = tuple(_expect(path, str, f"{name}.entries") for path in entries)
     strides = {
@@ -109,6 +121,49 @@ def _entry_from_json(value: Any) -> TreeEntry:
     }
     length = _whole(entry["bytes"], f"{name}.bytes", _MOST_FILE_BYTES)
     return TreeEntry(name=name, bytes=length, sha256=sha256, layout=TreeLayout(entries=paths, strides=strides))
+
+
+def _table_to_json(table: TableEntry) -> dict[str, Any]:
+    fields = [[path, CODES[dtype], list(shape)] for path, dtype, shape in table.fields]
+    return {**table._asdict(), "fields": fields}
+
+
+def _table_from_json(value: Any) -> TableEntry:
+    table = _expect(value, dict, "a table")
+    _exactly(table, set(TableEntry._fields), "a table")
+    fields = []
+    for field in _expect(table["fields"], list, "fields"):
+        path, code, shape = _expect(field, list, "a field") if len(field) == 3 else (None, None, None)
+        if type(path) is not str or not path or code not in DTYPES:
+            raise ValueError(f"{plain(repr(field))} is no field of a table")
+        sizes = tuple(_whole(size, "a shape", 2**40) for size in _expect(shape, list, "a shape"))
+        if math.prod(sizes) > 2**40:
+            raise ValueError(f"a row of {plain(repr(field))} is too long")
+        fields.append((path, DTYPES[code], sizes))
+    if not fields or len({path for path, _, _ in fields}) != len(fields):
+        raise ValueError("a table has no fields, or one twice")
+    return TableEntry(
+        tree=safe_name(table["tree"], "tree name"),
+        prefix=_expect(table["prefix"], str, "a prefix"),
+        is_vector=_expect(table["is_vector"], bool, "is_vector"),
+        clients=_whole(table["clients"], "clients", MOST_CLIENTS),
+        fields=tuple(fields),
+    )
+
+
+def _log_from_json(value: Any) -> LogEntry:
+    log = _expect(value, dict, "log")
+    _exactly(log, {"file", "bytes", "sha256"}, "log")
+    name = safe_name(log["file"], "log.file")
+    return LogEntry(
+        file=name, bytes=_whole(log["bytes"], "log.bytes", _MOST_FILE_BYTES), sha256=_sha256(log["sha256"], "log")
+    )
+
+
+def _sha256(value: Any, place: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{64}", _expect(value, str, f"{place}.sha256")):
+        raise ValueError(f"{place}.sha256 is not a SHA-256 digest")
+    return str(value)
 
 
 def _expect(value: Any, kind: type, place: str) -> Any:

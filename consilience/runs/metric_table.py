@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from consilience.core.kinds import KINDS
-from consilience.core.losses import squared_error
-from consilience.core.measures import ON_ALL_ROWS
 from consilience.core.metrics import SHARE, Better, MetricRow, loss_metric
 from consilience.runs.names import plain
+from consilience.task.kinds import KINDS
+from consilience.task.losses import squared_error
+from consilience.task.measures import ON_ALL_ROWS
 
 FACT = "metrics"
 """Under which name `run.json` holds the rows."""

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from consilience.core import tree
-from consilience.core.adapters import folded, has_merged
 from consilience.core.settings import Invalid, nearest
+from consilience.layers.adapters import folded, has_merged
 from consilience.runs import canonical
 from consilience.runs.disk import replace_file
 

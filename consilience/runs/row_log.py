@@ -30,6 +30,7 @@ class History:
 
     rows: list[dict[str, Any]]
     note: str = ""
+    chains: tuple[str, ...] = ()  # of a chained log: the chain after each row
 
 
 class RowLog:
@@ -66,6 +67,12 @@ class RowLog:
         """The file's byte length and SHA-256 now: what `truncate` needs to come back to this point."""
         self._catch_up()
         return self._length, self._digest.hexdigest()
+
+    @property
+    def chain(self) -> str:
+        """The chain after the last row of a chained log; "" before the first."""
+        self._catch_up()
+        return self._chain
 
     def truncate(self, length: int, sha256: str) -> None:
         """Drop the rows behind byte `length`, after checking that those before it are the ones written."""
@@ -107,7 +114,7 @@ class RowLog:
     def read(self) -> History:
         """Every row; a torn last line is left out and noted, other damage is a `RecordError` with line."""
         *lines, rest = self._bytes().split(b"\n")
-        rows, chain = [], ""
+        rows, chains, chain = [], [], ""
         for number, line in enumerate(lines, 1):
             try:
                 row = canonical.decode(line)
@@ -118,8 +125,9 @@ class RowLog:
             except ValueError as problem:
                 raise RecordError(f"{self.path}, line {number} is damaged: {plain(problem)}") from problem
             rows.append(row)
+            chains.append(chain)
         note = f"{self.path}, line {len(lines) + 1} is torn ({len(rest)} bytes without an end): left out"
-        return History(rows=rows, note=note if rest else "")
+        return History(rows=rows, note=note if rest else "", chains=tuple(chains) if self.chained else ())
 
     def _create(self) -> None:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from consilience.runs.names import plain
 
 DEEPEST = 64  # levels of nesting: far more than any model, far less than Python's recursion limit
 
-_CODES = {
+CODES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -45,14 +45,17 @@ class TreeLayout:
     strides: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-def describe(tree: Tree, name: str) -> tuple[dict[str, Tensor], TreeLayout]:
-    """A tree's tensors by path and its layout; `Invalid`, before any writing, if it cannot be stored."""
+def describe(tree: Tree, name: str, elsewhere: Container[str] = ()) -> tuple[dict[str, Tensor], TreeLayout]:
+    """A tree's tensors by path and its layout; `Invalid`, before any writing, if it cannot be stored.
+
+    elsewhere: paths of tensors that are stored in another file.
+    """
     if sys.byteorder != "little":
         raise Invalid("checkpoints are written in little-endian order, which this machine does not use")
     if not isinstance(tree, dict):
         raise Invalid(f"tree {name!r} is {type(tree).__name__}: a checkpoint holds nested dicts of tensors")
     found = dict(_walk(tree, name, "", 0))
-    flat = {path: leaf for path, leaf in found.items() if leaf is not None}
+    flat = {path: leaf for path, leaf in found.items() if leaf is not None and path not in elsewhere}
     strides = {path: tuple(leaf.stride()) for path, leaf in flat.items() if _is_reordered(leaf.shape, leaf.stride())}
     return flat, TreeLayout(entries=tuple(found), strides=strides)
 
@@ -65,7 +68,7 @@ def chunks(flat: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     for path in order:
         begin, end = end, end + flat[path].numel() * flat[path].element_size()
         shape = list(flat[path].shape)
-        header[path] = {"dtype": _CODES[flat[path].dtype], "shape": shape, "data_offsets": [begin, end]}
+        header[path] = {"dtype": CODES[flat[path].dtype], "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode("ascii")
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
@@ -76,8 +79,12 @@ def chunks(flat: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
             yield row_major.as_strided((row_major.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
-def restore(data: bytes, layout: TreeLayout) -> Tree:
-    """The tree that was described, in its order and strides; `ValueError` if data and layout disagree."""
+def restore(data: bytes, layout: TreeLayout, elsewhere: Mapping[str, Tensor] | None = None) -> Tree:
+    """The tree that was described, in its order and strides; `ValueError` if data and layout disagree.
+
+    elsewhere: the tensors that were stored in another file.
+    """
+    others = dict(elsewhere or {})
     try:
         flat = safetensors.torch.load(data)
     except Exception as problem:  # the parser has its own error types, which differ between versions
@@ -87,10 +94,14 @@ def restore(data: bytes, layout: TreeLayout) -> Tree:
         path = entry.removesuffix(SEPARATOR)
         if path != entry:
             _insert(tree, path, {})
+        elif path in others:
+            _insert(tree, path, others.pop(path))
         elif path in flat:
             _insert(tree, path, _own_memory(flat.pop(path), layout.strides.get(path)))
         else:
             raise ValueError(f"{plain(path)} is missing, or listed twice")
+    if others:
+        raise ValueError(f"{plain(next(iter(others)))} belongs to no place in the tree")
     if flat:
         raise ValueError(f"{plain(next(iter(flat)))} is in the file but not in the manifest")
     return tree
@@ -128,7 +139,7 @@ def _check_leaf(leaf: Any, name: str, path: str) -> None:
         raise Invalid(f"{place} is {type(leaf).__name__}: a checkpoint holds tensors (other things go into `facts`)")
     if leaf.layout != torch.strided or leaf.is_quantized or leaf.device.type == "meta":
         raise Invalid(f"{place} is sparse, quantised or without data: store a dense tensor")
-    if leaf.dtype not in _CODES:
+    if leaf.dtype not in CODES:
         raise Invalid(f"{place} is {leaf.dtype}, which safetensors cannot hold: store its real parts")
 
 

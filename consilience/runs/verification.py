@@ -10,7 +10,7 @@ from consilience.runs import checkpoint
 from consilience.runs.checkpoint import Checkpoint, CheckpointError
 from consilience.runs.disk import read_file
 from consilience.runs.folder import RunFolder
-from consilience.runs.row_log import RecordError
+from consilience.runs.row_log import RecordError, RowLog
 
 ENDED = ("finished", "interrupted")  # a run that says so has saved its last round
 
@@ -36,6 +36,13 @@ def problems(folder: RunFolder) -> list[str]:
             continue
         found += [history.note] if history.note else []
         rounds[log.path.name] = max((row["round"] for row in history.rows), default=0)
+    audit = RowLog(folder.path / "audit.jsonl", chained=True)  # of a deployed run
+    if os.path.lexists(audit.path):
+        try:
+            history = audit.read()
+            found += [history.note] if history.note else []
+        except RecordError as problem:
+            found.append(str(problem))
     if ended and rounds:
         shortest = min(rounds, key=rounds.__getitem__)
         if rounds[shortest] < max(rounds.values()):

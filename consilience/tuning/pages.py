@@ -7,8 +7,8 @@ from pathlib import Path
 
 from consilience.compare.tables import markdown, study
 from consilience.compare.tuned import Tuned, TunedMethod
-from consilience.reporting import page, report, style
-from consilience.reporting.style import Figure
+from consilience.reporting import charts, page, report, style
+from consilience.reporting.charts import METHOD, Axis, Figure, Lines, Series
 from consilience.reporting.tables import Table
 from consilience.runs.disk import replace_file
 
@@ -21,13 +21,15 @@ def write(found: Tuned, folder: Path) -> list[Path]:
     replace_file(folder / "tuned.md", markdown(folder.name, [table], []).encode())
     if not report.is_possible():
         return [folder / "tuned.md"]
+    pictures = curves(found)
     with style.drawing():
         text = page.render(
             "tuning.html",
             title=f"Tuning: {folder.name}",
             cards=[page.Fact("methods", str(len(found.methods))), page.Fact("budget", found.budget)],
             sheet={"title": table.title, "table": Table(head=table.head, lines=table.rows)},
-            pictures=curves(found),
+            pictures=pictures,
+            figures=pictures,
             made_by="consilience tune",
         )
         replace_file(folder / "tuned.html", text.encode())
@@ -45,17 +47,16 @@ def curves(found: Tuned) -> list[Figure]:
 
 
 def _curves(metric: str, methods: Sequence[TunedMethod], number: int) -> Figure:
-    figure = style.blank()
-    axes = figure.subplots()
+    series = []
     for index, method in enumerate(methods):
         points = [(n, value) for n, value in enumerate(method.curve(), start=1) if value is not None]
-        axes.step([n for n, _ in points], [v for _, v in points], where="post", label=method.label, **style.line(index))
-    axes.set_xlabel("trials")
-    axes.set_ylabel(f"best validation {metric.replace('_', ' ')}")
-    style.whole_numbers(axes.xaxis)
-    style.legend(figure, axes)
+        x, y = [n for n, _ in points], [value for _, value in points]
+        link = charts.link(METHOD, method.label)
+        series.append(Series(name=method.label, x=x, y=y, look=index, form="step", link=link))
+    axis = Axis(f"best validation {metric.replace('_', ' ')}")
+    chart = Lines(series=series, x=Axis("trials", unit="whole"), y=axis)
     caption = (
         f"Best {metric.replace('_', ' ')} on the validation rows so far. A curve that still rises at its end would "
         "gain from more trials; a flat one has had enough."
     )
-    return Figure(name=f"budget-{metric}-{number}", title=f"Budget curves {number}", caption=caption, figure=figure)
+    return Figure(name=f"budget-{metric}-{number}", title=f"Budget curves {number}", caption=caption, chart=chart)

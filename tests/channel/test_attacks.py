@@ -34,12 +34,12 @@ from consilience.core.federation import Federation, Rows
 from consilience.core.protocols import Channel
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
 from consilience.server.averaging.combining.centred_clipping import CentredClipping
 from consilience.server.averaging.combining.coordinate_wise import Median, TrimmedMean
 from consilience.server.averaging.combining.krum import Krum
 from consilience.server.averaging.combining.weighted_mean import WeightedMean
 from consilience.server.protocols import Combine
+from consilience.task.task import Task
 
 START = np.array([1.0, -2.0, 0.5])
 ATTACKS: tuple[Channel, ...] = (

@@ -110,7 +110,7 @@ def test_models_come_back_and_the_rest_passes(name: str) -> None:
 @pytest.mark.parametrize("lane", ["batched", "streams"])
 def test_lanes_agree(name: str, lane: str) -> None:
     """Uneven work, some clients unheard, batch norm; memories of what was not sent included."""
-    world = Environment(steps=(5, 0, 1, 2, 3), communication=0.8, silent="stand_in")
+    world = Environment(steps=(5, 0, 1, 2, 3), communication=0.8, silent="broadcast_model")
     runs = []
     for where in ("serial", lane):
         engine = tiny.engine(tiny.convnet, lane=where, environment=world)
@@ -134,7 +134,7 @@ def test_resume_is_exact(name: str) -> None:
 @each_channel
 def test_stand_ins_send_nothing_and_forget_nothing(name: str) -> None:
     """Where all are silent the model stays; where one is silent, what it remembers stays."""
-    dead = Environment(communication=0.0, silent="stand_in")
+    dead = Environment(communication=0.0, silent="broadcast_model")
     algorithm = fedavg(lr=0.05, batch_size=4, channel=CHANNELS[name])
     engine = tiny.engine(tiny.mlp, environment=dead)
     first = next(iter(run(algorithm, engine, rounds=1)))

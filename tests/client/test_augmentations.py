@@ -17,8 +17,8 @@ from consilience.core.federation import Federation
 from consilience.core.plans import Batch
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
 from consilience.core.tree import Tree
+from consilience.task.task import Task
 
 KEY = torch.tensor(1234567)
 PICTURES = [Flip(), Crop(padding=2), Cutout(size=3)]

@@ -17,11 +17,11 @@ from consilience.core.algorithm import Algorithm
 from consilience.core.federation import Federation
 from consilience.core.rounds import Round, run
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
 from consilience.selection import Uniform
 from consilience.server import UniformWeights
+from consilience.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("untraced")
 SIZES, WIDTH = (40, 25, 30), 3  # well-conditioned, so that few rounds are enough

@@ -18,9 +18,9 @@ from consilience.core.exchange import Cohort
 from consilience.core.plans import Batch
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.server.rules.knowledge_matching import KnowledgeMatching, divergence
+from consilience.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("untraced")
 DOUBLE = torch.float64

@@ -22,8 +22,8 @@ from consilience.core import plans, tree
 from consilience.core.plans import Batch, Work
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
 from consilience.selection import Everyone
+from consilience.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("untraced")
 

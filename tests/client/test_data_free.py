@@ -22,14 +22,14 @@ from consilience.client.terms.term import Context
 from consilience.core import rng
 from consilience.core.algorithm import Algorithm
 from consilience.core.exchange import Cohort
-from consilience.core.latent import classifier, draw_labels, generate, new_generator
 from consilience.core.plans import Batch
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.server.averaging.ledgers.generator import Generator
 from consilience.server.rules.synthetic_training import SyntheticTraining
+from consilience.task.latent import classifier, draw_labels, generate, new_generator
+from consilience.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("untraced")
 DOUBLE = torch.float64

@@ -14,9 +14,9 @@ from consilience.algorithms.fedprox import fedprox
 from consilience.channel import Quantise
 from consilience.core.federation import Federation
 from consilience.core.rounds import run
-from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
+from consilience.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("untraced")
 

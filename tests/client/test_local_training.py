@@ -21,11 +21,11 @@ from consilience.core.federation import Federation
 from consilience.core.plans import Work
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
 from consilience.selection import Everyone
 from consilience.server import Averaging
+from consilience.task.task import Task
 
 ROWS, ROUNDS, EPOCHS, BATCH, SEED = 22, 2, 3, 5, 3  # 22 rows in batches of 5: the last holds two
 

@@ -22,8 +22,8 @@ from consilience.core import plans, tree
 from consilience.core.plans import Work
 from consilience.core.rounds import Round, run
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
 from consilience.selection import Uniform
+from consilience.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("untraced")
 NORMS = {f"{layer}.{leaf}" for layer in "16" for leaf in ("weight", "bias")}

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize("lane", ["serial", "batched"])
 @pytest.mark.parametrize("epochs", [1, 3, 0.5])
 def test_start_loss_is_the_mean_loss_of_the_received_model(lane: str, epochs: float) -> None:
-    silent = Environment(communication=(1.0, 1.0, 0.0, 1.0, 1.0), silent="stand_in")
+    silent = Environment(communication=(1.0, 1.0, 0.0, 1.0, 1.0), silent="broadcast_model")
     engine = tiny.engine(tiny.convnet, lane=lane, environment=silent)
     model = engine.start()
     for done in cs.run(cs.dr_fedavg(q=1.0, lr=0.05, batch_size=4, epochs=epochs), engine, rounds=2, seed=1):

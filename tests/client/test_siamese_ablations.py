@@ -20,10 +20,10 @@ from consilience.client.siamese_training import SiameseTraining
 from consilience.client.training_variant import Siamese
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
 from consilience.experiments import runner
 from consilience.experiments.config import config
 from consilience.server.rules.swapping import Swapping
+from consilience.task.task import Task
 
 Weights = dict[str, Tensor]
 RATE = 0.7

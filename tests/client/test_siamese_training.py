@@ -28,13 +28,13 @@ from consilience.core.federation import Federation
 from consilience.core.plans import Batch, Work
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
 from consilience.experiments import runner
 from consilience.experiments.assembly import assemble
 from consilience.experiments.config import config
 from consilience.server import Averaging, SimProxWeights
+from consilience.task.task import Task
 
 INPUTS, DEPTH, CLASSES = 5, 4, 3
 MU = 0.3

@@ -21,13 +21,13 @@ from consilience.core.algorithm import Algorithm
 from consilience.core.plans import Batch
 from consilience.core.rounds import Round, run
 from consilience.core.settings import Invalid, options_of
-from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.experiments import assembly
-from consilience.experiments.assembly import try_client
 from consilience.experiments.client_tests import personal_test
 from consilience.experiments.config.config import from_table
+from consilience.experiments.model_checks import try_client
+from consilience.task.task import Task
 from consilience.training import train
 
 pytestmark = pytest.mark.usefixtures("untraced")

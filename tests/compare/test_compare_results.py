@@ -27,10 +27,10 @@ from consilience.compare.results import (
     refuse_questions,
     to_target,
 )
-from consilience.core.kinds import REGRESSION, classification
 from consilience.core.metrics import MetricRow
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
+from consilience.task.kinds import REGRESSION, classification
+from consilience.task.task import Task
 
 CLASSES = Task(nn.Linear(1, 2), classification(classes=2)).metrics.rows
 ERRORS = Task(nn.Linear(1, 1), REGRESSION).metrics.rows

@@ -41,7 +41,6 @@ from consilience.core.evaluate import Evaluate
 from consilience.core.plans import Work
 from consilience.core.protocols import Channel, ClientRule, Selection, ServerRule
 from consilience.core.settings import Invalid, hints_of
-from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.options.parts import parts_of
 from consilience.selection import Uniform
@@ -53,6 +52,7 @@ from consilience.server.protocols import Combine as CombineProtocol
 from consilience.server.protocols import CombineCapability, Weighting, WeightingCapability, read_by
 from consilience.server.rules.buffered import Buffered
 from consilience.server.rules.paced_averaging import PacedAveraging
+from consilience.task.task import Task
 
 assert client and channel and selection and server and privacy  # every package with parts is loaded
 

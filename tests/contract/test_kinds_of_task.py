@@ -17,14 +17,14 @@ from consilience import algorithms
 from consilience.core.federation import Federation
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
-from consilience.experiments.assembly import try_client, try_model
 from consilience.experiments.client_tests import federated_test
 from consilience.experiments.evaluation import evaluate
+from consilience.experiments.model_checks import try_client, try_model
 from consilience.models.adapted import LoRALinear
 from consilience.models.siamese import siamese_heads
 from consilience.server.rules.public_rows import NoiseRows
+from consilience.task.task import Task
 
 CLASSES = "class numbers, one for each row|one class number per row"
 CHAINS = "matched averaging knows chains of dense and convolutional layers"

@@ -118,8 +118,3 @@ def test_clients_of_different_shape_are_refused() -> None:
 def test_shared_and_own_test_rows_together_are_refused() -> None:
     with pytest.raises(Invalid, match="test and client_tests"):
         Federation.from_clients([pair(2)], test=pair(2), client_tests=[pair(2)])
-
-
-def test_arrays_are_refused_with_the_way_to_convert_them() -> None:
-    with pytest.raises(Invalid, match=r"client 0 holds a ndarray.*as_tensor"):
-        Federation.from_clients([(torch.zeros(2, 2).numpy(), torch.zeros(2))])  # type: ignore[arg-type]

@@ -187,7 +187,7 @@ def test_empty_clients_have_no_steps() -> None:
         ({"epochs": 0}, "Work.epochs = 0.0 is out of range: it must be > 0"),
         ({"batch_size": 2.5}, "Work.batch_size = 2.5 must be a whole number, not float"),
         ({"shuffle": 1}, "Work.shuffle = 1 must be true or false, not int"),
-        ({"rows": "tset"}, r"Work.rows = 'tset' is not one of train, test \(did you mean 'test'\?\)"),
+        ({"rows": "tset"}, r"Work.rows = 'tset' is not one of train, test, validation \(did you mean 'test'\?\)"),
     ],
 )
 def test_bad_work_is_refused(wrong: dict[str, object], message: str) -> None:

@@ -23,6 +23,7 @@ class Shelf:
         self.values, self.fetched, self.worked = values, [], 0
         self.lengths = None if lengths is None else np.array(lengths)
         self.place = self if works else None
+        self.lasting = False
 
     def fetch(self, rows: np.ndarray) -> Tensor:
         self.fetched.append(rows.tolist())

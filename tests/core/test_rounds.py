@@ -107,10 +107,10 @@ def test_the_first_loss_of_a_full_batch_is_the_start_models() -> None:
 @pytest.mark.parametrize(
     "environment",
     [
-        Environment(communication=(1.0, 0.0, 1.0, 1.0, 1.0), silent="stand_in"),
+        Environment(communication=(1.0, 0.0, 1.0, 1.0, 1.0), silent="broadcast_model"),
         Environment(steps=(2, 0, 2, 2, 2)),
     ],
-    ids=["stand_in", "no steps"],
+    ids=["broadcast_model", "no steps"],
 )
 def test_a_client_that_did_not_train_reports_no_loss(environment: Environment) -> None:
     (one,) = run(fedavg(batch_size=4), tiny.engine(environment=environment), rounds=1)
@@ -118,7 +118,7 @@ def test_a_client_that_did_not_train_reports_no_loss(environment: Environment) -
 
 
 def test_stand_ins_are_not_counted_as_bytes_sent() -> None:
-    dead = Environment(communication=0.0, silent="stand_in")
+    dead = Environment(communication=0.0, silent="broadcast_model")
     (one,) = run(fedavg(batch_size=4), tiny.engine(environment=dead), rounds=1)
     assert one.cohort.counts == {"silent": 5} and one.bytes_up == 0
 

@@ -196,8 +196,10 @@ def test_check_options() -> None:
     with pytest.raises(Invalid) as refusal:
         check_options(factory, {"batchsize": 3}, "algorithm")
     assert str(refusal.value) == (
-        "algorithm.batchsize is not a setting (did you mean 'batch_size'?); known here: mu, depth, lr, batch_size"
+        "algorithm.batchsize is not a setting: it is called 'batch_size' here; known here: mu, depth, lr, batch_size"
     )
+    with pytest.raises(Invalid, match=r"algorithm.batch_siz is not a setting \(did you mean 'batch_size'\?\)"):
+        check_options(factory, {"batch_siz": 3}, "algorithm")
 
 
 def test_refuse_unknown_at_the_top_level() -> None:

@@ -255,7 +255,7 @@ def test_only_models_in_flight_are_kept() -> None:
 
 def test_a_flight_becomes_a_tree_and_back() -> None:
     flight = PendingReplies.of({}, 3, 7)
-    assert flight.dispatches == 7 and flight.clock == 0 and flight.present.tolist() == [7, 7, 7]
+    assert flight.dispatches == 7 and flight.clock == 0 and flight.absent[:].tolist() == [0, 0, 0]
     sent = Broadcast(shared={"model": {"w": torch.ones(2)}}, personal={"own": torch.arange(2.0)})
     flown = flight.send(np.array([0, 2]), sent, 7, np.array([1.0, 4.0]), delay=0.5, limit=3.0)
     again = PendingReplies.of(flown.tree(), 3, 0)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import http.client
+import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -14,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -99,22 +102,47 @@ def dashboard(folder: Path) -> Iterator[Dashboard]:
 def test_the_list_and_the_pages(dashboard: Dashboard) -> None:
     status, headers, text = dashboard.ask("GET", "/")
     assert status == 200 and headers["content-type"].startswith("text/html")
-    for name in ("plain", "hostile", "compared/a-seed0"):
-        assert f'href="/runs/{name}"' in text
-    status, _, text = dashboard.ask("GET", "/runs/plain")
+    status, headers, text = dashboard.ask("GET", "/api/runs")
+    assert status == 200 and headers["content-type"] == "application/json"
+    found = json.loads(text)
+    assert set(found["names"]) == {"plain", "hostile", "compared/a-seed0", "compared/a-seed1"}
+    assert {run["value"] for run in found["runs"]} == {0.6} and found["control"] is False
+    for path in (
+        "/runs/plain",
+        "/runs/compared",
+        "/runs/",
+        "/compare?run=plain&run=hostile",
+        "/client?run=plain&client=3",
+    ):
+        status, _, text = dashboard.ask("GET", path)
+        assert status == 200 and "/static/" in text, path
+    status, _, text = dashboard.ask("GET", "/report/plain")
     assert status == 200 and "<svg" in text and "0.6000" in text
-    status, _, text = dashboard.ask("GET", "/runs/compared")
+    status, _, text = dashboard.ask("GET", "/report/compared")
     assert status == 200 and "0.6000 ±\N{NO-BREAK SPACE}0.0000" in text
-    assert dashboard.ask("GET", "/runs/")[0] == 200
+
+
+def test_what_has_not_changed_is_not_sent_again(dashboard: Dashboard) -> None:
+    for path in (
+        "/api/curves?run=plain",
+        "/api/run?run=plain",
+        "/api/clients?run=plain",
+        "/api/client?run=plain&client=0",
+    ):
+        status, headers, _ = dashboard.ask("GET", path)
+        assert status == 200
+        status, again, text = dashboard.ask("GET", path, If_None_Match=headers["etag"])
+        assert (status, again["etag"], text) == (304, headers["etag"], "")
 
 
 def test_every_page_is_locked_up(dashboard: Dashboard) -> None:
-    for path in ("/", "/runs/hostile", "/nothing"):
+    for path in ("/", "/runs/hostile", "/report/hostile", "/api/runs", "/static/run.js", "/nothing"):
         _, headers, text = dashboard.ask("GET", path)
         policy = headers["content-security-policy"]
-        assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "script" not in policy
+        assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
+        assert "unsafe-eval" not in policy and not re.search(r"script-src[^;]*(unsafe-inline|\*|http|data:)", policy)
         assert headers["x-content-type-options"] == "nosniff" and headers["cache-control"] == "no-store"
-        assert "server" not in headers and "<script" not in text
+        assert "server" not in headers and EVIL not in text
 
 
 @pytest.mark.parametrize(
@@ -122,7 +150,7 @@ def test_every_page_is_locked_up(dashboard: Dashboard) -> None:
 )
 def test_only_reading_is_possible(dashboard: Dashboard, folder: Path, method: str) -> None:
     before = {path: path.stat().st_mtime_ns for path in sorted(folder.rglob("*"))}
-    for path in ("/", "/runs/plain", "/runs/plain/run.json"):
+    for path in ("/", "/runs/plain", "/runs/plain/run.json", "/api/runs", "/control/stop", "/control/resume"):
         status, _, text = dashboard.ask(method, path)
         assert status in (400, 405) and "<svg" not in text, (method, path, status)
     assert {path: path.stat().st_mtime_ns for path in sorted(folder.rglob("*"))} == before
@@ -130,7 +158,8 @@ def test_only_reading_is_possible(dashboard: Dashboard, folder: Path, method: st
 
 def test_reading_writes_nothing_either(dashboard: Dashboard, folder: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in sorted(folder.rglob("*"))}
-    assert dashboard.ask("GET", "/runs/plain")[0] == 200
+    for path in ("/runs/plain", "/report/plain", "/api/runs", "/api/run?run=plain", "/api/clients?run=plain"):
+        assert dashboard.ask("GET", path)[0] == 200
     assert {path: path.stat().st_mtime_ns for path in sorted(folder.rglob("*"))} == before
 
 
@@ -156,8 +185,16 @@ def test_head_has_no_body(dashboard: Dashboard) -> None:
     ],
 )
 def test_nothing_but_the_runs_of_the_folder_is_shown(dashboard: Dashboard, name: str) -> None:
-    status, _, text = dashboard.ask("GET", f"/runs/{name}")
-    assert status in (400, 404) and "<svg" not in text, status
+    for page in (
+        "runs/{}",
+        "report/{}",
+        "static/{}",
+        "api/run?run={}",
+        "api/log?file=run.json&run={}",
+        "compare?run={}",
+    ):
+        status, _, text = dashboard.ask("GET", f"/{page.format(name)}")
+        assert status in (400, 404) and "<svg" not in text, (page, status)
 
 
 def test_other_host_names_are_turned_away(dashboard: Dashboard) -> None:
@@ -166,37 +203,39 @@ def test_other_host_names_are_turned_away(dashboard: Dashboard) -> None:
 
 
 def test_who_resembles_whom_is_shown_on_request(dashboard: Dashboard, folder: Path) -> None:
-    _, _, text = dashboard.ask("GET", "/runs/plain")
+    _, _, text = dashboard.ask("GET", "/report/plain")
     assert "<h3>Similarity</h3>" not in text and "<h3>Swaps</h3>" not in text and "--similarity" in text
     asked = Dashboard(folder, "--similarity")
     try:
-        _, _, text = asked.ask("GET", "/runs/plain")
+        _, _, text = asked.ask("GET", "/report/plain")
         assert "<h3>Similarity</h3>" in text and "<h3>Swaps</h3>" in text
     finally:
         asked.close()
 
 
-def test_a_run_that_goes_on_is_drawn_again(dashboard: Dashboard, folder: Path) -> None:
+def shown(dashboard: Dashboard, name: str) -> dict[str, Any]:
+    return {run["name"]: run for run in json.loads(dashboard.ask("GET", "/api/runs")[2])["runs"]}.get(name, {})
+
+
+def test_a_run_that_goes_on_is_read_on(dashboard: Dashboard, folder: Path) -> None:
     run = RunFolder.open(written(folder, "going", accuracies=(0.11,)))
     run.record(status="running")
     with run.lock():
-        _, _, text = dashboard.ask("GET", "/runs/going")
-        assert 'http-equiv="refresh"' in text and "0.1100" in text and ">live<" in text
+        assert until(lambda: shown(dashboard, "going").get("value") == 0.11)
+        assert shown(dashboard, "going")["status"] == "running"
         run.append({"round": 2, "accuracy": 0.77, "loss": 0.1, "cohort": [0], "weights": [1.0]})
-        _, _, text = dashboard.ask("GET", "/runs/going")
-        assert "0.7700" in text
+        assert until(lambda: shown(dashboard, "going")["value"] == 0.77)
     run.record(status="finished")
-    _, _, text = dashboard.ask("GET", "/runs/going")
-    assert 'http-equiv="refresh"' not in text
+    assert until(lambda: shown(dashboard, "going")["status"] == "finished")
 
 
 def test_a_damaged_run_does_not_take_the_others_along(dashboard: Dashboard, folder: Path) -> None:
     bad = written(folder, "bad")
     (bad / "run.json").write_text("{")
     try:
-        status, _, text = dashboard.ask("GET", "/")
-        assert status == 200 and 'href="/runs/plain"' in text and "bad" in text and "damaged" in text
-        status, _, text = dashboard.ask("GET", "/runs/bad")
+        assert until(lambda: shown(dashboard, "bad").get("status") == "damaged")
+        assert shown(dashboard, "plain")["value"] == 0.6
+        status, _, text = dashboard.ask("GET", "/report/bad")
         assert status == 200 and "damaged" in text
     finally:
         shutil.rmtree(bad)

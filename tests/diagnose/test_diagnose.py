@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from html_pages import EVIL, EVIL_IN_A_DRAWING, alone
+from html_pages import EVIL, EVIL_IN_A_DRAWING, alone, without_scripts
 
 from consilience.core.settings import Invalid
 from consilience.diagnose.advice import Advice, advise, is_heterogeneous, is_label_skewed, is_shifted
@@ -116,6 +116,7 @@ def test_names_are_text_on_the_page(skewed: Diagnosis) -> None:
     hostile = dataclasses.replace(skewed, title=f"</title>{EVIL}", names=names, later_by=EVIL_IN_A_DRAWING)
     text = page(hostile, [Advice(EVIL, EVIL, EVIL)])
     alone(text)
+    text = without_scripts(text)
     assert text.count("</script>") == 1 == text.count("</title>") and text.count("&lt;script&gt;alert(1)") >= 4
     assert embedded(text)["names"] == list(names) and "$x_{" in text
 

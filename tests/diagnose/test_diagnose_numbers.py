@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from consilience.algorithms.fedavg import fedavg
 from consilience.core.federation import Federation, Rows
 from consilience.core.plans import Work
-from consilience.core.task import Task
 from consilience.diagnose import holdings, probe, shift
 from consilience.diagnose.effort import effort
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
+from consilience.task.task import Task
 
 counts = st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=2, max_size=6).map(np.array)
 

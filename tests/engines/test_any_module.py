@@ -16,9 +16,9 @@ from consilience.algorithms.fedavg import fedavg
 from consilience.core import tree
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
 from consilience.engines.vectorised import tuning
 from consilience.engines.vectorised.engine import Vectorised
+from consilience.task.task import Task
 
 RULE = fedavg(lr=0.1, batch_size=4, epochs=2)
 

@@ -82,7 +82,7 @@ def test_memories_of_whole_numbers_only(lane: str) -> None:
 
 
 @each_lane
-@pytest.mark.parametrize("silent", ["stand_in", "renormalise"])
+@pytest.mark.parametrize("silent", ["broadcast_model", "renormalise"])
 def test_silent_clients_keep_their_memory(lane: str, silent: Any) -> None:
     engine = tiny.engine(lane=lane, environment=Environment(communication=LOUD, silent=silent))
     rounds = list(run(parts.remembering(), engine, rounds=2))
@@ -92,7 +92,7 @@ def test_silent_clients_keep_their_memory(lane: str, silent: Any) -> None:
 
 
 @each_lane
-@pytest.mark.parametrize("silent", ["stand_in", "renormalise"])
+@pytest.mark.parametrize("silent", ["broadcast_model", "renormalise"])
 @pytest.mark.parametrize("at_once", [2, 64])
 def test_personal_messages_reach_their_clients(lane: str, silent: Any, at_once: int) -> None:
     environment = Environment(steps=(2, 5, 1, 4, 3), communication=LOUD, silent=silent)

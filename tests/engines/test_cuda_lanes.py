@@ -9,10 +9,10 @@ import torch
 from consilience.algorithms import recipe
 from consilience.core.federation import Federation
 from consilience.core.rounds import run
-from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.experiments.client_tests import personal_test
 from consilience.models import build
+from consilience.task.task import Task
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 MODELS = {"cnn": {"dropout": 0.25}, "mlp": {}, "resnet18": {"stem": "cifar"}}
@@ -117,3 +117,20 @@ def test_draws_repeat_bit_for_bit(lane, name):
     once = _sequences(name, device="cuda", lane=lane)
     torch.cuda.manual_seed(2)
     assert _gap(once, _sequences(name, device="cuda", lane=lane)) == 0
+
+
+@pytest.mark.parametrize("lane", ["serial", "batched", "streams"])
+def test_attention_over_long_texts_in_bf16_repeats_to_the_bit(lane: str) -> None:
+    draw = torch.Generator().manual_seed(0)
+    clients = [(torch.randint(5, 60, (8, 300), generator=draw), torch.arange(8) % 3) for _ in range(3)]
+    config = {"model_type": "bert", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    options = {"config": {**config, "intermediate_size": 64}, "length": 300, "vocabulary": 64}
+
+    def trained() -> dict[str, torch.Tensor]:
+        task = Task(build("hugging_face", inputs=(300,), classes=3, **options))
+        runs = Vectorised(task, Federation.from_clients(clients), device="cuda", precision="bf16", lane=lane)
+        *_, done = run(recipe("fedavg")(batch_size=4, lr=0.1), runs, rounds=2)
+        return done.model["params"]
+
+    first, second = trained(), trained()
+    assert all(torch.equal(value, second[name]) for name, value in first.items())

@@ -18,7 +18,6 @@ from consilience.core.federation import Federation
 from consilience.core.protocols import Channel, ClientRule, KeepsTime, PlansSteps, RunnerEngine
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.experiments import runner
 from consilience.experiments.config import catalogue, config
@@ -26,6 +25,7 @@ from consilience.experiments.config.config import Config
 from consilience.experiments.retest import retest
 from consilience.reporting import report
 from consilience.runs.folder import RunFolder
+from consilience.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("untraced")
 

@@ -16,8 +16,8 @@ from torch import nn
 import consilience as cs
 from consilience.core import tree
 from consilience.core.rounds import Round, run
-from consilience.core.task import Task
 from consilience.engines.ray.transfer import with_frozen, without_frozen
+from consilience.task.task import Task
 
 pytest.importorskip("transformers", reason="needs transformers: pip install 'consilience[text]'")
 pytest.importorskip("peft", reason="needs peft: pip install 'consilience[text]'")

@@ -14,13 +14,13 @@ from consilience.algorithms.fedavg import fedavg
 from consilience.algorithms.fedprox import fedprox
 from consilience.core.federation import Federation
 from consilience.core.rounds import run
-from consilience.core.task import Task
 from consilience.engines.compiler import in_place
 from consilience.engines.compiler.fuse import fuse
 from consilience.engines.compiler.trace import Trace, trace
 from consilience.engines.vectorised import program
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.models import build
+from consilience.task.task import Task
 
 aten = torch.ops.aten
 

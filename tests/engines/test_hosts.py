@@ -9,10 +9,10 @@ import torch
 from declared import build, model_of
 
 from consilience.core import tree
-from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.engines.workload import Workload
 from consilience.environments.environment import Environment
+from consilience.task.task import Task
 
 SHARES = (np.array([0, 3]), np.array([1, 2, 4]))
 
@@ -20,7 +20,7 @@ SHARES = (np.array([0, 3]), np.array([1, 2, 4]))
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedsplit", "fedbn"])
 def test_two_hosts_are_one_engine(name: str) -> None:
     federation, task = tiny.federation(), Task(model_of(name, "convnet")())
-    environment = Environment(stragglers=0.4, communication=0.8, silent="stand_in")
+    environment = Environment(stragglers=0.4, communication=0.8, silent="broadcast_model")
     settings = {"environment": environment, "dtype": "float64", "lane": "serial", "device": "cpu"}
     whole = Vectorised(task, federation, **settings)
     hosts = [Vectorised(task, federation.among(ids), hosts=ids, **settings) for ids in SHARES]

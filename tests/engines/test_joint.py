@@ -12,12 +12,12 @@ from consilience import algorithms
 from consilience.compare.together import Barrier
 from consilience.core.algorithm import Algorithm
 from consilience.core.rounds import run
-from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.engines.vectorised.joint import Joint, Request
 from consilience.environments.environment import Environment
 from consilience.selection.uniform import Uniform
+from consilience.task.task import Task
 
 LOCAL: dict[str, Any] = {"lr": 0.1, "epochs": 2, "batch_size": 4}
 

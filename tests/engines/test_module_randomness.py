@@ -16,8 +16,8 @@ from consilience.core.algorithm import Plain
 from consilience.core.evaluate import Evaluate
 from consilience.core.exchange import Broadcast
 from consilience.core.rounds import run
-from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
+from consilience.task.task import Task
 
 LANES = ("serial", "streams", "batched")
 

@@ -114,7 +114,7 @@ import sys, torch
 from consilience.algorithms.fedavg import fedavg
 from consilience.core.federation import Federation
 from consilience.core.rounds import run
-from consilience.core.task import Task
+from consilience.task.task import Task
 from consilience.engines.vectorised import program
 from consilience.engines.vectorised.engine import Vectorised
 program.HOT = 0

@@ -20,11 +20,11 @@ from consilience.core.exchange import Broadcast
 from consilience.core.federation import Federation
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
 from consilience.engines.placement import resolve_device
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
 from consilience.selection import Uniform
+from consilience.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("untraced")
 each_lane = pytest.mark.parametrize("lane", ["serial", "batched", "streams"])
@@ -75,7 +75,7 @@ def test_silent_clients_are_left_out_when_renormalising(lane: str) -> None:
 
 @each_lane
 def test_stand_ins_count_at_full_weight_with_the_broadcast_model(lane: str) -> None:
-    engine = tiny.engine(lane=lane, environment=Environment(communication=LOUD, silent="stand_in"))
+    engine = tiny.engine(lane=lane, environment=Environment(communication=LOUD, silent="broadcast_model"))
     start = engine.start()
     (one,) = run(fedavg(batch_size=4, lr=0.1), engine, rounds=1)
     assert one.cohort.ids.tolist() == [0, 1, 2, 3, 4] and one.cohort.counts == {"silent": 2}

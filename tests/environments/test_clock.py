@@ -111,9 +111,9 @@ def test_settings_are_checked() -> None:
     with pytest.raises(Invalid, match="speed_spread has no effect"):
         Environment(speed_spread=0.5)
     with pytest.raises(Invalid, match=r"deadline = 3\.0 drops late replies"):
-        Environment(deadline=3.0, silent="stand_in")
+        Environment(deadline=3.0, silent="broadcast_model")
     with pytest.raises(Invalid, match="enough_replies = 3 drops late replies"):
-        Environment(enough_replies=3, silent="stand_in")
+        Environment(enough_replies=3, silent="broadcast_model")
     with pytest.raises(Invalid, match="upload has 2 values for 5 clients"):
         tiny.engine(environment=Environment(upload=(1.0, 2.0)))
     with pytest.raises(Invalid, match="rows_per_second"):

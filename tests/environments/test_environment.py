@@ -193,7 +193,7 @@ def test_a_client_without_a_value_is_named():
         ({"epochs": (1, -1)}, r"Environment.epochs\[1\] = -1"),
         ({"steps": (1, 2.5)}, r"Environment.steps\[1\] = 2.5"),
         ({"steps": (1,), "epochs": (1,)}, "Environment.epochs and Environment.steps"),
-        ({"silent": "ignore"}, "Environment.silent = 'ignore' is not one of stand_in, renormalise"),
+        ({"silent": "ignore"}, "Environment.silent = 'ignore' is not one of broadcast_model, renormalise"),
         ({"straggler_policy": "wait"}, "Environment.straggler_policy = 'wait'"),
     ],
 )

@@ -42,7 +42,7 @@ def test_every_preset_builds_and_its_partition_is_in_the_catalogue(name):
 def test_duw_environments_have_table_1():
     assert environment("duw_1") == environment("duw_2") == Environment()
     assert environment("duw_3") == Environment(epochs=(2, 1, 1, 1, 1))
-    assert environment("duw_4") == Environment(communication=(0.2, 0.3, 0.8, 0.9, 1.0), silent="stand_in")
+    assert environment("duw_4") == Environment(communication=(0.2, 0.3, 0.8, 0.9, 1.0), silent="broadcast_model")
     for name, iterations in (("duw_1", 400), ("duw_2", 400), ("duw_3", 500), ("duw_4", 1000)):
         settings = preset(name).settings
         assert settings["rounds"] == 10 and settings["batch_size"] == 50 and settings["lr"] == 0.01
@@ -76,9 +76,9 @@ def test_duw_partitions_from_the_authors_file_are_theirs(name):
 
 def test_duw_a_and_b_have_table_2():
     a, b = preset("duw_a"), preset("duw-b")
-    assert a.environment == Environment(communication=(0.96, 0.6995, 0.9999, 0.2201, 0.3611), silent="stand_in")
+    assert a.environment == Environment(communication=(0.96, 0.6995, 0.9999, 0.2201, 0.3611), silent="broadcast_model")
     assert b.environment == Environment(
-        communication=(0.5173, 0.947, 0.7655, 0.2824, 0.221), epochs=(4, 7, 1, 2, 7), silent="stand_in"
+        communication=(0.5173, 0.947, 0.7655, 0.2824, 0.221), epochs=(4, 7, 1, 2, 7), silent="broadcast_model"
     )
     for made, rounds in ((a, 100), (b, 70)):
         assert made.partition == {"name": "dirichlet", "clients": 5, "alpha": 0.0005}

@@ -137,18 +137,6 @@ def test_damaged_checkpoints_have_their_own_exit_code(run: Path, tmp_path: Path)
     assert done.exit_code == 4 and "manifest.json" in done.stderr
 
 
-def test_list_tells_options_types_ranges_and_defaults() -> None:
-    done = call("list")
-    assert done.exit_code == 0
-    for kind in ("algorithms", "datasets", "models", "partitions", "environments", "selections", "weightings"):
-        assert f"\n{kind}\n" in f"\n{done.stdout}"
-    assert "alpha: number > 0 (must be given)" in done.stdout
-    assert "batch_size: whole number >= 1 or none (default 32)" in done.stdout
-    assert "(default sliding_window with fraction = 0.3)" in done.stdout
-    only = call("list", "selections", "mlp").stdout
-    assert "sliding_window" in only and "hidden: list of whole number >= 1" in only and "fedavg" not in only
-
-
 def test_show_a_run_and_all_runs(run: Path) -> None:
     one = call("show", str(run), "--rows", "2", "--config")
     assert one.exit_code == 0 and "simprox on digits, 6 clients (dirichlet), logistic" in one.stdout
@@ -190,7 +178,8 @@ def test_names_in_tables_are_escaped() -> None:
     import numpy as np
     from rich.console import Console
 
-    from consilience.core.metrics import ClientScores, MetricRow, Scores
+    from consilience.core.metrics import MetricRow
+    from consilience.task.scores import ClientScores, Scores
 
     row, one = MetricRow(key="good", title="[blue]good"), np.array([0.5])
     found = Scores(

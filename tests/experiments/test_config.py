@@ -167,7 +167,7 @@ def test_the_catalogue_lists_every_kind_with_its_options() -> None:
     assert simprox.options["selection"].default == SlidingWindow(fraction=0.3)
     assert simprox.options["lr"].default == 0.01 and parts.describe(simprox.options["lr"].annotation) == "number > 0"
     duw = next(entry for entry in found["environments"] if entry.name == "duw_4")
-    assert duw.options["silent"].default == "stand_in"
+    assert duw.options["silent"].default == "broadcast_model"
 
 
 def test_every_engine_setting_is_an_option() -> None:

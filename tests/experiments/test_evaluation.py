@@ -13,12 +13,13 @@ from torch import nn
 
 from consilience.core.exchange import Broadcast
 from consilience.core.federation import Federation, Rows
-from consilience.core.kinds import classification, macro
-from consilience.core.metrics import fairness
-from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.experiments import evaluation
 from consilience.experiments.evaluation import client_means, evaluate
+from consilience.task.kinds import classification
+from consilience.task.measures import macro
+from consilience.task.scores import fairness
+from consilience.task.task import Task
 
 
 class Echo(nn.Module):

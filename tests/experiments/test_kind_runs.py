@@ -13,13 +13,13 @@ from sklearn.utils.class_weight import compute_class_weight
 from typer.testing import CliRunner
 
 from consilience.cli import app
-from consilience.core.kinds import KINDS
 from consilience.core.settings import Invalid
 from consilience.experiments import runner
 from consilience.experiments.assembly import assemble, balanced, read_data
 from consilience.experiments.config import config
 from consilience.experiments.retest import retest
 from consilience.runs.result import Result
+from consilience.task.kinds import KINDS
 
 pytestmark = pytest.mark.usefixtures("untraced")
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,8 @@ from consilience.experiments.noise_keys import NoiseKeys
 from consilience.privacy import Spending, Spent, epsilon_of, history
 from consilience.privacy.round_keys import name_of
 from consilience.runs import checkpoint
-from consilience.runs.folder import RunFolder, _with_digest
+from consilience.runs.facts import with_digest
+from consilience.runs.folder import RunFolder
 from consilience.runs.row_log import RecordError
 
 pytestmark = pytest.mark.usefixtures("untraced")
@@ -99,7 +100,7 @@ def no_json(path: Path) -> None:
 def forget(path: Path) -> None:
     facts = RunFolder.open(path.parent).facts()
     del facts["privacy"]
-    (path.parent / "run.json").write_bytes(_with_digest(facts))
+    (path.parent / "run.json").write_bytes(with_digest(facts))
 
 
 def cut_and_forget(path: Path) -> None:
@@ -173,7 +174,7 @@ def test_a_private_run_does_not_go_on_without_noise(tmp_path: Path, monkeypatch:
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path, "checkpoint.every=9")
     monkeypatch.undo()
-    plain = ["algorithm.name=fedavg", *(f"algorithm.{key}=" for key in ("bound", "noise", "rate", "delta"))]
+    plain = ["algorithm.name=fedavg", *(f"algorithm.{key}=" for key in ("bound", "noise", "rate", "delta", "bound_lr"))]
     with pytest.raises(Invalid, match="is a private run"):
         runner.proceed(tmp_path / "private", plain, force=True)
 

@@ -19,7 +19,6 @@ from consilience.core import tree
 from consilience.core.settings import Invalid
 from consilience.experiments import record, runner
 from consilience.experiments.config import config
-from consilience.flower.deploy import settings
 from consilience.privacy import Spending
 from consilience.runs.folder import RunFolder
 from consilience.runs.result import Result
@@ -168,12 +167,6 @@ def test_rows_prepared_with_those_of_all_clients_are_refused(data: list[str], na
     model = "model=logistic" if "text_table" not in data[0] else "model=char_lstm"
     with pytest.raises(Invalid, match=f"a private run cannot have {named}"):
         start(tmp_path / "runs", *data, model, f"data_dir={tmp_path}")
-
-
-def test_it_is_not_deployed() -> None:
-    given = {"algorithm": "dp_fedavg", "data": "digits", "deploy": {"clients": 4}}
-    with pytest.raises(Invalid, match="cannot be deployed yet"):
-        settings.from_given(given, own=False).build_algorithm()
 
 
 def test_the_record_is_plain_json(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ import torch
 import transformers_tiny
 from safetensors import safe_open
 
-from consilience.core.kinds import KINDS
 from consilience.core.settings import Invalid
 from consilience.experiments import retest, runner
 from consilience.experiments.config.config import Config, from_table
 from consilience.models.tokenization import BYTE_VOCABULARY
+from consilience.task.kinds import KINDS
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'consilience[text]'")
 pytest.importorskip("peft", reason="needs peft: pip install 'consilience[text]'")

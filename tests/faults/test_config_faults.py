@@ -168,7 +168,7 @@ def test_the_unmutated_tables_are_accepted() -> None:
         ("rounds=0", "rounds = 0", "must be >= 1"),
         ("algorithm.selection.fraction=1.5", "algorithm.selection.fraction = 1.5", "> 0 and <= 1"),
         ("engine.clients_at_once=0", "engine.clients_at_once = 0", "must be >= 1"),
-        ("environment.silent=ignore", "environment.silent = 'ignore'", "stand_in, renormalise"),
+        ("environment.silent=ignore", "environment.silent = 'ignore'", "broadcast_model, renormalise"),
         ("model.inputs=[3]", "model.inputs", "comes from the data"),
         ("data.data_dir=/x", "data.data_dir", "data_dir at the top"),
     ],

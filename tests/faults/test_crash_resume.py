@@ -121,7 +121,7 @@ def _round(path: Path) -> int:
 
 
 # eight are every kind of moment once in each lane
-@pytest.mark.parametrize("kills", [10, pytest.param(KILLS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [5, pytest.param(KILLS, marks=pytest.mark.slow)])
 def test_killed_at_random_moments_and_resumed(
     nursery: Nursery, undisturbed: dict[str, tuple[Path, float]], tmp_path: Path, kills: int
 ) -> None:

@@ -89,7 +89,7 @@ def test_forged_manifests_with_valid_digests_are_refused(tmp_path: Path, kind: s
     assert assert_whole(load_latest(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("version", [2, 0, -1, "1", 1.0, True, None, [1]])
+@pytest.mark.parametrize("version", [3, 0, -1, "1", 1.0, True, None, [1]])
 def test_an_unknown_format_is_refused_and_not_passed_over(tmp_path: Path, version: Any) -> None:
     path = started(tmp_path) / "round-00000002"
     forge(path, lambda content: content.update(format=version))

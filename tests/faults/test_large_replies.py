@@ -14,8 +14,9 @@ from strangers import Strangers, nobody
 from test_replies import watched
 
 from consilience.core import tree
+from consilience.core.conclusion import conclude
 from consilience.core.exchange import Broadcast
-from consilience.core.rounds import Diverged, Round, conclude, run
+from consilience.core.rounds import Diverged, Round, run
 from consilience.core.screening import Limits
 from consilience.wire.admission import Arrival
 from consilience.wire.arrays import from_bytes, to_bytes

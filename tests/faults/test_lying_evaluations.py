@@ -15,12 +15,13 @@ from consilience.core import tree
 from consilience.core.algorithm import Plain
 from consilience.core.evaluate import Evaluate
 from consilience.core.exchange import Broadcast, Cohort
-from consilience.core.measures import impossible_counts
-from consilience.core.metrics import Metric, MetricRow, fairness
-from consilience.core.task import Task
+from consilience.core.metrics import Metric, MetricRow
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.experiments.client_tests import federated_test
 from consilience.experiments.plausibility import plausible
+from consilience.task.measures import impossible_counts
+from consilience.task.scores import fairness
+from consilience.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("untraced")
 LIAR = 3

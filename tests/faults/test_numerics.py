@@ -24,11 +24,11 @@ from consilience.core.exchange import Cohort, Pool
 from consilience.core.federation import Federation
 from consilience.core.rounds import Diverged, Round, run
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
 from consilience.environments.environment import Environment
 from consilience.selection import Everyone
 from consilience.server import Averaging, SimProxWeights, UniformWeights
 from consilience.server.averaging.combining.weighted_mean import weighted_mean
+from consilience.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("untraced")
 SIMILAR = Averaging(weighting=SimProxWeights())

@@ -20,7 +20,7 @@ from consilience.meta import learning
 from consilience.meta.slopes import slope_of, unfolded_loss
 
 pytestmark = pytest.mark.usefixtures("untraced")
-UNEVEN = Environment(steps=(5, 0, 1, 2, 9), communication=0.7, silent="stand_in")
+UNEVEN = Environment(steps=(5, 0, 1, 2, 9), communication=0.7, silent="broadcast_model")
 LOCAL: dict[str, Any] = {"lr": 0.1, "batch_size": 4}
 
 

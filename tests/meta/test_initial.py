@@ -95,13 +95,13 @@ def test_tables_that_cannot_be_a_start(initial: Tensor, message: str) -> None:
 @pytest.mark.parametrize("loss", ["squared_error", "squared_error_logits"])
 def test_squared_errors_against_one_hot_labels(loss: Any) -> None:
     """The value by hand at the start model; the three ways to the gradient agree; clients still train on their loss."""
-    engine = tiny.engine(tiny.mlp, environment=Environment(communication=0.6, silent="stand_in"))
+    engine = tiny.engine(tiny.mlp, environment=Environment(communication=0.6, silent="broadcast_model"))
     algorithm, start = cs.fedavg(lr=0.1, batch_size=None), engine.start()
     table = first_table(None, rounds=2)
     reported, graph = (slope_of(way, algorithm, engine, start, loss=loss)(table, 4) for way in ("reported", "autograd"))
     np.testing.assert_allclose(reported[1], graph[1], rtol=1e-9, atol=1e-12)
     assert reported[0] == pytest.approx(graph[0], rel=1e-10)
-    dead = tiny.engine(tiny.mlp, environment=Environment(communication=0.0, silent="stand_in"))
+    dead = tiny.engine(tiny.mlp, environment=Environment(communication=0.0, silent="broadcast_model"))
     found = float(unfolded_loss(algorithm, dead, start, table, 4, detach=True, loss=loss))
     by_hand = 0.0
     for k in range(5):

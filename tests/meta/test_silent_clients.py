@@ -21,7 +21,7 @@ from consilience.meta.slopes import slope_of
 pytestmark = pytest.mark.usefixtures("untraced")
 LOCAL: dict[str, Any] = {"lr": 0.1, "batch_size": 4, "epochs": 2}
 ROUNDS, CLIENTS = 4, 5
-LOST = Environment(communication=(0.2, 0.5, 0.6, 0.5, 0.4), silent="stand_in")
+LOST = Environment(communication=(0.2, 0.5, 0.6, 0.5, 0.4), silent="broadcast_model")
 
 
 def plain_autograd(
@@ -61,7 +61,7 @@ def plain_autograd(
         if t == ROUNDS:
             break
         heard_in.append(heard)
-        there = np.arange(CLIENTS) if environment.silent == "stand_in" else np.flatnonzero(heard)
+        there = np.arange(CLIENTS) if environment.silent == "broadcast_model" else np.flatnonzero(heard)
         if len(there):
             share = table[t, there] / table[t, there].sum() * table[t].sum()
             model = {name: sum(share[i] * trained[k][name] for i, k in enumerate(there)) for name in names}
@@ -74,7 +74,7 @@ def some_table() -> Tensor:
     return raw / raw.sum(1, keepdim=True)
 
 
-@pytest.mark.parametrize("silent", ["stand_in", "renormalise"])
+@pytest.mark.parametrize("silent", ["broadcast_model", "renormalise"])
 @pytest.mark.parametrize("epochs", [None, (1, 3, 2, 1, 2)])
 @pytest.mark.parametrize("recipe", [cs.duw_fedavg, cs.duw_fednova])
 def test_gradients_equal_plain_autograd_with_silent_clients(recipe: Any, epochs: Any, silent: Any) -> None:
@@ -112,7 +112,7 @@ def test_failures_are_redrawn_in_every_unfolded_run() -> None:
     """S4-8. Full batches are the same rows in every run, so that only failures can make the losses differ."""
     still = iterations(Environment(), batch_size=None)
     np.testing.assert_allclose(still, still[0], rtol=1e-10)
-    drawn = iterations(Environment(communication=0.5, silent="stand_in"), batch_size=None)
+    drawn = iterations(Environment(communication=0.5, silent="broadcast_model"), batch_size=None)
     assert len({round(loss, 6) for loss in drawn}) == 4
 
 

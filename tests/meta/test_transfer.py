@@ -44,7 +44,7 @@ TRUTH = TransferredWeights(
     ),
     rounds=6,
 )
-ENVIRONMENT = Environment(communication=0.7, silent="stand_in", epochs=(1, 2, 1, 3, 1, 2, 2, 1, 4))
+ENVIRONMENT = Environment(communication=0.7, silent="broadcast_model", epochs=(1, 2, 1, 3, 1, 2, 2, 1, 4))
 
 
 def ruled(rule: TransferredWeights) -> Any:
@@ -69,7 +69,7 @@ def test_a_known_rule_is_recovered_and_transferred() -> None:
     other = tiny.engine(
         tiny.mlp,
         tiny.federation((3, 8, 5, 2, 9, 4, 7, 6), seed=4),
-        environment=Environment(communication=0.8, silent="stand_in"),
+        environment=Environment(communication=0.8, silent="broadcast_model"),
     )
     for rounds in (3, 10):
         expected = weights_of(replace(TRUTH, rounds=rounds), other, rounds, 11)

@@ -15,11 +15,11 @@ import tiny
 import transformers_tiny
 
 import consilience as cs
-from consilience.core.adapters import has_merged, pairs_of
 from consilience.core.rounds import Round, run
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
+from consilience.layers.adapters import has_merged, pairs_of
+from consilience.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("untraced")
 USUAL: dict[str, Any] = {"lr": 0.5, "batch_size": 4}

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from consilience import models
-from consilience.core.layers import key_inputs, make_exact
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
 from consilience.core.tree import Tree, repeat
+from consilience.layers.exact import key_inputs, make_exact
 from consilience.models.augmentation import Augment, _recoloured, _turned
+from consilience.task.task import Task
 
 
 def pictures(rows: int = 6, side: int = 8) -> Tensor:

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 import consilience as cs
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
 from consilience.models.tokenization import BYTE_VOCABULARY, IGNORED, Tokenization
+from consilience.task.task import Task
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'consilience[text]'")
 pytest.importorskip("peft", reason="needs peft: pip install 'consilience[text]'")

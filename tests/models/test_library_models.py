@@ -14,7 +14,7 @@ import torch
 import consilience as cs
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
+from consilience.task.task import Task
 
 NETWORK = """
 import torch

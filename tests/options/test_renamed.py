@@ -168,6 +168,15 @@ clients = 4
 """  # noqa: E501
 
 
+def test_an_old_value_is_refused_with_the_new_one_and_rewritten() -> None:
+    assert renamed.VALUES == {"stand_in": "broadcast_model"}, "a case for every entry"
+    with pytest.raises(Invalid, match=r"silent = 'stand_in' is now called 'broadcast_model' \(`consilience migrate`"):
+        config.load(None, ["environment.silent=stand_in"])
+    text, found = migrate('[environment]\nsilent = "stand_in"  # as in the paper\n')
+    assert text == '[environment]\nsilent = "broadcast_model"  # as in the paper\n'
+    assert [str(one) for one in found] == ["environment.silent = 'broadcast_model'"]
+
+
 def test_comments_order_and_layout_stay(tmp_path: Path) -> None:
     file = tmp_path / "old.toml"
     file.write_bytes(OLD.replace("\n", "\r\n", 1).encode())

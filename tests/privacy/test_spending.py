@@ -40,7 +40,8 @@ def test_without_sampling_rounds_are_one_gaussian(noise: float, rounds: int, del
     assert exact * (1 - 1e-9) <= found <= exact * 1.01 + 1e-3
 
 
-SAMPLED = [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 30))]
+# the less noise, the wider are the distributions that the library composes: seconds each
+SAMPLED = [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 30))]
 
 
 @pytest.mark.parametrize("seed", SAMPLED)
@@ -55,7 +56,7 @@ def test_with_sampling_it_is_the_reference_accountants(seed: int) -> None:
     assert wanted * (1 - 1e-6) <= found <= wanted * 1.01 + 1e-6
 
 
-OTHER_NOISE = range(10)
+OTHER_NOISE = [*(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6)), *range(6, 10)]
 
 
 @pytest.mark.parametrize("seed", OTHER_NOISE)
@@ -68,10 +69,10 @@ def test_rounds_of_different_noise_are_one_gaussian_without_sampling(seed: int) 
     assert exact * (1 - 1e-9) <= found <= exact * 1.01 + 1e-3
 
 
-# the less noise, the wider are the distributions that the library composes: seconds each
 OTHER_NOISE_AND_RATE = [
-    *((1, 0.6), (2, 2.0), (3, 2.0)),
-    *(pytest.param(seed, 0.6, marks=pytest.mark.slow) for seed in (0, *range(2, 8))),
+    (9, 2.8),
+    *(pytest.param(seed, 2.0, marks=pytest.mark.slow) for seed in (2, 3)),
+    *(pytest.param(seed, 0.6, marks=pytest.mark.slow) for seed in range(7)),
 ]
 
 
@@ -99,14 +100,14 @@ def test_the_pages_count_these_settings() -> None:
 
 
 def test_nothing_makes_what_was_spent_less() -> None:
-    past, before = history([(0.7, 1.0)] * 2), Spending(noise=0.7).epsilon(2)
-    assert before == epsilon_of(past, 1e-5) > 8
+    past, before = history([(3.0, 1.0)] * 2), Spending(noise=3.0).epsilon(2)
+    assert before == epsilon_of(past, 1e-5) > 1.8
     later = [Spending(noise=50.0, rate=0.01).epsilon(rounds, after=past) for rounds in (0, 1, 2)]
     assert later[0] == before and before <= later[1] <= later[2]
-    assert Spending(noise=50.0).rounds_within(before - 1, after=past) == 0
+    assert Spending(noise=50.0).rounds_within(before - 0.1, after=past) == 0
     assert epsilon_of(past, 1e-7) > before, "a smaller delta is asked of the same rounds"
     with pytest.raises(Invalid, match="out of reach"):
-        noise_for(3.0, rounds=1, after=past)
+        noise_for(1.0, rounds=1, after=past)
 
 
 def test_a_published_setting() -> None:
@@ -114,15 +115,15 @@ def test_a_published_setting() -> None:
 
 
 def test_it_grows_with_rounds_and_rate_and_shrinks_with_noise() -> None:
-    costs = [Spending(noise=1.0, rate=0.2).epsilon(rounds) for rounds in (0, 1, 2, 5, 20)]
+    costs = [Spending(noise=4.0, rate=0.2).epsilon(rounds) for rounds in (0, 1, 2, 5, 20)]
     assert costs[0] == 0 and sorted(costs) == costs and len(set(costs)) == 5
-    assert Spending(noise=1.0, rate=0.1).epsilon(5) < Spending(noise=1.0, rate=0.2).epsilon(5)
-    assert Spending(noise=2.0, rate=0.2).epsilon(5) < Spending(noise=1.0, rate=0.2).epsilon(5)
+    assert Spending(noise=4.0, rate=0.1).epsilon(5) < Spending(noise=4.0, rate=0.2).epsilon(5)
+    assert Spending(noise=8.0, rate=0.2).epsilon(5) < Spending(noise=4.0, rate=0.2).epsilon(5)
 
 
-@pytest.mark.parametrize("budget", [0.5, 2.0, 8.0])
+@pytest.mark.parametrize("budget", [0.05, 0.3, 0.8])
 def test_as_many_rounds_as_fit_and_no_more(budget: float) -> None:
-    spending = Spending(noise=1.5, rate=0.3)
+    spending = Spending(noise=5.0, rate=0.3)
     rounds = spending.rounds_within(budget)
     assert (rounds == 0 or spending.epsilon(rounds) <= budget) and spending.epsilon(rounds + 1) > budget
 
@@ -134,8 +135,8 @@ def test_a_budget_of_exactly_so_many_rounds_holds_just_these() -> None:
 
 
 def test_as_little_noise_as_will_do() -> None:
-    noise = noise_for(1.5, rounds=5, rate=0.25)
-    assert Spending(noise=noise, rate=0.25).epsilon(5) <= 1.5 < Spending(noise=0.998 * noise, rate=0.25).epsilon(5)
+    noise = noise_for(0.3, rounds=2, rate=0.25)
+    assert Spending(noise=noise, rate=0.25).epsilon(2) <= 0.3 < Spending(noise=0.998 * noise, rate=0.25).epsilon(2)
 
 
 def test_a_delta_of_one_promises_nothing() -> None:

@@ -9,12 +9,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from html_pages import EVIL, alone
+from html_pages import EVIL, alone, without_scripts
 from sample_runs import real, replace_rows, written
 
-from consilience.reporting import page, style
+from consilience.reporting import interactive, page, static, style
+from consilience.reporting.charts import Axis, Heat, Scale
 from consilience.reporting.figure_set import compiled
-from consilience.reporting.figures.by_client import Axis, Scale, bars, heat_map
+from consilience.reporting.figures.by_client import bars
 from consilience.reporting.groups import grouped
 from consilience.reporting.report import write
 from consilience.reporting.runs import find
@@ -27,10 +28,10 @@ WIDE = ("client_accuracy_mean", "client_accuracy_worst_tenth", "client_accuracy_
 WIDE += ("personal_accuracy_mean", "personal_accuracy_worst_tenth", "personal_loss", "f1", "drift_relative")
 
 
-def test_the_wheel_has_every_template() -> None:
-    used = {"base.html", "macros.html", "style.css", "report.html", "comparison.html", "diagnosis.html", "tuning.html"}
-    used |= {"dashboard_runs.html", "dashboard_report.html", "dashboard_nothing.html"}
-    assert {entry.name for entry in TEMPLATES.iterdir()} == used
+def test_the_wheel_has_every_template_and_script() -> None:
+    used = {entry.name for folder in (TEMPLATES, TEMPLATES / "../scripts") for entry in folder.iterdir()}
+    assert {"base.html", "macros.html", "style.css", "report.html", "comparison.html", "diagnosis.html"} <= used
+    assert {entry.name for entry in (TEMPLATES / "../scripts").iterdir()} == set(interactive.SCRIPTS)
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["consilience"]
     packed = {path.name for pattern in declared for path in (ROOT / "consilience").glob(pattern)}
     assert used <= packed
@@ -46,10 +47,11 @@ def test_no_template_switches_escaping_off() -> None:
 def test_every_slot_of_a_page_is_escaped() -> None:
     table = Table(head=(EVIL, EVIL), lines=((EVIL, EVIL),), words=frozenset({1}))
     facts = [page.Fact(EVIL, EVIL, EVIL)]
-    values = {"heading": EVIL, "made_by": EVIL, "cards": facts, "warnings": [EVIL], "together": [(EVIL, "/" + EVIL)]}
-    text = page.render("dashboard_runs.html", title=EVIL, runs=table, links=["/" + EVIL], **values)
-    alone(text, links=True)
-    assert text.count(html.escape(EVIL)) == 14
+    values = {"heading": EVIL, "made_by": EVIL, "cards": facts, "warnings": [EVIL], "notes": [EVIL], "pictures": []}
+    sheets = [{"title": EVIL, "table": table}]
+    text = page.render("comparison.html", title=EVIL, sheets=sheets, no_figures=EVIL, **values)
+    alone(text)
+    assert text.count(html.escape(EVIL)) == 15  # one is the name of the table
 
 
 def test_a_value_that_a_template_lacks_is_an_error() -> None:
@@ -82,8 +84,9 @@ def test_a_comparison_with_every_column_fits_1400_pixels_and_a4_paper(wide: Path
     """The least width of a table: in each column the longest piece that cannot be broken, plus padding."""
     pytest.importorskip("matplotlib")
     text = write([wide], pictures=False).read_text()
+    text = without_scripts(text)
     table = text[text.index("<table>") : text.index("</table>")]
-    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in table.split("<tr>")[1:]]
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.split(r"<tr[^>]*>", table)[1:]]
     cells = [[html.unescape(re.sub(r"<[^>]*>", "", cell)) for cell in row] for row in rows]
     assert "personal: mean" in cells[0] and len(cells[0]) >= 14 and "±\N{NO-BREAK SPACE}" in cells[1][3]
     longest = [
@@ -132,14 +135,14 @@ def test_heat_maps_and_bars_show_the_values_where_they_belong() -> None:
     with style.drawing():
         values = np.array([[0.0, 1.0, 2.0], [3.0, np.nan, 5.0]])
         names = ("long name", "b")
-        figure = heat_map(
-            values, down=Axis("client", names), across=Axis("round", first=1), scale=Scale("weight", low=-1)
-        )
+        down, across = Axis("client", names), Axis("round", first=1)
+        figure = static.draw(Heat(values=values, down=down, across=across, scale=Scale("weight", low=-1)))
         axes, scale = figure.axes
         image = axes.get_images()[0]
         assert image.get_array().tolist() == [[0.0, 1.0, 2.0], [3.0, None, 5.0]] and image.get_clim() == (-1, 5)
         assert image.get_extent() == [0.5, 3.5, 1.5, -0.5] and scale.get_ylabel() == "weight"
         assert [label.get_text() for label in axes.get_yticklabels()] == ["long name", "b"]
-        axes = bars(np.array([2.0, np.nan, 4.0]), across=Axis("client"), up="rows", line=("mean", 3.0)).axes[0]
+        chart = bars(np.array([2.0, np.nan, 4.0]), across=Axis("client"), up="rows", line=("mean", 3.0))
+        axes = static.draw(chart).axes[0]
         assert [bar.get_height() for bar in axes.patches] == [2.0, 0.0, 4.0]
         assert list(axes.lines[0].get_ydata()) == [3.0, 3.0]

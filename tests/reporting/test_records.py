@@ -12,14 +12,15 @@ from sample_runs import SMALL, real
 
 from consilience.core.exchange import Cohort, Notes
 from consilience.core.federation import Federation
-from consilience.core.kinds import KINDS, REGRESSION
-from consilience.core.metrics import ClientScores, MetricRow, Scores
+from consilience.core.metrics import MetricRow
 from consilience.core.rounds import Round, Snapshot
 from consilience.experiments import runner
 from consilience.experiments.client_log import MOST_CLIENTS, MOST_COMPARED, client_row, federation_facts
 from consilience.experiments.config import config
 from consilience.runs.folder import RunFolder
 from consilience.runs.row_log import RowLog
+from consilience.task.kinds import KINDS, REGRESSION
+from consilience.task.scores import ClientScores, Scores
 
 
 def a_round(notes: Notes, ids: list[int], heard: list[bool] | None = None) -> Round:

@@ -194,7 +194,7 @@ def test_the_manifest_says_what_was_written(tmp_path: Path) -> None:
     assert path == tmp_path / "round-00000012"
     written = json.loads((path / "manifest.json").read_text())
     data = (path / "server.safetensors").read_bytes()
-    assert written["format"] == 1 and written["round"] == 12 and written["facts"] == {"metrics": {"bytes": 10}}
+    assert written["format"] == 2 and written["round"] == 12 and written["facts"] == {"metrics": {"bytes": 10}}
     assert written["trees"][0]["sha256"] == hashlib.sha256(data).hexdigest()
     assert written["trees"][0]["bytes"] == len(data)
     digest = written.pop("digest")

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import consilience as cs
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
 from consilience.runs.model_formats import write_model
 from consilience.runs.result import Result
+from consilience.task.task import Task
 
 NAMES = ("send", "card", "rate")
 

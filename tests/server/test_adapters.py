@@ -16,17 +16,18 @@ import consilience as cs
 from consilience.client.memory.corrections import ControlVariate
 from consilience.client.terms.linear import Linear
 from consilience.client.terms.proximal import Proximal
-from consilience.core import adapters, tree
-from consilience.core.adapters import Pair, pairs_in, pairs_of
+from consilience.core import tree
 from consilience.core.federation import Federation
 from consilience.core.rounds import Round, run
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
+from consilience.layers import adapters
+from consilience.layers.adapters import Pair, pairs_in, pairs_of
 from consilience.models.adapted import LoRALinear
 from consilience.server.averaging.combining.redecomposed import Redecomposed, svd_of_product, truncated
 from consilience.server.averaging.ledgers.drift import ControlVariates
 from consilience.server.averaging.weighting.by_size import UniformWeights
+from consilience.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("untraced")
 IN, OUT, RANK, SCALING = 6, 5, 3, 0.75

@@ -19,13 +19,13 @@ from consilience.core.exchange import Cohort
 from consilience.core.federation import Federation
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.experiments import runner
 from consilience.experiments.config import config
 from consilience.server import Averaging, UniformWeights
 from consilience.server.rules.ensemble_distillation import EnsembleDistillation, teacher
 from consilience.server.rules.public_rows import FileRows, GivenRows, NoiseRows
+from consilience.task.task import Task
 
 X = torch.randn(40, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 

@@ -128,7 +128,7 @@ def test_duw_fednova_is_algorithm_5_and_not_fednova() -> None:
     rows = [(draw.normal(size=(n, 3)), draw.normal(size=n)) for n in (4, 2, 5)]
     data = Federation.from_clients([(torch.from_numpy(x), torch.from_numpy(y[:, None])) for x, y in rows])
     line = tiny.seeded(lambda: nn.Linear(3, 1, bias=False, dtype=torch.float64))
-    taus, silent = (3, 2, 1), Environment(steps=(3, 2, 1), communication=(1.0, 0.0, 1.0), silent="stand_in")
+    taus, silent = (3, 2, 1), Environment(steps=(3, 2, 1), communication=(1.0, 0.0, 1.0), silent="broadcast_model")
     weights = ((0.5, 0.2, 0.3),)
     schedule = cs.ScheduleWeights(table=weights)
     found = {}

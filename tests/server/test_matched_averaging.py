@@ -20,9 +20,9 @@ from consilience.core import tree
 from consilience.core.exchange import Cohort
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.server.rules.matched_averaging import MatchedAveraging, match
+from consilience.task.task import Task
 
 
 def cohort_of(replies: list[Tree], rows: list[float]) -> Cohort:

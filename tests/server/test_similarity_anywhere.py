@@ -146,6 +146,7 @@ class Elsewhere:
     """Rows that are fetched, and on which nobody works."""
 
     place = lengths = None
+    lasting = False
 
     def __init__(self, values: Tensor) -> None:
         self.values = values

@@ -268,7 +268,7 @@ def test_prev_own_without_the_report_is_refused() -> None:
 def test_prev_own_in_a_run(lane: str) -> None:
     """First the broadcast model, then the client's own last one, many rounds old with a sliding window."""
     algorithm = simprox(previous_model="own", batch_size=4, lr=0.1, selection=SlidingWindow(fraction=0.4))
-    engine = tiny.engine(tiny.convnet, lane=lane, environment=Environment(communication=0.8, silent="stand_in"))
+    engine = tiny.engine(tiny.convnet, lane=lane, environment=Environment(communication=0.8, silent="broadcast_model"))
     last: dict[int, torch.Tensor] = {}
     before, returned = engine.start(), 0
     for one in run(algorithm, engine, rounds=9, seed=5):

@@ -19,12 +19,12 @@ from consilience.core.algorithm import Algorithm
 from consilience.core.federation import Federation
 from consilience.core.rounds import Round, run
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
 from consilience.selection import Uniform
 from consilience.server.averaging.weighting.by_size import UniformWeights
 from consilience.server.rules.splitting import Splitting
+from consilience.task.task import Task
 
 CURVES = np.array(
     [[1.0, 4.0], [3.0, 1.0], [2.0, 2.0], [1.0, 1.5]]
@@ -175,7 +175,7 @@ def test_with_error_feedback_z_belongs_to_the_client() -> None:
 
 
 def test_silent_clients_keep_their_z() -> None:
-    for silent in ("stand_in", "renormalise"):
+    for silent in ("broadcast_model", "renormalise"):
         world = Environment(communication=0.5, silent=silent)  # type: ignore[arg-type]
         algorithm = fedsplit(step=BEST_STEP, epochs=30, **FULL)
         for one in run(algorithm, quadratics(environment=world), rounds=6, seed=2):

@@ -62,7 +62,7 @@ def test_given_weights_leave_out_clients_without_data() -> None:
         pytest.param(SimProxWeights(compare_on="updates", softmax=False), marks=pytest.mark.slow),
         pytest.param(SimProxWeights(similarity="gaussian", temperature=0.5), marks=pytest.mark.slow),
         ScheduleWeights(table=PACES),
-        ScheduleWeights(table=PACES[:1] * 3),
+        pytest.param(ScheduleWeights(table=PACES[:1] * 3), marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("relaxation", [1.0, pytest.param(0.5, marks=pytest.mark.slow)])

@@ -28,7 +28,7 @@ from consilience.server.averaging.ledgers.drift import MeanDrift
 from consilience.server.averaging.weighting.by_size import UniformWeights
 from consilience.server.geometry.model_similarity import Layerwise
 from consilience.server.geometry.pairing import ExactMatching, Greedy, MinimumSimilarity, Random
-from consilience.server.rules.swapping import NOBODY, Swapping, traffic
+from consilience.server.rules.swapping import Swapping, traffic
 
 pytestmark = pytest.mark.usefixtures("untraced")
 USUAL: dict[str, Any] = {"lr": 0.05, "epochs": 1, "batch_size": 4}
@@ -186,9 +186,9 @@ def test_when_an_average_is_lost_everyone_goes_on_with_what_it_holds() -> None:
 
 
 def test_the_shelf_has_room_for_the_participants_only() -> None:
-    assert len(Swapping(room=2).init(model(0), 9)["holders"]) == 2
-    assert len(Swapping(room=0.3).init(model(0), 20)["holders"]) == 6
-    assert len(Swapping(room=50).init(model(0), 9)["holders"]) == 9
+    assert int(Swapping(room=2).init(model(0), 9)["room"]) == 2
+    assert int(Swapping(room=0.3).init(model(0), 20)["room"]) == 6
+    assert int(Swapping(room=50).init(model(0), 9)["room"]) == 9
     server = Swapping(room=2, every=5, pairing=Random())
     state = server.init(model(0), 9)
     state, _ = server.update(state, cohort({3: 1, 4: 2}, round=0))
@@ -393,11 +393,15 @@ def test_measured_bytes_beside_the_formula() -> None:
         assert down + up == formula + 120
 
 
-def test_the_state_has_one_shape_from_the_start_so_that_a_run_can_be_resumed() -> None:
+def test_the_state_holds_models_of_clients_that_took_part_since_the_last_average() -> None:
     algorithm = simfedswap(selection=Uniform(count=2), **USUAL)
-    fresh = tiny.structure(algorithm.server.init(tiny.engine(tiny.convnet).start(), 5))
+    fresh = algorithm.server.init(tiny.engine(tiny.convnet).start(), 5)
     for one in train(algorithm, rounds=7, environment=Environment(communication=0.6)):
-        assert tiny.structure(one.snapshot.server) == fresh
+        now, held = one.snapshot.server, tree.flatten(one.snapshot.server["held"])
+        kept = {name: value for name, value in now.items() if name not in ("held", "holders")}
+        assert tiny.structure(kept) == tiny.structure({name: fresh[name] for name in kept})
+        assert {len(leaf) for leaf in held.values()} == {len(now["holders"])}
+        assert all(leaf.shape[1:] == held[path].shape[1:] for path, leaf in tree.flatten(fresh["held"]).items())
         holders = one.snapshot.server["holders"].tolist()
         if len(one.cohort):  # after an average nobody holds a model; after a swap those who replied do
-            assert set(holders) == {NOBODY} if one.number % 3 == 0 else set(one.cohort.ids.tolist()) <= set(holders)
+            assert not holders if one.number % 3 == 0 else set(one.cohort.ids.tolist()) <= set(holders)

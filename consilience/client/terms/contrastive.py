@@ -10,11 +10,11 @@ from torch import Tensor
 
 from consilience.client.cosine import cosine
 from consilience.client.terms.term import Context
-from consilience.core.losses import average
 from consilience.core.plans import Batch
 from consilience.core.settings import Invalid, NonNegative, Positive, check
 from consilience.core.task import Task
 from consilience.core.tree import Tree
+from consilience.task.losses import average
 
 
 @dataclass(frozen=True, kw_only=True)

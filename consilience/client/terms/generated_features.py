@@ -10,12 +10,12 @@ from torch import Tensor
 
 from consilience.client.terms.term import Context
 from consilience.core import rng
-from consilience.core.latent import classifier, draw_labels, generate
-from consilience.core.losses import average
 from consilience.core.plans import Batch
 from consilience.core.settings import Count, Fraction, Invalid, NonNegative, check
 from consilience.core.task import Task
 from consilience.core.tree import Tree
+from consilience.task.latent import classifier, draw_labels, generate
+from consilience.task.losses import average
 
 
 @dataclass(frozen=True, kw_only=True)

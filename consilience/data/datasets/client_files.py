@@ -17,11 +17,11 @@ from consilience.data.readers.files import chosen_source
 from consilience.data.readers.tables import Table, read_table
 
 HOW = (
-    "It should hold one file per client (hospital_a.csv, hospital_b.csv ... or .tsv, .csv.gz, .npz), "
+    "It should hold one file per client (hospital_a.csv, hospital_b.csv ... or .tsv, .csv.gz, .parquet, .npz), "
     "or such files in its folders train and test."
 )
 Owned = tuple[np.ndarray, np.ndarray, np.ndarray]  # features, labels, owners
-TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
 
 
 def client_files(

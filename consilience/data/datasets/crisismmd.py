@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from consilience.core.settings import Count, Invalid
+from consilience.core.settings import Count, Invalid, OnlyWith
 from consilience.data.dataset import Dataset
 from consilience.data.datasets.prepare.assemble import assemble
 from consilience.data.datasets.prepare.encoded import encoded_pictures
@@ -17,7 +17,7 @@ from consilience.data.datasets.prepare.labels import number_names
 from consilience.data.datasets.prepare.modalities import picture_path
 from consilience.data.datasets.prepare.pictures import Normalise, scale_pictures
 from consilience.data.datasets.prepare.records import cells, places
-from consilience.data.datasets.prepare.texts import NumericForm, TextFeatures, VocabularySize
+from consilience.data.datasets.prepare.texts import TOKENS, NumericForm, TextFeatures, VocabularySize
 from consilience.data.readers.files import Source, chosen_file, source
 from consilience.data.readers.pictures import read_pictures, read_sheets
 from consilience.data.readers.tables import read_table
@@ -44,10 +44,10 @@ class _Rows(NamedTuple):
 def crisismmd(
     *,
     text: NumericForm = "ngrams",
-    ngram_features: Count = 4096,
-    length: Count = 40,
-    max_vocabulary: VocabularySize = 10000,
-    encoder: str | None = None,
+    ngram_features: Annotated[Count, OnlyWith("text", ("ngrams",))] = 4096,
+    length: Annotated[Count, OnlyWith("text", TOKENS)] = 40,
+    max_vocabulary: Annotated[VocabularySize, OnlyWith("text", TOKENS)] = 10000,
+    encoder: Annotated[str | None, OnlyWith("text", ("encoder",))] = None,
     picture_encoder: str | None = None,
     picture_weights: str | None = None,
     task: Literal["humanitarian", "informative"] = "humanitarian",

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
-from consilience.core.kinds import KINDS
-from consilience.core.losses import IGNORED
-from consilience.core.settings import Count, Fraction, NonNegative, Whole
+from consilience.core.settings import Count, Fraction, NonNegative, OnlyWith, Whole
 from consilience.data.dataset import Dataset
 from consilience.data.datasets.prepare.assemble import assemble
 from consilience.data.datasets.prepare.splits import HeldOut, held_out
+from consilience.task.kinds import KINDS
+from consilience.task.losses import IGNORED
 
 STREAM = 0x6E  # keeps these draws apart from others made with the same seed
 PADDING, MASK = "<pad>", "<mask>"
@@ -67,7 +67,7 @@ def synthetic_text(
     length: Count = 16,
     words: Count = 20,
     spread: Fraction = 0.3,
-    masked: Fraction = 0.15,
+    masked: Annotated[Fraction, OnlyWith("objective", ("masked",))] = 0.15,
     test_fraction: HeldOut = 0.2,
     seed: Whole = 0,
 ) -> Dataset:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from consilience.core.settings import Count, Invalid
+from consilience.core.settings import Count, Invalid, OnlyWith
 from consilience.data.dataset import Dataset
 from consilience.data.datasets.mnist import EMNIST_NAMES
 from consilience.data.datasets.prepare.assemble import assemble, refuse_nonfinite
 from consilience.data.datasets.prepare.labels import class_numbers
-from consilience.data.datasets.prepare.texts import TextFeatures, TextForm, VocabularySize
+from consilience.data.datasets.prepare.texts import TOKENS, TextFeatures, TextForm, VocabularySize
 from consilience.data.readers.files import chosen_source
 from consilience.data.readers.leaf import read_leaf
 
@@ -41,10 +41,10 @@ def leaf(
     min_samples: Count = 1,
     max_users: Count | None = None,
     text: TextForm = "words",
-    length: Count = 25,
-    max_vocabulary: VocabularySize = 20000,
-    ngram_features: Count = 4096,
-    encoder: str | None = None,
+    length: Annotated[Count, OnlyWith("text", TOKENS)] = 25,
+    max_vocabulary: Annotated[VocabularySize, OnlyWith("text", TOKENS)] = 20000,
+    ngram_features: Annotated[Count, OnlyWith("text", ("ngrams",))] = 4096,
+    encoder: Annotated[str | None, OnlyWith("text", ("encoder",))] = None,
     data_dir: str | Path | None = None,
 ) -> Dataset:
     """LEAF JSON in `folder`/train and `folder`/test (Caldas et al. 2018), users as groups.

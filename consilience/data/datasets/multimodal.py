@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from consilience.core.settings import Count, Invalid, Whole
+from consilience.core.settings import Count, Invalid, OnlyWith, Whole
 from consilience.data.dataset import Dataset
 from consilience.data.datasets.prepare.assemble import assemble
 from consilience.data.datasets.prepare.modalities import (
@@ -19,7 +20,7 @@ from consilience.data.datasets.prepare.modalities import (
 from consilience.data.datasets.prepare.pictures import Normalise
 from consilience.data.datasets.prepare.records import cells, classes, owners, places
 from consilience.data.datasets.prepare.splits import HeldOut, given_or_held_out
-from consilience.data.datasets.prepare.texts import NumericForm, TextFeatures, VocabularySize
+from consilience.data.datasets.prepare.texts import TOKENS, NumericForm, TextFeatures, VocabularySize
 from consilience.data.readers.files import chosen_file, data_directory
 from consilience.data.readers.pictures import Fit
 from consilience.data.readers.tables import read_records
@@ -40,10 +41,10 @@ def multimodal(
     columns: tuple[str, ...] = (),
     categorical: tuple[str, ...] | None = None,
     features: NumericForm = "ngrams",
-    length: Count = 64,
-    max_vocabulary: VocabularySize = 20000,
-    ngram_features: Count = 4096,
-    encoder: str | None = None,
+    length: Annotated[Count, OnlyWith("features", TOKENS)] = 64,
+    max_vocabulary: Annotated[VocabularySize, OnlyWith("features", TOKENS)] = 20000,
+    ngram_features: Annotated[Count, OnlyWith("features", ("ngrams",))] = 4096,
+    encoder: Annotated[str | None, OnlyWith("features", ("encoder",))] = None,
     folder: str | None = None,
     size: Count = 64,
     fit: Fit = "crop",
@@ -51,7 +52,7 @@ def multimodal(
     normalise: Normalise = "standard",
     picture_encoder: str | None = None,
     picture_weights: str | None = None,
-    test_fraction: HeldOut = 0.2,
+    test_fraction: Annotated[HeldOut, OnlyWith("test", (None,))] = 0.2,
     seed: Whole = 0,
     data_dir: str | Path | None = None,
 ) -> Dataset:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
-from consilience.core.settings import Count, Invalid, Whole, nearest
-from consilience.data.dataset import Dataset
+from consilience.core.settings import Count, Invalid, OnlyWith, Whole, nearest
+from consilience.data.dataset import Dataset, NewRows
 from consilience.data.datasets.prepare.assemble import assemble
 from consilience.data.datasets.prepare.encoded import features_of, refuse_unknown_encoder
-from consilience.data.datasets.prepare.pictures import Normalise, scale_pictures
+from consilience.data.datasets.prepare.pictures import Normalise, picture_statistics, shift_pictures
 from consilience.data.datasets.prepare.splits import HeldOut, at_most, held_out
 from consilience.data.readers.files import chosen_source
 from consilience.data.readers.picture_trees import EXPECTED, Layout, PictureFile, list_tree
-from consilience.data.readers.pictures import Fit, read_pictures
+from consilience.data.readers.pictures import SUFFIXES, Fit, find_pictures, read_pictures
 from consilience.models.encoders import Pooling
 
 HOMES = (
@@ -29,7 +30,7 @@ def picture_folders(
     *,
     folder: str,
     size: Count | None = None,
-    fit: Fit = "crop",
+    fit: Annotated[Fit, OnlyWith("size")] = "crop",
     grey: bool = False,
     layout: Layout = "auto",
     validation: Literal["drop", "train"] = "drop",
@@ -38,7 +39,7 @@ def picture_folders(
     max_per_class: Count | None = None,
     normalise: Normalise = "standard",
     encoder: str | None = None,
-    pooling: Pooling = "cls",
+    pooling: Annotated[Pooling, OnlyWith("encoder")] = "cls",
     test_fraction: HeldOut = 0.2,
     seed: Whole = 0,
     data_dir: str | Path | None = None,
@@ -60,8 +61,10 @@ def picture_folders(
     group_names, owner = np.unique([picture.group for picture in listing], return_inverse=True)
     train, test = _split(listing, label, owner, test_fraction, seed)
     pictures = read_pictures([picture.path for picture in listing], size=size, fit=fit, grey=grey)
+    statistics = None
     if encoder is None:
-        x, test_x = scale_pictures(pictures[train], pictures[test], normalise)
+        statistics = picture_statistics(pictures[train], normalise)
+        x, test_x = (shift_pictures(pictures[rows], *statistics) for rows in (train, test))
     else:
         encoded = features_of(pictures, encoder=encoder, pooling=pooling)
         x, test_x = encoded[train], encoded[test]
@@ -75,7 +78,34 @@ def picture_folders(
         test_groups=owner[test] if grouped else None,
         group_names=tuple(str(name) for name in group_names) if grouped else (),
         label_names=tuple(str(name) for name in class_names),
+        read_rows=PictureRows(
+            size=size or pictures.shape[-1], fit=fit, grey=grey, statistics=statistics, encoder=encoder, pooling=pooling
+        ),
     )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PictureRows:
+    """Reads new pictures as the training pictures were read."""
+
+    size: int
+    fit: Fit
+    grey: bool
+    statistics: tuple[np.ndarray, np.ndarray] | None  # of the training pictures; None with an encoder
+    encoder: str | None
+    pooling: Pooling
+
+    def __call__(self, path: Path) -> NewRows:
+        """One picture, or all directly in a folder."""
+        paths = find_pictures(path) if path.is_dir() else [path]
+        if not paths:
+            raise Invalid(f"{path} holds no pictures ({', '.join(SUFFIXES)})")
+        pictures = read_pictures(paths, size=self.size, fit=self.fit, grey=self.grey)
+        names = tuple(picture.name for picture in paths)
+        if self.statistics is not None:
+            return NewRows(x=shift_pictures(pictures, *self.statistics), names=names)
+        assert self.encoder is not None
+        return NewRows(x=features_of(pictures, encoder=self.encoder, pooling=self.pooling), names=names)
 
 
 def _refuse_unencodable(encoder: str, grey: bool, normalise: Normalise) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
-from consilience.core.settings import Count, Invalid, Whole
+from consilience.core.settings import Count, Invalid, OnlyWith, Whole
 from consilience.data.dataset import Dataset
 from consilience.data.datasets.prepare.owned_rows import OwnedRows, Target, table_set
 from consilience.data.datasets.prepare.splits import HeldOut
@@ -14,7 +15,10 @@ from consilience.data.readers.files import chosen_file, source
 from consilience.data.readers.npz import read_npz
 from consilience.data.readers.tables import Table, read_table
 
-HOW = "It is a .csv or .tsv (.gz) file whose first row names the columns, or an .npz with one array per column."
+HOW = (
+    "It is a .csv or .tsv (.gz) file whose first row names the columns, a .parquet file, or an .npz with one array per "
+    "column."
+)
 HEART_HOME = (
     "Its home is https://archive.ics.uci.edu/dataset/45/heart+disease; the .csv form has the header row "
     "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,thal,num."
@@ -30,8 +34,8 @@ NEVER_ZERO = ("trestbps", "chol")  # a living patient's blood pressure and chole
 def table(
     *,
     file: str,
-    client: str,
     label: str,
+    client: str | None = None,
     test: str | None = None,
     columns: tuple[str, ...] = (),
     categorical: tuple[str, ...] | None = None,
@@ -39,12 +43,13 @@ def table(
     weight: str | None = None,
     min_client_rows: Count = 1,
     standardise: bool = True,
-    test_fraction: HeldOut = 0.2,
+    test_fraction: Annotated[HeldOut, OnlyWith("test", (None,))] = 0.2,
     seed: Whole = 0,
     data_dir: str | Path | None = None,
 ) -> Dataset:
     """One table whose `client` column says who owns each row: a federation of hospitals, people or shops.
 
+    Without `client`, a partition other than `natural` spreads the rows.
     `columns` are the features (default: all others); text columns become one-hot, gaps are filled with the
     training median and marked. `target` "number" makes it regression. `test` names a second table. `weight` names a
     column with the weight of each row in the loss.
@@ -55,7 +60,7 @@ def table(
         where=tables[0].path,
         columns={name: [cell for part in tables for cell in part.column(name)] for name in chosen},
         labels=[cell.strip() for part in tables for cell in part.column(label)],
-        owners=[cell.strip() for part in tables for cell in part.column(client)],
+        owners=[] if client is None else [cell.strip() for part in tables for cell in part.column(client)],
         given=len(tables[0]) if test else None,
         weights=None if weight is None else [cell for part in tables for cell in part.column(weight)],
     )

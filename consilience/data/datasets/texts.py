@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
-from consilience.core.settings import Count, Whole
-from consilience.data.dataset import Dataset
+from consilience.core.settings import Count, Invalid, OnlyWith, Whole
+from consilience.data.dataset import Dataset, NewRows
 from consilience.data.datasets.prepare.assemble import assemble
 from consilience.data.datasets.prepare.labels import kept_groups, number_names
 from consilience.data.datasets.prepare.splits import HeldOut, given_or_held_out
-from consilience.data.datasets.prepare.texts import TextFeatures, TextForm, VocabularySize
-from consilience.data.readers.files import chosen_file, source
+from consilience.data.datasets.prepare.texts import TOKENS, TextFeatures, TextForm, VocabularySize
+from consilience.data.readers.files import chosen_file, read_text, source
 from consilience.data.readers.tables import Table, read_json, read_table
 
 HOW = "It is a .csv or .tsv (.gz) file whose first row names the columns."
@@ -30,13 +32,13 @@ def text_table(
     text: str = "text",
     label: str = "label",
     group: str | None = None,
-    min_group_rows: Count = 1,
+    min_group_rows: Annotated[Count, OnlyWith("group")] = 1,
     features: TextForm = "words",
-    length: Count = 64,
-    max_vocabulary: VocabularySize = 20000,
-    ngram_features: Count = 4096,
-    encoder: str | None = None,
-    test_fraction: HeldOut = 0.2,
+    length: Annotated[Count, OnlyWith("features", TOKENS)] = 64,
+    max_vocabulary: Annotated[VocabularySize, OnlyWith("features", TOKENS)] = 20000,
+    ngram_features: Annotated[Count, OnlyWith("features", ("ngrams",))] = 4096,
+    encoder: Annotated[str | None, OnlyWith("features", ("encoder",))] = None,
+    test_fraction: Annotated[HeldOut, OnlyWith("test", (None,))] = 0.2,
     seed: Whole = 0,
     data_dir: str | Path | None = None,
 ) -> Dataset:
@@ -65,10 +67,10 @@ def text_table(
 def banking77(
     *,
     features: TextForm = "words",
-    length: Count = 40,
-    max_vocabulary: VocabularySize = 5000,
-    ngram_features: Count = 4096,
-    encoder: str | None = None,
+    length: Annotated[Count, OnlyWith("features", TOKENS)] = 40,
+    max_vocabulary: Annotated[VocabularySize, OnlyWith("features", TOKENS)] = 5000,
+    ngram_features: Annotated[Count, OnlyWith("features", ("ngrams",))] = 4096,
+    encoder: Annotated[str | None, OnlyWith("features", ("encoder",))] = None,
     data_dir: str | Path | None = None,
 ) -> Dataset:
     """10,003 + 3,080 questions to a bank, 77 intents (Casanueva et al. 2020)."""
@@ -92,12 +94,12 @@ def banking77(
 def sentiment140(
     *,
     by_user: bool = False,
-    min_tweets: Count = 1,
+    min_tweets: Annotated[Count, OnlyWith("by_user", (True,))] = 1,
     features: TextForm = "words",
-    length: Count = 40,
-    max_vocabulary: VocabularySize = 20000,
-    ngram_features: Count = 4096,
-    encoder: str | None = None,
+    length: Annotated[Count, OnlyWith("features", TOKENS)] = 40,
+    max_vocabulary: Annotated[VocabularySize, OnlyWith("features", TOKENS)] = 20000,
+    ngram_features: Annotated[Count, OnlyWith("features", ("ngrams",))] = 4096,
+    encoder: Annotated[str | None, OnlyWith("features", ("encoder",))] = None,
     test_fraction: HeldOut = 0.2,
     seed: Whole = 0,
     data_dir: str | Path | None = None,
@@ -169,4 +171,27 @@ def _text_set(
         group_names=group_names,
         label_names=label_names or names,
         vocabulary=vocabulary,
+        read_rows=TextRows(column=columns[0], featurise=featurise, vocabulary=vocabulary),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRows:
+    """Reads new texts as the training texts were read."""
+
+    column: str
+    featurise: TextFeatures
+    vocabulary: tuple[str, ...]
+
+    def __call__(self, path: Path) -> NewRows:
+        """The texts in the column of a csv, tsv or Parquet file; or the lines of a .txt file."""
+        unused: tuple[str, ...]
+        if path.suffix.lower() == ".txt":
+            texts, unused = [line for line in read_text(path).splitlines() if line.strip()], ()
+        else:
+            table = read_table(path)
+            texts, unused = table.column(self.column), tuple(name for name in table.columns if name != self.column)
+        if not texts:
+            raise Invalid(f"{path} has no texts")
+        x = self.featurise.again(texts, self.vocabulary)
+        return NewRows(x=x, names=tuple(str(row) for row in range(len(texts))), unused=unused)

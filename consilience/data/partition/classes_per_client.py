@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from consilience.core.rng import host
-from consilience.core.settings import Count, Invalid, NonNegative, check
+from consilience.core.settings import Count, Invalid, NonNegative, OnlyWith, check
 from consilience.data.partition.apportion import apportion, deal, rows_by_class
 from consilience.data.partition.quantity import Skew, skewed
 
@@ -23,8 +24,8 @@ class ClassesPerClient:
     clients: Count
     classes_per_client: Count
     skew: Skew = "equal"
-    exponent: NonNegative = 1.0
-    sigma: NonNegative = 1.0
+    exponent: Annotated[NonNegative, OnlyWith("skew", ("power_law",))] = 1.0
+    sigma: Annotated[NonNegative, OnlyWith("skew", ("log_normal",))] = 1.0
     min_per_class: Count = 1
 
     def __post_init__(self) -> None:

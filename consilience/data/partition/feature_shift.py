@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
 from consilience.core.rng import subseed
-from consilience.core.settings import Invalid, NonNegative, check
+from consilience.core.settings import Invalid, NonNegative, OnlyWith, check
 from consilience.data.partition.assignment import Assignment, Partition, assign, check_inner
 from consilience.data.partition.natural import rows_by_group
 from consilience.data.partition.shifts import Noise, Rotation, Shift
@@ -25,8 +25,8 @@ class FeatureShift:
 
     inner: Partition
     kind: Literal["rotation", "noise", "domain"]
-    angles: tuple[float, ...] = (0.0, 90.0, 180.0, 270.0)
-    sigma: NonNegative = 0.1
+    angles: Annotated[tuple[float, ...], OnlyWith("kind", ("rotation",))] = (0.0, 90.0, 180.0, 270.0)
+    sigma: Annotated[NonNegative, OnlyWith("kind", ("noise",))] = 0.1
 
     def __post_init__(self) -> None:
         check(self)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from consilience.core.rng import host
-from consilience.core.settings import Invalid, Probability, Whole, check
+from consilience.core.settings import Invalid, OnlyWith, Probability, Whole, check
 from consilience.data.partition.assignment import Assignment, Partition, assign, check_inner
 from consilience.data.partition.shifts import Missing
 
@@ -21,7 +22,7 @@ class MissingModality:
 
     inner: Partition
     modality: str
-    share: Probability = 0.5
+    share: Annotated[Probability, OnlyWith("lacking", (None,))] = 0.5
     lacking: tuple[Whole, ...] | None = None
 
     def __post_init__(self) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
 from consilience.core.rng import host
-from consilience.core.settings import Count, Invalid, NonNegative, Whole, check
+from consilience.core.settings import Count, Invalid, NonNegative, OnlyWith, Whole, check
 from consilience.data.partition.apportion import apportion, by_owner, refuse_too_few, row_count
 
 Skew = Literal["equal", "power_law", "log_normal", "half_normal"]
@@ -24,8 +24,8 @@ class Quantity:
 
     clients: Count
     kind: Literal["power_law", "log_normal", "half_normal", "sizes"] = "power_law"
-    exponent: NonNegative = 1.0
-    sigma: NonNegative = 1.0
+    exponent: Annotated[NonNegative, OnlyWith("kind", ("power_law",))] = 1.0
+    sigma: Annotated[NonNegative, OnlyWith("kind", ("log_normal",))] = 1.0
     min_size: Whole = 1
     sizes: tuple[Whole, ...] | None = None
     allow_rest: bool = False

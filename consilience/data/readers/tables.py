@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 
 from consilience.core.settings import Invalid, nearest
 from consilience.data.readers.files import read_text
+
+_INDEX = re.compile(r"__index_level_\d+__")  # what pandas calls the index of a frame in a Parquet file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +43,9 @@ def read_table(
     encoding: str = "utf-8-sig",
     strict: bool = True,
 ) -> Table:
-    """A csv (quoted fields) or tsv (quotes are plain characters); `header` names the columns of a bare table."""
+    """A csv (quoted fields), tsv (quotes are plain characters) or Parquet file; `header` names bare columns."""
+    if path.suffix.lower() == ".parquet":
+        return _read_parquet(path)
     separator = separator or ("\t" if {".tsv", ".tab"} & {suffix.lower() for suffix in path.suffixes} else ",")
     text = io.StringIO(read_text(path, encoding), newline="")
     if separator == "\t":
@@ -103,6 +108,23 @@ def parse_json(text: str, where: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as problem:  # also numbers of more than 4300 digits
         raise Invalid(f"{where} is not readable JSON: {problem}") from problem
+
+
+def _read_parquet(path: Path) -> Table:
+    """A Parquet file as columns of text, gaps empty; numbers are written so that they read back as they were."""
+    try:
+        import pyarrow.parquet
+    except ImportError as problem:
+        raise ImportError(f'{path} needs pyarrow: pip install "consilience[frames]"') from problem
+    try:
+        columns = pyarrow.parquet.read_table(path).to_pydict()
+    except (OSError, ValueError) as problem:  # pyarrow's own errors are among these
+        raise Invalid(f"{path} is not a readable Parquet file: {problem}") from problem
+    columns = {name: cells for name, cells in columns.items() if not _INDEX.fullmatch(name)}
+    _check_header(path, list(columns))
+    if not any(columns.values()):
+        raise Invalid(f"{path} has columns but no rows")
+    return Table(path=path, columns={name: [_cell(value) for value in values] for name, values in columns.items()})
 
 
 def _cell(value: Any) -> str:

@@ -43,7 +43,7 @@ class Trace:
     """The recorded operations for one set of shapes; calling it with flat lists of arguments replays them."""
 
     def __init__(self, graph: fx.Graph, constants: dict[str, Tensor]) -> None:
-        self.graph, self._constants = graph, constants
+        self.graph, self.constants = graph, constants
         self.rewritten()
 
     def __call__(self, *arguments: Flat) -> Flat:
@@ -53,7 +53,7 @@ class Trace:
     def rewritten(self) -> None:
         """To be called after the graph was changed."""
         simplify(self.graph)
-        self.module = fx.GraphModule(self._constants, self.graph)  # takes all arguments one after another
+        self.module = fx.GraphModule(self.constants, self.graph)  # takes all arguments one after another
         self.run: Callable[..., Flat] = self.module.forward  # past the layers of nn.Module's call
 
     def without_lock(self, *arguments: Flat) -> Callable[..., Flat]:
@@ -73,7 +73,7 @@ class Trace:
         try:
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.simplefilter("ignore")
-                script = torch.jit.trace(fx.GraphModule(self._constants, graph), given, check_trace=False, strict=False)
+                script = torch.jit.trace(fx.GraphModule(self.constants, graph), given, check_trace=False, strict=False)
         except Exception:
             return self.run
         if any(node.target is recurrent_layer for node in graph.nodes):  # its mode would be lost
@@ -157,11 +157,11 @@ def recurrent_layer(*args: Any) -> Any:
 
 
 def simplify(graph: fx.Graph) -> None:
-    """Drop what changes nothing: detached copies, first powers, second transposes and casts, unused results."""
+    """Drop what changes nothing: detached copies, first powers, factors of 1, second transposes and casts, unused."""
     changed = overwritten(graph)
     casts: dict[Any, fx.Node] = {}  # a rate for every parameter, or what several layers read in half precision
     for node in list(graph.nodes):
-        if node.target in SAME or _is_first_power(node, changed):
+        if node.target in SAME or _is_first_power(node, changed) or _is_times_one(node, changed):
             node.replace_all_uses_with(node.args[0])
         elif node.target == aten._to_copy.default and _lasts(node, changed):
             node.replace_all_uses_with(casts.setdefault((node.args, tuple(node.kwargs.items())), node))
@@ -180,7 +180,16 @@ def simplify(graph: fx.Graph) -> None:
 def _is_first_power(node: fx.Node, changed: set[fx.Node]) -> bool:
     if node.target != aten.pow.Tensor_Scalar or node.args[1] != 1:
         return False
-    return node.args[0].meta.get("dtype") == node.meta["dtype"] and _lasts(node, changed)  # type: ignore[union-attr]
+    return _keeps_type(node) and _lasts(node, changed)
+
+
+def _keeps_type(node: fx.Node) -> bool:
+    return bool(node.args[0].meta.get("dtype") == node.meta["dtype"])  # type: ignore[union-attr]
+
+
+def _is_times_one(node: fx.Node, changed: set[fx.Node]) -> bool:
+    is_one = bool(node.target == aten.mul.Scalar and node.args[1] == 1)
+    return is_one and _lasts(node, changed) and _keeps_type(node)
 
 
 def _lasts(node: fx.Node, changed: set[fx.Node]) -> bool:

@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 from consilience.core import tree
+from consilience.core.client_rows import ClientRows
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.federation import Federation, Rows
+from consilience.core.plans import Split
 from consilience.core.protocols import Channel, ClientRule
 from consilience.core.settings import Count, Invalid, check_value
 from consilience.core.task import Task
@@ -20,7 +22,7 @@ from consilience.core.tree import Tree
 from consilience.engines.placement import FloatingType, Placement
 from consilience.engines.ray import session
 from consilience.engines.ray.pool import ActorPool, WorkerAssignment, WorkerResult
-from consilience.engines.ray.replies import RemoteMemories, RemoteReplies
+from consilience.engines.ray.replies import ObjectStorage, RemoteReplies
 from consilience.engines.ray.transfer import balanced_owners, packed, without_frozen
 from consilience.engines.ray.worker import WorkerSetup
 from consilience.engines.simulated import SimulatedEngine
@@ -58,6 +60,8 @@ class RayCluster(SimulatedEngine):
         clients_at_once: Count | None = None,
         compile: bool | None = None,
         rounds_ahead: Count | None = None,
+        memory: Literal["auto", "device", "host", "file"] = "auto",
+        memory_folder: str | None = None,
         workers: Count = 2,
         threads: Count = 1,
         address: str | None = None,
@@ -85,6 +89,8 @@ class RayCluster(SimulatedEngine):
             "clients_at_once": clients_at_once,
             "compile": compile,
             "rounds_ahead": rounds_ahead,
+            "memory": memory,
+            "memory_folder": memory_folder,
         }
         self._pool: ActorPool | None = None
         self._lane_is_chosen = False
@@ -102,7 +108,7 @@ class RayCluster(SimulatedEngine):
         """The device, and what is known of the lane, which one worker measures for all."""
         return {"device": str(self.device), **self.choice.resolved}
 
-    def store(self, rows: Literal["train", "test"]) -> Rows:
+    def store(self, rows: Split) -> Rows:
         """The rows on the driver's device, for what does not run on the workers."""
         if rows == "train":
             return self._placement.rows(self.federation.train)
@@ -152,7 +158,7 @@ class RayCluster(SimulatedEngine):
 
     def recall(self) -> Tree:
         """Every client's memory, stacked [K, ...], fetched when something reads it; later rounds do not change it."""
-        return {} if self._pool is None or self._pool.memory is None else self._pool.memory.recall()
+        return {} if self._pool is None or self._pool.memory is None else self._pool.memory.tree()
 
     def restore(self, memory: Tree) -> None:
         """Restore saved memories; {} clears all."""
@@ -237,7 +243,8 @@ class RayCluster(SimulatedEngine):
         if pool.memory is not None:
             for worker, each in done.items():
                 if each.memories:
-                    pool.memory.keep(assignments[worker].workload.ids, each.memories)
+                    held = [(lying, 0) for lying in each.memories]
+                    pool.memory = pool.memory.write(assignments[worker].workload.ids, held)
         fewest = min(each.replies.choice.clients_at_once or LARGEST for each in found)
         if self._lane_is_chosen and fewest < (self.choice.clients_at_once or 0):  # memory ran out somewhere
             pool.choice = self.choice = replace(self.choice, clients_at_once=fewest)
@@ -272,28 +279,21 @@ class RayCluster(SimulatedEngine):
         if not client.work.trains:
             return False
         if pool.memory is None:
-            import ray
-
             template = self._about(client, channel).memory
             if any(True for _ in tree.leaves(template)):
-                clients = len(self.sizes)
-                objects = [ray.put(packed(template))] * clients
-                pool.memory = RemoteMemories(template, objects, np.zeros(clients, dtype=np.int64), self.device)
+                pool.memory = ClientRows(ObjectStorage(template, self.device), len(self.sizes))
         return pool.memory is not None
 
-    def _stored(self, memory: Tree) -> RemoteMemories:
+    def _stored(self, memory: Tree) -> ClientRows:
         """Saved memories, in the object store."""
-        import ray
-
-        objects: list[Any] = [None] * len(self.sizes)
-        rows = np.zeros(len(self.sizes), dtype=np.int64)
-        for worker in range(self._workers):
-            ids = np.flatnonzero(self.owner == worker)
-            lying = ray.put(packed(tree.take(memory, ids)))
-            rows[ids] = np.arange(len(ids))
-            for client in ids.tolist():
-                objects[client] = lying
-        return RemoteMemories(tree.here(tree.take(memory, np.zeros(1, dtype=np.int64))), objects, rows, self.device)
+        known = ClientRows.of(memory)
+        if known is None:
+            first = tree.to(tree.take(memory, np.zeros(1, dtype=np.int64)), self.device)
+            return ClientRows.dense(memory, ObjectStorage(first, self.device))
+        if isinstance(known.storage, ObjectStorage):
+            return known
+        initial = tree.shaped_like(memory, tree.flatten(known.initial))  # with its empty subtrees
+        return known.copied(ObjectStorage(tree.to(tree.repeat(initial, 1), self.device), self.device))
 
 
 class _Rules:

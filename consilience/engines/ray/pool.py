@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from consilience.core import tree
+from consilience.core.client_rows import NOWHERE, ClientRows
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.engines.ray import session
-from consilience.engines.ray.replies import RemoteMemories
-from consilience.engines.ray.transfer import WorkerReplies
+from consilience.engines.ray.transfer import WorkerReplies, packed
 from consilience.engines.ray.worker import Worker, WorkerSetup
 from consilience.engines.vectorised.tuning import LaneChoice
 from consilience.engines.workload import Workload
@@ -67,7 +68,7 @@ class ActorPool:
         # rows and frozen parameters are sent once, and outlive their worker
         self._setups: list[Any] = [ray.put(setup) for setup in setups]
         self._frozen: Any = ray.put(frozen)
-        self.memory: RemoteMemories | None = None
+        self.memory: ClientRows | None = None  # in an `ObjectStorage`
         self.choice: LaneChoice | None = None
         self._workers = [self._spawn(worker) for worker in range(len(setups))]
         self._check(exceptions.GetTimeoutError)
@@ -182,9 +183,14 @@ class ActorPool:
 
     def _send_memories(self, worker: int) -> Any:
         """Give a worker the latest memories of its clients."""
-        nothing: tuple[np.ndarray, list[Any]] = (np.empty((0, 2), dtype=np.int64), [])
-        places, objects = self.memory.of(self.ids[worker]) if self.memory is not None else nothing
-        return self._workers[worker].restore.remote(places, *objects)
+        if self.memory is None:
+            return self._workers[worker].restore.remote(None, self.ids[worker][:0], np.empty((0, 2), dtype=np.int64))
+        slots = self.memory.slots(self.ids[worker])
+        met = slots != NOWHERE
+        storage: Any = self.memory.storage
+        places, objects = storage.places(slots[met])
+        first = packed(tree.repeat(self.memory.initial, 1))
+        return self._workers[worker].restore.remote(first, self.ids[worker][met], places, *objects)
 
     def _get(self, pending: Any) -> Any:
         """What a call returns; an error in it as it was raised there."""

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
-from consilience.core.remote import RemoteRows, RemoteTensor
+from consilience.core.client_rows import NOWHERE
+from consilience.core.remote import RemoteTensor
 from consilience.core.tree import Tree
 from consilience.engines.ray.transfer import RemoteLeaf, WorkerReplies, packed, unpacked
 from consilience.engines.ray.worker import in_client_order
@@ -86,12 +87,15 @@ class RemoteReplies:
 
 def _call(leaf: RemoteTensor, *others: Any, total: int) -> tuple[str, np.ndarray | None, tuple[Any, ...]]:
     source: Any = leaf.source
+    assert leaf.rows is not None
     everyone = len(leaf.rows) == total and bool((leaf.rows == np.arange(total)).all())
     return source.left.path, None if everyone else leaf.rows, tuple(packed(value) for value in others)
 
 
 class _ReplyRows:
     """One tensor of an exchange's replies."""
+
+    lasting = False  # they go with the next exchange
 
     def __init__(self, place: RemoteReplies, left: RemoteLeaf, lengths: np.ndarray) -> None:
         self.place, self.left, self.lengths = place, left, lengths
@@ -101,58 +105,59 @@ class _ReplyRows:
         return self.place.fetch(self.left, rows)
 
 
-class RemoteMemories:
-    """Where every client's latest memory lies: the worker has it, and the object store a copy that outlives the worker.
+class ObjectStorage:
+    """Clients' memories in Ray's object store, as copies that outlive the workers: a slot is an object and a row of it.
 
-    Objects belong to the driver; one that no client's latest memory lies in any more is freed.
+    Objects belong to the driver; one that no slot refers to any more is freed.
     """
 
-    def __init__(self, template: Tree, objects: Sequence[Any], rows: np.ndarray, device: torch.device) -> None:
-        self._template, self._device = template, device  # [1, ...], for its structure
-        self._objects, self._rows = list(objects), rows.copy()  # [K] which object, and which of its rows
+    def __init__(self, first: Tree, device: torch.device) -> None:
+        self._first, self.device = first, device  # [1, ...], the initial memory
+        self.initial: Tree = tree.rows(first, 0)
+        self._held: dict[int, tuple[Any, int]] = {}
+        self._next = 0
 
-    def keep(self, ids: np.ndarray, objects: Sequence[Any]) -> None:
-        """New memories of these clients, in an object each."""
-        for client, found in zip(ids.tolist(), objects):
-            self._objects[client] = found
-        self._rows[ids] = 0
+    def fresh(self) -> ObjectStorage:
+        """An empty storage of this kind."""
+        return ObjectStorage(self._first, self.device)
 
-    def of(self, ids: np.ndarray) -> tuple[np.ndarray, list[Any]]:
-        """([k, 2] which object and which row, the objects) for some clients."""
-        distinct = {id(self._objects[client]): self._objects[client] for client in ids.tolist()}
-        number = {key: place for place, key in enumerate(distinct)}
-        which = [number[id(self._objects[client])] for client in ids.tolist()]
-        return np.stack([np.array(which, dtype=np.int64), self._rows[ids]], 1), list(distinct.values())
+    def put(self, rows: Any, count: int) -> np.ndarray:
+        """Refer to [m] (object, row), or store [m, ...] rows as one object."""
+        if isinstance(rows, dict):
+            import ray
 
-    def recall(self) -> Tree:
-        """All memories as they are now, stacked [K, ...]; they are fetched when something reads them."""
-        everyone = np.arange(len(self._objects))
-        then = RemoteMemories(self._template, self._objects, self._rows, self._device)
+            lying = ray.put(packed(rows))
+            rows = [(lying, row) for row in range(count)]
+        slots = np.arange(self._next, self._next + count)
+        self._held.update(zip(slots.tolist(), rows))
+        self._next += count
+        return slots
 
-        def leaf(path: str, one: Tensor) -> RemoteTensor:
-            source: RemoteRows = _MemoryRows(then, path)
-            return RemoteTensor(source, everyone, one.shape[1:], one.dtype, self._device)
+    def get(self, slots: np.ndarray) -> Tree:
+        """[m, ...] the rows of these slots."""
+        flat = {path: self.column(slots, path) for path in tree.flatten(self.initial)}
+        return tree.shaped_like(self.initial, flat)
 
-        return tree.unflatten({path: leaf(path, one) for path, one in tree.flatten(self._template).items()})
-
-    def fetch(self, path: str, clients: np.ndarray) -> Tensor:
-        """[n, ...] one tensor of these clients' memories."""
+    def column(self, slots: np.ndarray, path: str) -> Tensor:
+        """[m, ...] one tensor of these rows."""
         import ray
 
-        places, objects = self.of(clients)
+        places, objects = self.places(slots)
         held = [unpacked(tree.flatten(found)[path], _CPU) for found in ray.get(objects)]
-        return torch.stack([held[which][row] for which, row in places.tolist()])
+        initial = tree.flatten(self.initial)[path].cpu()
+        rows = [initial if which < 0 else held[which][row] for which, row in places.tolist()]
+        stacked = torch.stack(rows) if rows else initial.new_empty((0, *initial.shape))
+        return stacked.to(self.device)
 
+    def places(self, slots: np.ndarray) -> tuple[np.ndarray, list[Any]]:
+        """([m, 2] which object and which row, the objects) of some slots; no object: -1."""
+        found = [self._held.get(slot, (None, 0)) for slot in slots.tolist()]
+        distinct = {id(lying): lying for lying, _ in found if lying is not None}
+        number = {key: place for place, key in enumerate(distinct)}
+        places = [(number.get(id(lying), NOWHERE), row) for lying, row in found]
+        return np.array(places, dtype=np.int64).reshape(-1, 2), list(distinct.values())
 
-class _MemoryRows:
-    """One tensor of all clients' memories."""
-
-    place = None
-    lengths = None
-
-    def __init__(self, memories: RemoteMemories, path: str) -> None:
-        self._memories, self._path = memories, path
-
-    def fetch(self, rows: np.ndarray) -> Tensor:
-        """[n, ...] these clients'."""
-        return self._memories.fetch(self._path, rows)
+    def release(self, slots: np.ndarray) -> None:
+        """Forget slots."""
+        for slot in slots.tolist():
+            self._held.pop(slot, None)

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from consilience.core import task as contract
 from consilience.core import tree
+from consilience.core.client_rows import ClientRows
 from consilience.core.exchange import Broadcast
 from consilience.core.federation import Federation, Rows
-from consilience.core.kinds import Kind
+from consilience.core.kind import Kind
 from consilience.core.lengths import quick
-from consilience.core.losses import Loss
-from consilience.core.metrics import Metric
+from consilience.core.metrics import Loss, Metric
 from consilience.core.protocols import Channel, ClientRule
-from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.engines.ray.transfer import (
     RemoteLeaf,
@@ -32,6 +32,7 @@ from consilience.engines.ray.transfer import (
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.engines.vectorised.tuning import LaneChoice
 from consilience.engines.workload import Workload
+from consilience.task.task import Task
 
 
 class WorkerSetup(NamedTuple):
@@ -54,7 +55,7 @@ class WorkerSetup(NamedTuple):
     def of(
         federation: Federation,
         ids: np.ndarray,
-        task: Task,
+        task: contract.Task,
         module: nn.Module,
         settings: dict[str, Any],
         *,
@@ -87,6 +88,7 @@ class WorkerSetup(NamedTuple):
 
 
 _CPU = torch.device("cpu")
+AT_ONCE = 64  # memories that are restored together
 Rules = tuple[ClientRule, Channel]
 
 
@@ -115,13 +117,20 @@ class Worker:
         """Take the lane that another worker measured."""
         self._engine.use_lane(choice)
 
-    def restore(self, places: np.ndarray, *kept: Tree) -> None:
-        """Remember for each client what lies at `places` ([k, 2]: which object, which row); for none, forget all."""
-        if not kept:
+    def restore(self, first: Tree | None, ids: np.ndarray, places: np.ndarray, *kept: Tree) -> None:
+        """Remember for these clients what lies at `places` ([k, 2]: which object, which row), `first` for the others.
+
+        Without a first memory, [1, ...], all is forgotten.
+        """
+        if first is None:
             self._engine.restore({})
             return
-        each = [tree.rows(unpacked(kept[which], _CPU), int(row)) for which, row in places]
-        self._engine.restore(tree.stack(each))
+        held = [unpacked(one, _CPU) for one in kept]
+        self._engine.forget(unpacked(first, _CPU))
+        for begin in range(0, len(ids), AT_ONCE):
+            some = slice(begin, begin + AT_ONCE)
+            rows = tree.stack([tree.rows(held[which], int(row)) for which, row in places[some].tolist()])
+            self._engine.restore_rows(ids[some], rows)
 
     def measure_lanes(
         self, rules: Rules, shared: Tree, personal: Tree, workload: Workload, *, round: int, seed: int
@@ -175,9 +184,10 @@ class Worker:
         return Broadcast(shared=unpacked(shared, device), personal=unpacked(personal, device))
 
     def _memories(self, ids: np.ndarray) -> list[Tree]:
-        where = np.searchsorted(self._setup.ids, ids)
-        memory = self._engine.recall()
-        return [packed(tree.rows(memory, slice(k, k + 1))) for k in where.tolist()]
+        table = ClientRows.of(self._engine.recall())
+        assert table is not None
+        rows = table.read(np.searchsorted(self._setup.ids, ids))
+        return [packed(tree.rows(rows, slice(place, place + 1))) for place in range(len(ids))]
 
     def _leave_large(self, reply: Tree) -> tuple[Tree, list[Tree]]:
         """(the replies with `RemoteLeaf` in place of what is large, the shards that hold it)."""

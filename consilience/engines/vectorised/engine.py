@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from consilience.core import plans, tree
+from consilience.core import plans, progress, tree
+from consilience.core.client_rows import BlockStorage, ClientRows
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.federation import Federation, Rows
-from consilience.core.plans import Plan, Work
+from consilience.core.plans import Plan, Split, Work
 from consilience.core.protocols import Channel, ClientRule
+from consilience.core.row_blocks import RowPlace
 from consilience.core.settings import Count, Invalid
 from consilience.core.task import Task
 from consilience.core.tree import Tree
@@ -47,6 +50,9 @@ class Vectorised(SimulatedEngine):
     clients_at_once: the largest group; by default what fits into memory.
     compile, rounds_ahead: whether to compile (CUDA only); by default if it pays for itself in the rounds ahead. On a
     CPU, batching is only tried if there are enough of them.
+    memory: where clients' memories are kept, of those clients that were ever met: on the "device", in "host" memory
+    (page-locked for a GPU), in a temporary "file" in `memory_folder`, or "auto": on the device up to a quarter of its
+    memory, then on the host up to a quarter of its memory, then in a file. No number depends on it.
     hosts: the federation holds only these clients of a larger one, in ascending order (an engine that spreads its
     clients gives each of several such engines its own, and calls `run_clients`).
     """
@@ -65,6 +71,8 @@ class Vectorised(SimulatedEngine):
         clients_at_once: Count | None = None,
         compile: bool | None = None,
         rounds_ahead: Count | None = None,
+        memory: Literal["auto", "device", "host", "file"] = "auto",
+        memory_folder: str | None = None,
         hosts: np.ndarray | None = None,
     ) -> None:
         super().__init__(task, federation, environment, Placement.of(device, dtype))
@@ -74,7 +82,10 @@ class Vectorised(SimulatedEngine):
         self._stores = {"train": self._placement.rows(federation.train)}
         if federation.test is not None:
             self._stores["test"] = self._placement.rows(federation.test)
-        self._memory: Tree | None = None  # stacked [K, ...]; None until a rule trains
+        if federation.validation is not None:
+            self._stores["validation"] = self._placement.rows(federation.validation)
+        self._row_place = RowPlace(memory, None if memory_folder is None else Path(memory_folder))
+        self._memory: ClientRows | None = None  # None until a rule trains
         self._bf16 = precision == "bf16"
         self._arithmetic = Arithmetic(self.device, precision, deterministic)
         self._programs: dict[tuple[ClientRule, Channel], Program] = {}
@@ -105,10 +116,10 @@ class Vectorised(SimulatedEngine):
         """Use another `run_clients` for exchanges, such as one that several runs share."""
         self._delegate = run_clients
 
-    def store(self, rows: Literal["train", "test"]) -> Rows:
+    def store(self, rows: Split) -> Rows:
         """The rows on the device."""
         if rows not in self._stores:
-            raise Invalid("the federation has no test rows: pass test=... when building it")
+            raise Invalid(f"the federation has no {rows} rows: pass {rows}=... when building it")
         return self._stores[rows]
 
     def close(self) -> None:
@@ -121,16 +132,41 @@ class Vectorised(SimulatedEngine):
         """[m] simulated seconds until each reply arrives."""
         sizes = self.store(client.work.rows).sizes.numpy()[ids]
         steps = planned_steps(self.environment, client.work, ids, sizes, round, seed)
-        program, memory = self.program(client, channel), self._memory_of(client, channel)
+        program, memory = self.program(client, channel), self.memories_of(client, channel, ids[:1])
         return timing.seconds(self.environment, program, broadcast, memory, ids, sizes, steps, round=round, seed=seed)
 
     def recall(self) -> Tree:
-        """Every client's memory, stacked [K, ...]; later rounds do not change what is returned."""
-        return self._memory or {}
+        """Every client's memory, stacked [K, ...], read when something asks; later rounds do not change it."""
+        return self._memory.tree() if self._memory is not None else {}
 
     def restore(self, memory: Tree) -> None:
         """Restore saved memories; {} clears all."""
-        self._memory = self.place(memory) if memory else None
+        self._memory = None
+        if not any(True for _ in tree.leaves(memory)):
+            return
+        known = ClientRows.of(memory)
+        if known is None:
+            self._memory = ClientRows.dense(memory, self._row_storage(tree.here(tree.take(memory, np.zeros(1, int)))))
+        elif isinstance(known.storage, BlockStorage) and known.storage.device == self.device:
+            self._memory = known
+        else:
+            initial = tree.shaped_like(memory, tree.flatten(known.initial))  # with its empty subtrees
+            self._memory = known.copied(self._row_storage(tree.repeat(initial, 1)))
+
+    def forget(self, first: Tree) -> None:
+        """Give every client the memory `first`, [1, ...]."""
+        self._memory = ClientRows(self._row_storage(first), len(self.federation))
+
+    def restore_rows(self, ids: np.ndarray, rows: Tree) -> None:
+        """Give these clients other memories, [m, ...]."""
+        assert self._memory is not None
+        self._memory = self._memory.write(self._where(ids), tree.to(rows, self.device))
+
+    @property
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes that clients' memories take on the device, in host memory and in a file."""
+        storage = None if self._memory is None else self._memory.storage
+        return storage.nbytes if isinstance(storage, BlockStorage) else {}
 
     @torch.no_grad()
     def exchange(
@@ -179,6 +215,7 @@ class Vectorised(SimulatedEngine):
         The first training chooses the lane; groups are halved, and the work is begun anew, where memory runs out.
         """
         program, order, done = work.program, work.order, list[tuple[Tree, Tree]]()
+        reached = 0  # clients done
 
         def train(group: np.ndarray) -> tuple[Tree, Tree]:
             carry, context, plan = work.prepare(group)
@@ -188,9 +225,14 @@ class Vectorised(SimulatedEngine):
             if program.rule.work.trains:
                 self._tuner.choose_lane(program, work.store, order, work.prepare)
             while not done:
+                progress.begin(len(order) if program.rule.work.trains else 0)
                 try:
-                    done = [train(group) for group in self._tuner.groups(order)]
-                except torch.OutOfMemoryError:  # nothing was kept yet: start over with smaller groups
+                    for group in self._tuner.groups(order):
+                        done.append(train(group))
+                        reached += len(group)
+                        progress.reach(reached)
+                except torch.OutOfMemoryError:  # nothing is kept: start over with smaller groups
+                    done, reached = [], 0
                     if not self._tuner.halve(len(order)):
                         raise
             reply, kept = (tree.concatenate([pair[part] for pair in done]) for part in (0, 1))
@@ -209,7 +251,8 @@ class Vectorised(SimulatedEngine):
 
     def memories_of(self, client: ClientRule, channel: Channel, ids: np.ndarray) -> Tree:
         """What these clients remember, stacked [m, ...]."""
-        return tree.rows(self._memory_of(client, channel), on_device(self._where(ids), self.device))
+        memory = self._memory_of(client, channel)
+        return {} if memory is None else memory.read(self._where(ids))
 
     def plan(self, work: Work, ids: np.ndarray, steps: np.ndarray, *, round: int, seed: int) -> Plan:
         """The batches of these clients for so many steps each."""
@@ -218,12 +261,14 @@ class Vectorised(SimulatedEngine):
     def remember(self, client: ClientRule, channel: Channel, workload: Workload, new: Tree, reply: Tree) -> None:
         """Store the clients' new memories; one whose reply did not arrive, or is not finite, keeps the old."""
         memory = self._memory_of(client, channel)
-        if not any(True for _ in tree.leaves(memory)):
+        if memory is None or not any(True for _ in tree.leaves(memory.initial)):
             return
-        where = on_device(self._where(workload.ids), self.device)
         sound = on_device(workload.heard, self.device) & tree.all_finite(reply) & tree.all_finite(new)
-        new = tree.where(sound, new, tree.rows(memory, where))
-        self._memory = tree.map_leaves(lambda old, fresh: old.index_copy(0, where, fresh), memory, new)
+        kept = np.flatnonzero(sound.cpu().numpy())
+        ids = self._where(workload.ids)
+        if len(kept) < len(ids):
+            ids, new = ids[kept], tree.take(new, kept)
+        self._memory = memory.write(ids, new)
 
     def _local_work(
         self, client: ClientRule, channel: Channel, broadcast: Broadcast, workload: Workload, round: int, seed: int
@@ -252,9 +297,16 @@ class Vectorised(SimulatedEngine):
         """The clients' places in the federation held here."""
         return ids if self._hosts is None else np.searchsorted(self._hosts, ids)
 
-    def _memory_of(self, client: ClientRule, channel: Channel) -> Tree:
-        """Memories stacked [K, ...]; made when a rule first trains."""
+    def _memory_of(self, client: ClientRule, channel: Channel) -> ClientRows | None:
+        """The clients' memories, made when a rule first trains; None where they keep none."""
         if self._memory is None and client.work.trains:
             start = self.start()
-            self._memory = tree.repeat(memories(client.init(start), channel.init(start)), len(self.federation))
-        return self._memory or {}
+            initial = memories(client.init(start), channel.init(start))
+            if initial:
+                self._memory = ClientRows(self._row_storage(tree.repeat(initial, 1)), len(self.federation))
+        return self._memory
+
+    def _row_storage(self, first: Tree) -> BlockStorage:
+        """A storage for rows like the first of `first`, which is the initial one."""
+        initial = tree.to(tree.rows(first, 0), self.device)
+        return BlockStorage(initial, self.device, self._row_place, clients=len(self.federation))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from consilience.core import tree
 from consilience.core.exchange import Broadcast
 from consilience.core.federation import Rows
-from consilience.core.plans import Plan
+from consilience.core.plans import Plan, Split
 from consilience.core.protocols import Channel, ClientRule
 from consilience.core.tree import Tree
 from consilience.engines.vectorised.engine import Vectorised
@@ -84,7 +84,7 @@ class Joint:
     def _memories(self, request: Request, ids: np.ndarray) -> Tree:
         return self.engines[request.run].memories_of(request.client, request.channel, ids)
 
-    def _store(self, which: Literal["train", "test"]) -> tuple[Rows, list[int]]:
+    def _store(self, which: Split) -> tuple[Rows, list[int]]:
         """All engines' rows one after the other, and where each engine's begin."""
         if which not in self._stores:
             stores = [engine.store(which) for engine in self.engines]

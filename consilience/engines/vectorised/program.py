@@ -99,6 +99,8 @@ class Program:
 
     def step(self, carry: Tree, batch: Batch, context: Context) -> Tree:
         """One client's carry after one batch."""
+        if self.rule.work.trains:
+            batch = self.task.training_batch(batch)
         with self._autocast():
             return self.rule.step(self.task, carry, batch, context.message, context.kept)
 

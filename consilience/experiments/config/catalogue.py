@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -95,6 +96,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """Defaults for omitted sections."""
 
+SHARED = "options"
+"""What the options are asked for by that all algorithms share."""
+
 _FROM_DATA = ("vocabulary",)  # options of models taken from the data where the config does not set them
 
 
@@ -162,8 +166,11 @@ class Entry:
     """One line of the catalogue."""
 
     name: str
-    about: str
+    about: str  # the first paragraph; of an algorithm its citation and equation
     options: dict[str, Option]
+    text: str = ""  # the whole docstring
+    recipe: Factory | None = None  # of an algorithm
+    headline: str = ""  # what it is, in a line
 
 
 def listing() -> dict[str, list[Entry]]:
@@ -172,25 +179,62 @@ def listing() -> dict[str, list[Entry]]:
     shown |= {"environments": "environment", "models": "model"}
     found = {title: [_entry(KINDS[kind], name) for name in KINDS[kind].factories()] for title, kind in shown.items()}
     options = [option for name in algorithms.names() for option in KINDS["algorithm"].options(name).values()]
-    for protocol in dict.fromkeys(protocol_in(option.annotation) for option in options):
+    for protocol in dict.fromkeys(protocol_in(item) for option in options for item in _items(option.annotation)):
         if protocol is not None:
             known = parts_of(protocol).items()
-            entries = [Entry(name=name, about=_about(part), options=dict(options_of(part))) for name, part in known]
-            found[_plural(protocol)] = entries
-    found["engine"] = [Entry(name=n, about=_about(kind), options=engine_options(n)) for n, kind in ENGINES.items()]
+            found[_plural(protocol)] = [_described(name, part, dict(options_of(part))) for name, part in known]
+    found["engines"] = [_described(name, kind, engine_options(name)) for name, kind in ENGINES.items()]
     return found
 
 
 def narrowed(found: dict[str, list[Entry]], wanted: list[str]) -> dict[str, list[Entry]]:
-    """Only the kinds and names asked for."""
+    """Only the kinds and names asked for; a kind may be named in the singular, and data sets are also `data`."""
+    wanted = [word for word in wanted if word != SHARED]
     names = [entry.name for entries in found.values() for entry in entries]
+    kinds = {**{singular(title): title for title in found}, "data": "datasets", **{title: title for title in found}}
     for word in wanted:
-        if word not in found and word not in names:
+        if word not in kinds and word not in names:
             raise Invalid(
                 f"{word!r} is not in the catalogue{nearest(word, [*found, *names])}; kinds: {', '.join(found)}"
             )
-    chosen = {title: [e for e in entries if title in wanted or e.name in wanted] for title, entries in found.items()}
+    whole = {kinds[word] for word in wanted if word in kinds}
+    chosen = {title: [e for e in entries if title in whole or e.name in wanted] for title, entries in found.items()}
     return {title: entries for title, entries in chosen.items() if entries}
+
+
+def searched(found: dict[str, list[Entry]], words: str) -> dict[str, list[Entry]]:
+    """Entries in whose name, description or options every word occurs; of each kind those named so come first."""
+    wanted = words.lower().split()
+    if not wanted:
+        raise Invalid("--search needs a word, such as similarity")
+    ranked: dict[str, list[Entry]] = {}
+    for title, entries in found.items():
+        hits = [(rank, entry) for entry in entries if (rank := _rank(entry, wanted)) is not None]
+        if hits:
+            ranked[title] = [entry for _, entry in sorted(hits, key=lambda hit: hit[0])]
+    return ranked
+
+
+def _rank(entry: Entry, wanted: list[str]) -> int | None:
+    shared = () if entry.recipe is None else getattr(entry.recipe, "shared", ())  # said of every algorithm
+    own = " ".join(key for key in entry.options if key not in shared)
+    for rank, text in enumerate(
+        (entry.name, f"{entry.name} {entry.headline} {entry.about}", f"{entry.name} {entry.text} {own}")
+    ):
+        if all(word in text.lower() for word in wanted):
+            return rank
+    return None
+
+
+def _items(annotation: Any) -> tuple[Any, ...]:
+    """An option's annotation; of a list that of its items."""
+    inside = typing.get_args(annotation)
+    return inside[:1] if typing.get_origin(annotation) is tuple else (annotation,)
+
+
+def singular(title: str) -> str:
+    """'weighting' of 'weightings', 'memory' of 'memories'."""
+    return f"{title[:-3]}y" if title.endswith("ies") else title.removesuffix("s")
 
 
 def _entry(kind: NamedSection, name: str) -> Entry:
@@ -201,7 +245,15 @@ def _entry(kind: NamedSection, name: str) -> Entry:
     if kind.section == "environment" and not _needs_something(factory):
         built = factory().environment
         options = {key: Option(o.annotation, getattr(built, key, o.default)) for key, o in options.items()}
-    return Entry(name=name, about=_about(factory), options=options)
+    return _described(name, factory, options, factory if kind.section == "algorithm" else None)
+
+
+def _described(name: str, thing: Any, options: dict[str, Option], recipe: Factory | None = None) -> Entry:
+    text = inspect.getdoc(thing) or ""
+    about = " ".join(text.partition("\n\n")[0].split())
+    module = inspect.getmodule(recipe)
+    headline = (module.__doc__ or about).partition("\n")[0] if module is not None else about
+    return Entry(name=name, about=about, options=options, text=text, recipe=recipe, headline=headline)
 
 
 def _with_default(recipe: Factory, key: str, option: Option) -> Option:
@@ -221,7 +273,3 @@ def _plural(protocol: type) -> str:
     if words.endswith("ss"):
         return f"{words}es"
     return words if words.endswith("s") else f"{words[:-1]}ies" if words.endswith("y") else f"{words}s"
-
-
-def _about(thing: Any) -> str:
-    return (inspect.getdoc(thing) or "").partition("\n")[0]

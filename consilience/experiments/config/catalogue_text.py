@@ -1,25 +1,56 @@
-"""The catalogue for people: what can be named, with options, types, ranges and defaults."""
+"""The catalogue for people: a line for each thing that can be named, or one thing with its options."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-from rich.console import Group, RenderableType
-from rich.markup import escape
 
 from consilience.core.settings import Option
 from consilience.experiments.config.catalogue import Entry
 from consilience.options.parts import describe, name_of, write
 
+_WIDEST_NAME = 26  # of the columns of a line
 
-def entries(title: str, found: Sequence[Entry]) -> RenderableType:
-    """One kind of thing in the catalogue, with options, types, ranges and defaults."""
-    lines = [f"[bold]{escape(title)}[/bold]"]
-    for entry in found:
-        lines.append(f"  [bold cyan]{escape(entry.name)}[/bold cyan]  {escape(entry.about)}")
-        lines += [f"      {escape(option_text(key, option))}" for key, option in entry.options.items()]
-    return Group(*lines, "")
+
+def overview(title: str, entries: Sequence[Entry], width: int) -> list[str]:
+    """A heading with the number of things, and a line for each."""
+    room = min(max(len(entry.name) for entry in entries), _WIDEST_NAME)
+    lines = [f"{title} ({len(entries)})"]
+    for entry in entries:
+        lines.append(shortened(f"  {entry.name:<{room}}  {entry.headline or entry.about}", width))
+    return lines
+
+
+def entry_text(entry: Entry, width: int) -> list[str]:
+    """One thing with its description and options; of the options that all algorithms share only what is special."""
+    lines = [entry.name, *wrapped(entry.about, width, "  ")]
+    own, others = split_options(entry)
+    lines += [line for key, option in own.items() for line in wrapped(option_text(key, option), width, "    ")]
+    if others:
+        lines += wrapped(f"shared options: {', '.join(others)} (`consilience list options`)", width, "    ")
+    return lines
+
+
+def split_options(entry: Entry) -> tuple[dict[str, Option], list[str]]:
+    """(the options of its own and the shared ones with a default of its own, the names of the other shared ones)."""
+    shared: Mapping[str, Option] = getattr(entry.recipe, "shared", {}) if entry.recipe is not None else {}
+    own = set() if entry.recipe is None else set(inspect.signature(entry.recipe).parameters)
+    common = {key for key in shared if key in entry.options and not _differs(entry.options[key], shared[key])} - own
+    return {key: option for key, option in entry.options.items() if key not in common}, sorted(common)
+
+
+def shared_options(entries: Sequence[Entry], width: int) -> list[str]:
+    """The options that algorithms share, each once, with their shared defaults."""
+    recipes = [entry for entry in entries if getattr(entry.recipe, "shared", None)]
+    shared: Mapping[str, Option] = getattr(recipes[0].recipe, "shared", {})
+    counts = {key: sum(key in entry.options for entry in recipes) for key in shared}
+    lines = [f"options shared by algorithms ({len(shared)}); with each, how many of the {len(recipes)} have it"]
+    for key, option in shared.items():
+        annotation = next(entry.options[key].annotation for entry in recipes if key in entry.options)
+        lines += wrapped(f"{option_text(key, Option(annotation, option.default))} [{counts[key]}]", width, "  ")
+    return lines
 
 
 def option_text(key: str, option: Option) -> str:
@@ -30,11 +61,40 @@ def option_text(key: str, option: Option) -> str:
     default = option.default
     if default is None or type(default).__name__ == "_HAS_DEFAULT_FACTORY_CLASS":
         return f"{key}: {kind}"
+    return f"{key}: {kind} (default {default_text(default)})"
+
+
+def default_text(default: Any) -> str:
+    """A default as a config spells it; of a part its name and options."""
     written = write(default)
     if isinstance(written, dict):  # a part
         inner = ", ".join(f"{k} = {_plain(v)}" for k, v in written.items() if k != "name")
-        return f"{key}: {kind} (default {name_of(type(default))}" + (f" with {inner})" if inner else ")")
-    return f"{key}: {kind} (default {_plain(written)})"
+        return name_of(type(default)) + (f" with {inner}" if inner else "")
+    return _plain(written)
+
+
+def wrapped(text: str, width: int, indent: str) -> list[str]:
+    """Lines of at most so many columns; those after the first are indented further."""
+    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=f"{indent}    ", break_on_hyphens=False)
+
+
+def shortened(line: str, width: int) -> str:
+    """The line, cut with an ellipsis where it is too long."""
+    return line if len(line) <= width else f"{line[: width - 1].rstrip()}…"
+
+
+def _differs(option: Option, shared: Option) -> bool:
+    return option.default is not None and option.default != shared.default and _usual(option) != _usual(shared)
+
+
+def _usual(option: Option) -> Any:
+    """A shared part that is not given is one with no settings: everyone, by_examples, weighted_mean, replace, plain."""
+    if option.default is None:
+        return "usual"
+    return "usual" if name_of(type(option.default)) in _USUAL else option.default
+
+
+_USUAL = ("everyone", "by_examples", "weighted_mean", "replace", "plain")
 
 
 def _plain(value: Any) -> str:

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from consilience.core.kinds import KINDS as TASK_KINDS
-from consilience.core.kinds import LOSSES
 from consilience.core.screening import Limits
 from consilience.core.settings import (
     Count,
@@ -45,6 +43,8 @@ from consilience.experiments.stopping import Validation
 from consilience.options import parts, recipes
 from consilience.runs import canonical, toml_text
 from consilience.runs.names import safe_name
+from consilience.task.kinds import KINDS as TASK_KINDS
+from consilience.task.kinds import LOSSES
 
 Seed = Annotated[int, Range(least=0, below=2**63)]
 Table = dict[str, Any]
@@ -70,12 +70,17 @@ class Evaluation:
     """How often the global model is tested: every so many rounds, and after the last; 0 is never.
 
     With `local`, so are the clients' models before they are merged, each on all test rows. With `validation`, that
-    share of each client's training rows takes the place of the test rows, and is not trained on.
+    share of each client's training rows takes the place of the test rows, and is not trained on. `client_sample`: how
+    many clients are tested where each is tested by itself (personal models, clients with their own test rows); by
+    default all, and of more than 10,000 a sample of 1,000. With `maps`, how clients' updates lie to each other is
+    recorded for the report: by default where clients are simulated and the run promises no differential privacy.
     """
 
     every: Whole = 1
     local: bool = False
+    client_sample: Count | None = None
     validation: Annotated[float, Range(above=0, below=1)] | None = None
+    maps: bool | None = None
 
     def __post_init__(self) -> None:
         check(self)
@@ -145,7 +150,7 @@ class Config:
     threads: Count | None = None  # of the processor; None leaves it to PyTorch
     data_dir: str | None = None
     runs: str = "runs"
-    log: Literal["tensorboard", "mlflow"] | None = None  # where metrics go besides the run folder
+    log: Literal["csv", "tensorboard", "mlflow", "wandb"] | None = None  # where metrics go besides the run folder
     defence: Literal["auto"] | None = None  # bounds and a robust rule, for so many
     untrusted: Count | None = None  # members that may be hostile
     data: Chosen

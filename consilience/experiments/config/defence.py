@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from consilience.core.algorithm import Algorithm
+from consilience.core.capabilities import capability
 from consilience.core.screening import Limits
 from consilience.core.settings import Invalid
+from consilience.privacy import SpendsPrivacy
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.averaging.weighting.vouched import VouchedWeights
 from consilience.server.protocols import uses_weights
@@ -17,6 +19,12 @@ GROWTH = 4.0  # times the running median that an update may be long: more than V
 def defended(algorithm: Algorithm, untrusted: int) -> Algorithm:
     """The algorithm with weights that leave out whom the others do not vouch for."""
     server = algorithm.server
+    if capability(server, SpendsPrivacy) is not None:
+        raise Invalid(
+            "defence = 'auto' weighs replies by what the others sent, so that one client's rows decide how much "
+            "another counts, for which no privacy proof is known: leave it out. dp_fedavg clips every update, so f "
+            "hostile members move a round's model by at most 2 f bound / (rate x clients)"
+        )
     if not isinstance(server, Averaging) or not uses_weights(server.combine):
         what = type(server).__name__ if not isinstance(server, Averaging) else f"combine = {server.combine!r}"
         raise Invalid(

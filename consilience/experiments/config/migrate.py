@@ -6,7 +6,7 @@ import dataclasses
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from consilience.core import renamed
 from consilience.core.settings import Invalid, Option, hints_of, options_of
@@ -100,6 +100,9 @@ def _value(at: Path, value: Any, annotation: Any) -> Iterator[Rename]:
         return
     protocol = _protocol_inside(annotation)
     if protocol is None:
+        word = renamed.value(value, typing.get_args(annotation)) if typing.get_origin(annotation) is Literal else None
+        if word is not None:
+            yield Rename(path=at, new=word, is_key=False)
         return
     name, place = (value.get("name"), (*at, "name")) if isinstance(value, Mapping) else (value, at)
     known = parts.parts_of(protocol)

@@ -30,6 +30,7 @@ TOGETHER = 1 << 30  # bytes of all requests that are being read or answered
 ARRIVAL = 300.0  # seconds for a request to arrive
 ANSWER = 60.0  # seconds for the SuperLink to answer
 CONNECTIONS = 1024  # at a time
+IDLE = 75  # seconds that a connection stays open between two requests: a handshake costs more than many requests
 PASSED_ON = (
     *(b"content-type", b"accept", b"flwr-public-key", b"flwr-signature", b"flwr-timestamp"),
     *(b"flwr-package-name", b"flwr-package-version", b"flwr-component-name"),
@@ -133,6 +134,7 @@ def listener(app: Gateway, host: str, port: int, **tls: str) -> Any:
         access_log=False,
         log_level="warning",
         limit_concurrency=CONNECTIONS,
+        timeout_keep_alive=IDLE,
         **tls,  # type: ignore[arg-type]
     )
     return uvicorn.Server(config)

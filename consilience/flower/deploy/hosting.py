@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 
 from consilience.core.settings import Invalid
+from consilience.flower.audit.receipts import RECEIPTS
 from consilience.flower.deploy.settings import DeployedConfig, load
 from consilience.flower.deploy.sources import source_of
 from consilience.flower.engine.client import Site, SiteClient
@@ -20,9 +22,11 @@ SHARED = ("dtype", "precision", "deterministic", "lane")  # settings of the engi
 
 def folder_client(folder: Path | str) -> SiteClient:
     """The client of the app in this folder."""
+    kept = os.environ.get(RECEIPTS, "")
     return SiteClient(
         open_site=lambda context, case: site_of(Path(folder), context, case),
         secure=lambda context, case: _config(Path(folder), case, tuple(settings_of(context.run_config))).build_terms(),
+        receipts=Path(kept) if kept else None,
     )
 
 

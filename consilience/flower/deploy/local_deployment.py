@@ -11,6 +11,8 @@ from types import TracebackType
 from typing import Any
 
 from consilience.core.settings import Invalid
+from consilience.flower.audit.log import KEYS
+from consilience.flower.audit.receipts import RECEIPTS
 from consilience.flower.deploy import keys, member_list, pins, programs
 from consilience.flower.deploy.processes import (
     Process,
@@ -175,7 +177,8 @@ class LocalDeployment:
         self.nodes.append(node)
         begin = programs.executor(pins.CLIENT, port, secret=self._secret, allowed=self._allowed, authority=None)
         begin += ["--parent-pid", str(node.pid)]  # it waits for its node, and ends with it
-        self._helpers.append(self._process(f"clients-{number}", begin, home=f"home-{number}"))
+        kept = str(self.place / "receipts" / str(number))
+        self._helpers.append(self._process(f"clients-{number}", begin, home=f"home-{number}", receipts=kept))
         return node
 
     def run(self, **run_config: Any) -> Process:
@@ -202,8 +205,11 @@ class LocalDeployment:
         self.servers = set()
         self._runs, self._helpers, self._beside, self.nodes, self.link = [], [], [], [], None
 
-    def _process(self, name: str, command: Sequence[str], home: str = "home", connection: str = "") -> Process:
+    def _process(
+        self, name: str, command: Sequence[str], home: str = "home", connection: str = "", receipts: str = ""
+    ) -> Process:
         (self.place / home).mkdir(parents=True, exist_ok=True, mode=0o700)
         listed = str(self._members) if self.keys else ""
         around = {**environment(self.place / home), CONNECTION: connection, member_list.MEMBERS: listed}
+        around |= {KEYS: str(self.place / "keys") if self.keys and connection else "", RECEIPTS: receipts}
         return Process(name, command, self.place / "logs" / f"{name}.log", around)

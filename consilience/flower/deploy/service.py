@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from consilience.flower.audit.log import KEYS
+from consilience.flower.audit.receipts import RECEIPTS
 from consilience.flower.deploy import keys, member_list, pins, programs
 from consilience.flower.deploy.member_list import FILE, MEMBERS
 from consilience.flower.deploy.processes import (
@@ -24,6 +26,7 @@ from consilience.flower.deploy.processes import (
 from consilience.flower.deploy.serving import CONNECTION
 
 Say = Callable[[str], None]
+TOLD = (CONNECTION, MEMBERS, KEYS, RECEIPTS)  # what a process may know of from its environment
 RESTARTS = 3  # of a SuperLink that ends: its state is in a file, and its runs continue
 UNIT = """\
 [Unit]
@@ -65,10 +68,9 @@ class Service:
             stop([process])
         signal.signal(signal.SIGTERM, self._before)
 
-    def start(self, name: str, command: Sequence[str], connection: str = "", members: Path | None = None) -> Process:
-        """Start one of them; its log is in the folder."""
-        listed = "" if members is None else str(members)
-        around = {**environment(self.place / "home"), CONNECTION: connection, MEMBERS: listed}
+    def start(self, name: str, command: Sequence[str], **known: str) -> Process:
+        """Start one of them, with these in its environment; its log is in the folder."""
+        around = {**environment(self.place / "home"), **dict.fromkeys(TOLD, ""), **known}
         self.processes[name] = Process(name, command, self.place / "logs" / f"{name}.log", around)
         return self.processes[name]
 
@@ -107,7 +109,8 @@ def link(pinned: Pinned, *, listen: str, folder: Path, place: Path, control: int
         command = programs.superlink(control, keys=made, secret=secret, database=service.place / "state.db")
         wait_until_listening(service.start("superlink", command), programs.LOOPBACK, control)
         begin = programs.executor(pins.SERVER, control, secret=secret, allowed=allowed, authority=made.authority)
-        service.start("serverapps", begin, connection="tls", members=None if listed is None else members)
+        known = {CONNECTION: "tls", KEYS: str(Path(folder).resolve()), MEMBERS: "" if listed is None else str(members)}
+        service.start("serverapps", begin, **known)
         guard = programs.gateway(host, port, superlink=control, keys=made)
         near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # one of those that it listens on
         wait_until_listening(service.start("gateway", guard), near, port)
@@ -144,10 +147,9 @@ def node(
             superlink, port, secret=secret, authority=authority, key=key, node_config=node_config
         )
         service.start("supernode", command)
-        service.start(
-            "clientapps", programs.executor(pins.CLIENT, port, secret=secret, allowed=allowed, authority=None)
-        )
-        say(f"a node of {superlink}; logs are in {service.place / 'logs'}")
+        begin = programs.executor(pins.CLIENT, port, secret=secret, allowed=allowed, authority=None)
+        service.start("clientapps", begin, **{RECEIPTS: str(service.place / "receipts")})
+        say(f"a node of {superlink}; logs are in {service.place / 'logs'}, receipts in {service.place / 'receipts'}")
         say(f"the app that may run: {digest}")
         service.watch()
 

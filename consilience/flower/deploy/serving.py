@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 from collections.abc import Iterator
@@ -12,26 +13,29 @@ from typing import Any
 import torch
 
 from consilience.core import tree
+from consilience.core.capabilities import Buffers, capability
 from consilience.core.refusal import plain
 from consilience.core.rounds import Diverged, TooFewClients
 from consilience.core.settings import Invalid
 from consilience.experiments.config.config import Config
 from consilience.experiments.experiment import Experiment
 from consilience.experiments.live_run import Run
+from consilience.flower.audit.log import FILE, KEYS, AuditLog
+from consilience.flower.audit.signing import Signer
 from consilience.flower.deploy import member_list
 from consilience.flower.deploy.hosting import settings_of
 from consilience.flower.deploy.settings import DeployedConfig, load
 from consilience.flower.deploy.sources import Source, source_of
 from consilience.flower.engine import wire
 from consilience.flower.engine.engine import FlowerEngine
-from consilience.runs import identity
-from consilience.runs.folder import RunFolder
+from consilience.runs import canonical, identity
+from consilience.runs.disk import read_file, replace_file
+from consilience.runs.folder import DEPLOY_LOG, NODES, RunFolder
 from consilience.runs.observation import Observation
 from consilience.runs.verification import newest_checkpoint
 
 log = logging.getLogger("consilience.flower")
 
-LOG = "deploy.log"
 CONNECTION = "CONSILIENCE_CONNECTION"
 """Environment variable in which the launcher says how models are sent: `tls`, or `loopback` (within the machine)."""
 ENCRYPTED = ("tls", "loopback")
@@ -68,17 +72,23 @@ def serve(grid: Any, folder: Path, run_config: Any, case: str = "") -> Path:
         try:
             if run.done:
                 log.info("continuing after round %d", run.done)
+            _keep_log(run, engine)
             engine.meet()
-            run.complete(watch=lambda live: _watched(live, connection))
+            _store_health(run.folder, engine)
+            run.complete(watch=lambda live: _watched(live, connection, engine))
         except (TooFewClients, Diverged, Invalid) as problem:
             status = "diverged" if isinstance(problem, Diverged) else "too few clients"
-            run.folder.record(status="refused" if isinstance(problem, Invalid) else status, reason=str(problem))
+            _record_end(run, engine, "refused" if isinstance(problem, Invalid) else status, str(problem))
             log.error("%s", problem)
             raise
         except Exception as problem:  # a run that has ended must not be called running
-            run.folder.record(status="failed", reason=plain(f"{type(problem).__name__}: {problem}"))
+            _record_end(run, engine, "failed", plain(f"{type(problem).__name__}: {problem}"))
             log.error("%s: %s", type(problem).__name__, plain(problem))
             raise
+        finally:
+            _store_health(run.folder, engine)
+        if engine.audit is not None:
+            engine.audit.ended(str(run.folder.facts().get("status")), files=_left(run.folder))
         log.info("%s: %s", run.folder.facts().get("status"), run.folder.path)
         return run.folder.path
 
@@ -94,7 +104,47 @@ def opened(experiment: Experiment, runs: Path) -> Iterator[Run]:
     with folder.lock():
         saved = newest_checkpoint(folder)
         refuse_another_run(folder, config, computed=saved is not None)
-        yield Run(folder, experiment, saved)
+        try:
+            run = Run(folder, experiment, saved)
+        except Invalid as problem:  # such as a privacy budget that is spent
+            folder.record(status="refused", reason=str(problem))
+            raise
+        yield run
+
+
+def _keep_log(run: Run, engine: FlowerEngine) -> None:
+    """Begin, or continue, the audit log of a run."""
+    place = os.environ.get(KEYS, "")
+    signer = Signer(Path(place) / "server.pem", Path(place) / "server.key") if place else None  # of `deploy keys`
+    audit = AuditLog(run.folder.path / FILE, signer)
+    audit.started(
+        done=run.done,
+        model=run.model,
+        run=run.folder.name,
+        settings=run.config.digest(),
+        agreement=engine.agreement,
+        code=identity.code(),
+        asynchronous=capability(engine.algorithm.server, Buffers) is not None,
+    )
+    engine.keep_log(audit)
+
+    def concluded(observation: Observation) -> None:
+        done = observation.round
+        audit.concluded(done.number, done.chosen.tolist(), done.cohort.ids.tolist(), done.cohort.refusals, done.model)
+
+    run.on_round = concluded
+
+
+def _left(folder: RunFolder) -> dict[str, str]:
+    """SHA-256 of the run's results."""
+    names = [*folder.facts()["files"], *(log.path.name for log in (folder.metrics, folder.clients))]
+    return {name: hashlib.sha256(read_file(folder.path / name)).hexdigest() for name in sorted(names)}
+
+
+def _record_end(run: Run, engine: FlowerEngine, status: str, reason: str) -> None:
+    run.folder.record(status=status, reason=reason)
+    if engine.audit is not None:
+        engine.audit.ended(status, reason)
 
 
 def refuse_another_run(folder: RunFolder, config: Config, *, computed: bool = True) -> None:
@@ -161,15 +211,27 @@ def _experiment(config: DeployedConfig, source: Source, engine: FlowerEngine) ->
         inputs={} if test is None else tree.map_leaves(lambda leaf: list(leaf.shape[1:]), test.x),
         label_names=source.label_names,
         prints={"data": "with the clients", "partition": "with the clients"},
+        validation=source.validation(),
     )
 
 
-def _watched(run: Run, connection: str) -> Iterator[Observation]:
-    """Every round as a line in the log."""
+def _store_health(folder: RunFolder, engine: FlowerEngine) -> None:
+    """Write down what was seen of the nodes, for the dashboard; wall-clock facts, on which nothing depends."""
+    found = {"nodes": engine.node_health}
+    try:
+        replace_file(folder.path / NODES, canonical.encode(canonical.to_json_types(found, NODES)) + b"\n")
+    except OSError as problem:
+        log.warning("%s could not be written: %s", NODES, plain(problem))
+
+
+def _watched(run: Run, connection: str, engine: FlowerEngine) -> Iterator[Observation]:
+    """Every round as a line in the log, and what was seen of the nodes in their file."""
     for note in run.notes:
         log.warning("note: %s", note)
     for observation in run.observations():
         log.info("%s", _line(observation, run.config.rounds))
+        engine.count_refused(observation.round.cohort.refusals)
+        _store_health(run.folder, engine)
         if connection not in ENCRYPTED:
             log.warning("TLS IS NOT KNOWN TO BE ON: models may be sent in plain text")
         yield observation
@@ -187,7 +249,7 @@ def _line(observation: Observation, rounds: int) -> str:
 def _logged(folder: RunFolder) -> Iterator[None]:
     """What the engine says, into the run folder and onto Flower's own log."""
     form = logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
-    stream = folder.open_log(LOG)
+    stream = folder.open_log(DEPLOY_LOG)
     handlers = [logging.StreamHandler(stream), logging.StreamHandler()]
     level, passes = log.level, log.propagate
     log.setLevel(logging.INFO)

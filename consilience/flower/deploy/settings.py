@@ -6,17 +6,21 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from consilience.core.algorithm import Algorithm
+from consilience.core.capabilities import capability
 from consilience.core.settings import Count, Invalid, NonNegative, Option, Positive, Whole, check, hints_of
+from consilience.experiments.assembly import try_surroundings
 from consilience.experiments.config.catalogue import KINDS
 from consilience.experiments.config.config import Config, from_table
 from consilience.experiments.config.overrides import overridden
 from consilience.flower.engine.mail import Waiting
 from consilience.flower.secure import eligibility
-from consilience.flower.secure.terms import Levels, SecureTerms, Share
+from consilience.flower.secure.terms import Levels, Neighbours, SecureTerms, Share
 from consilience.options import parts
+from consilience.privacy import SpendsPrivacy
 from consilience.runs import toml_text
 from consilience.runs.names import safe_name
 
@@ -36,7 +40,8 @@ class Deploy:
 
     secure_aggregation (experimental): the server sees only the sum of the replies. secure_clip: no value of an update
     counts for more. secure_levels: number of levels from -clip to clip. secure_threshold: more than this share of the
-    nodes must stay connected to the end of a round.
+    nodes must stay connected to the end of a round. secure_neighbours: with how many others, at random, each node
+    shares keys; left out, with all.
     """
 
     clients: Count = 4
@@ -50,6 +55,7 @@ class Deploy:
     secure_clip: Positive = 8.0
     secure_levels: Levels = 1 << 22
     secure_threshold: Share = 0.5
+    secure_neighbours: Neighbours | None = None
 
     def __post_init__(self) -> None:
         check(self)
@@ -102,6 +108,7 @@ class DeployedConfig(Config):
             clip=deploy.secure_clip,
             levels=deploy.secure_levels,
             threshold=deploy.secure_threshold,
+            neighbours=deploy.secure_neighbours,
         )
         eligibility.refuse_settings(
             clients=deploy.clients,
@@ -134,15 +141,10 @@ def from_given(
     for key in OWN if own else ():
         if key in table:
             raise Invalid(f"{source}: {key} comes from {FEDERATION} in a deployment: leave it out here")
-    if isinstance(table.get("limits", {}), Mapping):
-        usual = {key: value for key, value in DEPLOYED.items() if key != "max_growth" or "defence" not in table}
-        table["limits"] = {**usual, **table.get("limits", {})}
-    base = from_table(table, source=source)
-    if base.validation.share is not None:
-        raise Invalid(
-            f"{source}: validation.share is not supported in a deployment, where the server has no validation rows: "
-            "leave the section [validation] out, and choose the number of rounds in a simulation"
-        )
+    base = from_table(_with_limits(table), source=source)
+    private = capability(base.algorithm.built.server, SpendsPrivacy) is not None
+    if private:  # the usual limits compare clients with each other, and its own bound holds for every update
+        base = from_table(table, source=source)
     if own and base.evaluation.validation is not None:
         raise Invalid(f"{source}: evaluation.validation is not supported with {FEDERATION}: give test rows there")
     if base.engine.get("lane") == "auto":  # each message is a process of its own, in which measuring would not pay
@@ -150,5 +152,16 @@ def from_given(
     settings = {f.name: getattr(base, f.name) for f in dataclasses.fields(Config)}
     config = DeployedConfig(**settings, deploy=deploy, own=own)
     config.build_terms()  # and with it the algorithm: both are checked before anything starts
-    eligibility.refuse_private(config.build_algorithm())
+    if private:
+        surroundings = SimpleNamespace(environment=config.environment.built)
+        try_surroundings(config, config.build_algorithm(), surroundings)
     return config
+
+
+def _with_limits(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with the limits that deployments have unless others are given."""
+    given = table.get("limits", {})
+    if not isinstance(given, Mapping):
+        return dict(table)
+    usual = {key: value for key, value in DEPLOYED.items() if key != "max_growth" or "defence" not in table}
+    return {**table, "limits": {**usual, **given}}

@@ -14,14 +14,17 @@ import numpy as np
 import torch
 from torch import nn
 
+from consilience.core import task as contract
 from consilience.core import tree
 from consilience.core.class_names import are_names
 from consilience.core.federation import Federation, Rows
-from consilience.core.kinds import kind_with_loss
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
-from consilience.experiments.assembly import assemble, try_model
+from consilience.data.validation import held_back_at_home
+from consilience.experiments.assembly import assemble
+from consilience.experiments.model_checks import try_model
 from consilience.flower.deploy.settings import FEDERATION, DeployedConfig
+from consilience.task.kinds import kind_with_loss
+from consilience.task.task import Task
 
 HOW = "federation.py must have model() and data(client, node); see `consilience deploy init`"
 
@@ -33,7 +36,7 @@ class OwnFederation:
         self._module, self._config = _loaded(Path(folder) / FEDERATION), config
 
     @functools.cached_property
-    def task(self) -> Task:
+    def task(self) -> contract.Task:
         """What model() gives, initialised from the run's seed on both sides; a Task has its own kind and metrics."""
         return self._config.build_algorithm().prepared(self._given_task())
 
@@ -87,7 +90,12 @@ class OwnFederation:
         if not tried.kind.multiclass and tried.metrics.shapes != self.task.metrics.shapes:
             targets = tried.kind.outputs(federation.train.y, None)
             raise Invalid(f"{FEDERATION}: a row has {targets} targets, which the server must know: set task.outputs")
-        return federation
+        share, seed = self._config.validation.share, self._config.seed
+        return federation if share is None else held_back_at_home(federation, hosts, share=share, seed=seed)
+
+    def validation(self) -> Rows | None:
+        """None: the clients hold these rows back."""
+        return None
 
     def test(self) -> Rows | None:
         """Rows that the server may test on, if federation.py has any for it."""
@@ -123,7 +131,7 @@ class NamedFederation:
         self._simulation = assemble(config)  # its own engine is not used
 
     @property
-    def task(self) -> Task:
+    def task(self) -> contract.Task:
         """The config's model and loss."""
         return self._simulation.task
 
@@ -141,6 +149,10 @@ class NamedFederation:
     def test(self) -> Rows | None:
         """The config's test rows, each client's own among them."""
         return self._simulation.federation.test
+
+    def validation(self) -> Rows | None:
+        """The rows that the config holds back from all clients' training."""
+        return self._simulation.validation
 
     @property
     def label_names(self) -> tuple[str, ...]:

@@ -14,12 +14,12 @@ import numpy as np
 from consilience.core.settings import Invalid
 from consilience.flower.deploy.local_deployment import LocalDeployment
 from consilience.flower.deploy.processes import Process, ProcessFailed, alive
-from consilience.flower.deploy.serving import LOG, refuse_another_run
+from consilience.flower.deploy.serving import refuse_another_run
 from consilience.flower.deploy.settings import CONFIG, DeployedConfig, load
 from consilience.flower.secure.eligibility import refuse_shared_nodes
 from consilience.runs.disk import open_file
 from consilience.runs.failures import BAD_SETTINGS, DIVERGED, INTERRUPTED, TOO_FEW_CLIENTS, UNEXPECTED
-from consilience.runs.folder import RunFolder
+from consilience.runs.folder import DEPLOY_LOG, RunFolder
 from consilience.runs.row_log import RecordError
 
 Say = Callable[[str], None]
@@ -84,7 +84,7 @@ def up(
 
 def follow(stage: LocalDeployment, run: Process, folder: Path, say: Say) -> None:
     """Pass on what the server logs until the run ends; `ServerLost` if its processes die before."""
-    log, before = folder / LOG, facts_of(folder).get("server_pid")
+    log, before = folder / DEPLOY_LOG, facts_of(folder).get("server_pid")
     place = log.stat().st_size if log.exists() else 0
     dead: set[str] = set()
     while True:

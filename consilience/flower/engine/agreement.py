@@ -15,7 +15,7 @@ from consilience.core.capabilities import (
     QueriesBeforeSelection,
     capability,
 )
-from consilience.core.evaluate import Evaluate, LossQuery
+from consilience.core.evaluate import VALIDATION, Evaluate, LossQuery
 from consilience.core.protocols import Channel, ClientRule
 from consilience.core.refusal import plain
 from consilience.core.settings import Invalid
@@ -33,7 +33,7 @@ def agreement(
     start = tree.flatten(task.start())
     shapes = [(path, tuple(leaf.shape), str(leaf.dtype)) for path, leaf in sorted(start.items())]
     return {
-        "algorithm": _short(repr(algorithm)),
+        "algorithm": _short(algorithm.spelled()),
         "model": _short(repr(shapes)),
         "frozen_weights": task.frozen_digest[:16] or "none",
         "kind": task.kind.name,
@@ -59,8 +59,8 @@ def _short(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-TRAIN, PRE_TRAINING, TEST, TEST_OWN = "train", "pre_training", "test", "test_own_model"
-TESTS = (TEST, TEST_OWN)  # sums of the metrics of a model on a client's test rows
+TRAIN, PRE_TRAINING, TEST, TEST_OWN, VALIDATE = "train", "pre_training", "test", "test_own_model", "validate"
+TESTS = (TEST, TEST_OWN, VALIDATE)  # sums of the metrics of a model on rows that a client does not train on
 
 
 class RuleAndChannel(NamedTuple):
@@ -76,6 +76,7 @@ def rules_of(algorithm: Algorithm) -> dict[str, RuleAndChannel]:
     known = {
         TRAIN: RuleAndChannel(client, algorithm.channel),
         TEST: RuleAndChannel(Evaluate(), plain),
+        VALIDATE: RuleAndChannel(Evaluate(work=VALIDATION), plain),
     }
     before, after = capability(client, PreTrainingPass), capability(client, PostTrainingPass)
     own = capability(client, PersonalRule)

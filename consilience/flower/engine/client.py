@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from consilience.engines.vectorised.engine import Vectorised
 from consilience.engines.vectorised.program import memories
 from consilience.engines.workload import Workload, planned_steps
 from consilience.environments.environment import Environment
+from consilience.flower.audit import receipts
 from consilience.flower.engine import wire
 from consilience.flower.engine.agreement import TESTS, TRAIN, agreement, differences, rules_of
 from consilience.flower.engine.memory import FoundMemory, MemoryStore
@@ -67,6 +69,7 @@ class SiteClient:
 
     open_site: Open
     secure: Terms = lambda context, case: None
+    receipts: Path | None = None  # a folder for what was received and answered
 
     def query(self, message: Any, context: Any) -> Any:
         """The introduction of the site."""
@@ -77,11 +80,20 @@ class SiteClient:
         terms = self.secure(context, _case(message.content))
         if terms is None:
             return self.evaluate(message, context)
-        return masked(message, context, terms, lambda content, ctx: answer_for_sum(content, ctx, self.open_site, terms))
+        asked = copy.deepcopy(message) if self.receipts is not None else message  # SecAgg+ changes it
+        reply = masked(
+            message, context, terms, lambda content, ctx: answer_for_sum(content, ctx, self.open_site, terms)
+        )
+        return self._noted(asked, reply)
 
     def evaluate(self, message: Any, context: Any) -> Any:
         """The replies to an order, in clear."""
-        return self._reply(message, answer(message.content, context, self.open_site))
+        return self._noted(message, self._reply(message, answer(message.content, context, self.open_site)))
+
+    def _noted(self, message: Any, reply: Any) -> Any:
+        if self.receipts is not None:
+            receipts.keep(self.receipts, message, reply.content)
+        return reply
 
     def _reply(self, message: Any, content: Any) -> Any:
         from flwr.app import Message
@@ -94,12 +106,13 @@ def introduce(content: Any, context: Any, open_site: Open) -> Any:
     site = open_site(context, wire.get_json(content, "query")["case"])
     if site.secure is not None and len(site.hosts) != 1:
         raise Invalid(f"this node holds clients {site.hosts.tolist()}: a secure sum needs one client on each node")
-    test = site.federation.test
+    rows, none = site.federation, [0] * len(site.hosts)
     reply = wire.records().RecordDict()
     here = {
         "clients": site.hosts.tolist(),
-        "train": site.federation.train.sizes.tolist(),
-        "test": [0] * len(site.hosts) if test is None else test.sizes.tolist(),
+        "train": rows.train.sizes.tolist(),
+        "test": none if rows.test is None else rows.test.sizes.tolist(),
+        "validation": none if rows.validation is None else rows.validation.sizes.tolist(),
         "agreement": site.agreement,
     }
     wire.put_json(reply, "introduction", here)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm
+from consilience.core.capabilities import IndependentReplies, capability
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.federation import Rows
 from consilience.core.protocols import Channel, ClientRule
@@ -26,8 +29,10 @@ from consilience.engines.vectorised.program import memories
 from consilience.engines.vectorised.tuning import LaneChoice, LaneName
 from consilience.engines.workload import Workload, heard_steps
 from consilience.environments.environment import Environment
+from consilience.flower.audit.log import RECORD, AuditLog
 from consilience.flower.engine import wire
 from consilience.flower.engine.agreement import PRE_TRAINING, TRAIN, agreement, name_of, rules_of
+from consilience.flower.engine.exchange_log import ExchangeLog, personal_part
 from consilience.flower.engine.inbox import Inbox, read
 from consilience.flower.engine.mail import Mail, Post, Waiting
 from consilience.flower.engine.members import Members
@@ -83,6 +88,8 @@ class FlowerEngine:
         self._waiting = waiting or Waiting()
         self._task = self._placement.task(task)
         self.algorithm, self._rules = algorithm, rules_of(algorithm)
+        independent = capability(algorithm.server, IndependentReplies)
+        self._asks_once = independent is not None and independent.independent_replies
         self._run, self._case = run, case
         self._agreement, self._secure = agreement(algorithm, task, dtype, clients, secure), secure
         self._mail = Mail(grid)
@@ -106,6 +113,7 @@ class FlowerEngine:
         self._digests = [""] * clients
         self._templates: dict[str, Template] = {}
         self._turn = 0  # secure sums begun
+        self._log = ExchangeLog()
         self._stale: list[Refusal] = []  # replies to earlier messages, to be counted with the next round's
 
     @property
@@ -116,7 +124,7 @@ class FlowerEngine:
     @property
     def sizes(self) -> np.ndarray:
         """[K] training rows of every client, as it reports; 0 before its node was seen."""
-        return self._roster.train
+        return self._roster.sizes["train"]
 
     @property
     def test_rows(self) -> Rows | None:
@@ -126,12 +134,36 @@ class FlowerEngine:
     @property
     def test_sizes(self) -> np.ndarray:
         """[K] test rows of every client, as it reports; 0 before its node was seen."""
-        return self._roster.test
+        return self._roster.sizes["test"]
+
+    @property
+    def validation_sizes(self) -> np.ndarray:
+        """[K] validation rows of every client, on which it tests models itself."""
+        return self._roster.sizes["validation"]
 
     @property
     def resolved_settings(self) -> dict[str, Any]:
         """The lane in which clients are asked to work; each node has a device of its own."""
         return self._choice.resolved
+
+    @property
+    def audit(self) -> AuditLog | None:
+        """The log of what happens, if one is kept."""
+        return self._log.audit
+
+    @property
+    def agreement(self) -> dict[str, str]:
+        """What must be the same on every node."""
+        return self._agreement
+
+    @property
+    def node_health(self) -> list[dict[str, Any]]:
+        """What was seen of each node: connected since when, last answer, answers, refusals by reason."""
+        return self._roster.health.facts()
+
+    def count_refused(self, refusals: Iterable[Refusal]) -> None:
+        """Count a finished round's refused replies, those that were screened out among them, at their nodes."""
+        self._roster.health.refused(refusals, self._roster.node_of)
 
     def place(self, values: Tree) -> Tree:
         """A tree that was saved, on the server's device."""
@@ -139,6 +171,10 @@ class FlowerEngine:
 
     def close(self) -> None:
         """Do nothing: the grid belongs to Flower."""
+
+    def keep_log(self, audit: AuditLog) -> None:
+        """Write down from now on who joins, what is sent, and what comes back."""
+        self._log.audit = self._roster.audit = audit
 
     def meet(self) -> None:
         """Wait until enough clients are connected."""
@@ -179,7 +215,7 @@ class FlowerEngine:
     ) -> Cohort:
         """Send, wait until all have answered or the deadline has passed, and keep what may be used."""
         name = name_of(self._rules, client, channel)
-        sizes = (self._roster.test if client.work.rows == "test" else self._roster.train)[ids]
+        sizes = self._roster.sizes[client.work.rows][ids]
         workload = Workload.of(self.environment, client.work, ids, sizes, round=round, seed=seed)
         if name == PRE_TRAINING:  # clients do this pass when they train, and do not send its result
             workload = workload.only(np.zeros(len(workload.ids), dtype=bool))
@@ -191,11 +227,14 @@ class FlowerEngine:
         for attempt in range(self._waiting.retries + 1):
             post = self._ask(name, broadcast, workload, round, seed)
             found = read(post, workload, template, self._roster.node_of, round, self._run, self._limits)
-            if len(found.admitted.ids) or not client.work.trains:
+            # asking again because nobody answered would let one client's reply decide about the others' (privacy)
+            if len(found.admitted.ids) or not client.work.trains or self._asks_once:
                 break
+            self._log.received(name, workload, found.digests, found.admitted.refusals, round)
             self._pause(attempt, round)
         else:
             raise self._no_replies(workload, round, found.reasons(post))
+        self._log.received(name, workload, found.digests, (*found.admitted.refusals, *self._stale), round)
         for each, digest in found.memory.items():
             self._digests[each] = digest
         return self._cohort(workload, found, round)
@@ -217,13 +256,15 @@ class FlowerEngine:
                 case=self._case,
                 turn=self._turn,
             )
+            head = self._log.sent(TRAIN, broadcast, workload, {node: [c] for c, node in asked.nodes.items()}, round)
             found, layout = asked.ask(
                 self._mail,
                 terms,
-                lambda places: self._content(TRAIN, broadcast, workload.only(places), round, seed),
+                functools.partial(self._order_for_sum, broadcast, workload, round, seed, head),
                 self._waiting.deadline,
             )
             self._count_stale(found.stale)
+            self._log.summed(asked, found, self._stale)
             if found.met or len(asked.nodes) < FEWEST:
                 break
             self._pause(attempt, round)
@@ -231,11 +272,24 @@ class FlowerEngine:
             raise self._no_replies(workload, round, found.why)
         stale, self._stale = self._stale, []
         cohort = asked.cohort(found, layout, stale)
+        answered = {asked.nodes[client]: None for client in cohort.ids.tolist()}
+        self._roster.health.replied(Post(replies=answered, stale=found.stale))
         if found.mean is not None:
             for said, _ in found.in_clear.values():
                 self._digests[said.client] = said.memory
         examples = cohort.examples.to(self.device)
         return replace(cohort, reply=tree.to(cohort.reply, self.device), examples=examples)
+
+    def _order_for_sum(
+        self,
+        broadcast: Broadcast,
+        workload: Workload,
+        round: int,
+        seed: int,
+        head: dict[str, Any] | None,
+        places: np.ndarray,
+    ) -> Any:
+        return self._content(TRAIN, broadcast, workload.only(places), round, seed, head)
 
     def _pause(self, attempt: int, round: int) -> None:
         """Give clients that did not answer some time, unless this was the last attempt."""
@@ -259,15 +313,18 @@ class FlowerEngine:
             if client in self._roster.node_of:
                 by_node.setdefault(self._roster.node_of[client], []).append(place)
         contents = {}
+        told = {node: workload.ids[places].tolist() for node, places in by_node.items()}
+        head = self._log.sent(name, broadcast, workload, told, round)
         for node, places in by_node.items():
             mine = workload.only(np.array(places))
-            contents[node] = self._content(name, broadcast, mine, round, seed)
+            contents[node] = self._content(name, broadcast, mine, round, seed, head)
         kind = "train" if name == TRAIN else "evaluate"
         template = self._templates[name]
         nbytes, leaves = template.most(self._limits.castable, slack=self._limits.slack), len(template.leaves)
         bounds = {node: Bound.of(nbytes, leaves, len(places)) for node, places in by_node.items()}
         post = self._mail.ask(contents, kind, f"round {round + 1}", self._waiting.deadline, bounds)
         self._count_stale(post.stale)
+        self._roster.health.replied(post)
         return post
 
     def _count_stale(self, stale: list[tuple[int, str]]) -> None:
@@ -275,7 +332,15 @@ class FlowerEngine:
             detail = f"its answer to {group} came after the deadline"
             self._stale.append(Refusal(client=f"of node {node}", reason="stale_round", detail=detail))
 
-    def _content(self, name: str, broadcast: Broadcast, mine: Workload, round: int, seed: int) -> Any:
+    def _content(
+        self,
+        name: str,
+        broadcast: Broadcast,
+        mine: Workload,
+        round: int,
+        seed: int,
+        head: dict[str, Any] | None = None,
+    ) -> Any:
         clients = mine.ids.tolist()
         known = [self._digests[client] for client in clients]
         content = wire.records().RecordDict()
@@ -294,10 +359,10 @@ class FlowerEngine:
                 memory=known,
             ),
         )
-        place = torch.from_numpy(mine.place)
-        personal = tree.map_leaves(lambda leaf: leaf[place.to(leaf.device)], broadcast.personal)
         wire.put_tree(content, "shared", tree.to(broadcast.shared, "cpu"))
-        wire.put_tree(content, "personal", tree.to(personal, "cpu"))
+        wire.put_tree(content, "personal", tree.to(personal_part(broadcast, mine), "cpu"))
+        if head is not None:
+            wire.put_json(content, RECORD, head)
         if self._remembers and not all(known):  # the initial memory is made from it
             wire.put_tree(content, "start", tree.to(self.start(), "cpu"))
         return content

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from consilience.flower.engine.pulling import Bound, Pull, puller
@@ -31,10 +31,13 @@ class Fetching:
         """What the replies to these messages may hold."""
         self._bounds |= bounds
 
+    def forget_all_but(self, messages: Collection[str]) -> None:
+        """No other messages will be looked for."""
+        self._bounds = {m: bound for m, bound in self._bounds.items() if m in messages}
+
     def look(self, messages: Sequence[str], until: float) -> list[Any]:
         """Replies to these messages that are whole by now, at the latest `LAST` seconds after `until` (monotonic)."""
         self._slow = {message: thread for message, thread in self._slow.items() if thread.is_alive()}
-        self._bounds = {m: bound for m, bound in self._bounds.items() if m in messages or m in self._slow}
         left = [message for message in messages if message not in self._slow]
         replies = self._collected()
         while left and (walk := self._walk(left, until + LAST)) is not None:

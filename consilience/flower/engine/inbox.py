@@ -31,6 +31,7 @@ class Inbox:
     admitted: Admitted = field(default_factory=_no_replies)
     memory: dict[int, str] = field(default_factory=dict)  # client -> digest of its memory now
     lost: int = 0  # clients that had to start with a new one
+    digests: dict[int, str] = field(default_factory=dict)  # client -> digest of its reply
 
     def reasons(self, post: Post) -> str:
         """Why there is nothing, in words."""
@@ -85,6 +86,7 @@ def read(
         admitted=admitted,
         memory={client: digest for client, (digest, _) in used.items()},
         lost=sum(gone for _, gone in used.values()),
+        digests={int(one.client): str(one.digest) for one in arrivals if one.client in used},
     )
 
 

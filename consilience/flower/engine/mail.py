@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from consilience.flower.engine.members import keys_of
 from consilience.flower.engine.pulling import Bound, UnreadReply
 
 GRACE = 30.0  # seconds that a message lives beyond its deadline: then the SuperLink drops it
+UNANSWERED = (3, 4)  # Flower's codes for a question or an answer that the SuperLink has dropped: not the node's doing
 POLLS = (0.2, 1.0)  # seconds between two polls: at first, and at last
 
 
@@ -53,6 +53,7 @@ class Mail:
     def __init__(self, grid: Any) -> None:
         self._grid, self._fetching = grid, Fetching(grid)
         self._overdue: dict[str, tuple[int, str, float]] = {}  # message -> node, group, when to forget it
+        self._open: dict[str, tuple[int, float]] = {}  # questions whose answers may come later: node, when to forget it
 
     def nodes(self) -> list[int]:
         """The nodes that are online."""
@@ -70,35 +71,50 @@ class Mail:
         deadline: float,
         bounds: Mapping[int, Bound],
         *,
-        linger: float = math.inf,
+        open_for: float | None = None,
     ) -> Post:
         """Send each node its content and wait for whole replies, at most `deadline` seconds.
 
-        linger: once some have answered, how long the others are waited for after the last answer.
+        open_for: seconds in which an answer is not too late, though it is no longer waited for: `later` returns it.
         """
         from flwr.app import Message
 
         post = Post()
         nodes = sorted(contents)
-        messages = [Message(contents[n], n, kind, ttl=deadline + GRACE, group_id=group) for n in nodes]
-        end = time.monotonic() + deadline
+        lives = GRACE + (deadline if open_for is None else open_for)
+        messages = [Message(contents[n], n, kind, ttl=lives, group_id=group) for n in nodes]
+        began = time.monotonic()
+        end = began + deadline
         sent = {message: node for node, message in zip(nodes, self._grid.push_messages(messages)) if message}
         self._fetching.expect({message: bounds[node] for message, node in sent.items()})
-        pause, last = POLLS[0], math.inf
+        pause = POLLS[0]
         with LimitedLog(group) as warnings:
             while True:
                 for reply in self._fetching.look([*sent, *self._overdue], end):
                     self._sort(reply, sent, post, kind, warnings)
-                    last = time.monotonic()
-                left = min(end, last + linger) - time.monotonic()
+                left = end - time.monotonic()
                 if not sent or left <= 0:
                     break
                 time.sleep(min(pause, max(left, 0.01)))
                 pause = min(pause * 1.2, POLLS[1])
-        forget = time.monotonic() + GRACE
-        self._overdue |= {message: (node, group, forget) for message, node in sent.items()}
-        self._overdue = {m: late for m, late in self._overdue.items() if late[2] > time.monotonic()}
+        now = time.monotonic()
+        if open_for is None:
+            self._overdue |= {message: (node, group, now + GRACE) for message, node in sent.items()}
+        else:
+            self._open |= {message: (node, began + open_for) for message, node in sent.items()}
+        self._overdue = {m: late for m, late in self._overdue.items() if late[2] > now}
+        self._fetching.forget_all_but({*self._overdue, *self._open})
         return post
+
+    def later(self) -> tuple[Post, set[int]]:
+        """Answers to open questions that are here by now, and the nodes that may still answer one."""
+        post, now = Post(), time.monotonic()
+        sent = {message: node for message, (node, _) in self._open.items()}
+        with LimitedLog("later answers") as warnings:
+            for reply in self._fetching.look(list(sent), now) if sent else ():
+                self._sort(reply, sent, post, "query", warnings)
+        self._open = {m: asked for m, asked in self._open.items() if m in sent and asked[1] > now}
+        return post, {node for node, _ in self._open.values()}
 
     def _sort(self, reply: Any, sent: dict[str, int], post: Post, kind: str, warnings: LimitedLog) -> None:
         message = reply.metadata.reply_to_message_id
@@ -111,6 +127,8 @@ class Mail:
             if late is not None and (isinstance(reply, UnreadReply) or not reply.has_error()):
                 post.stale.append(late[:2])
                 warnings.add(f"node {late[0]}", f"node {late[0]} answered {late[1]} after its deadline: refused")
+        elif reply.has_error() and reply.error.code in UNANSWERED:
+            return
         elif reply.has_error():
             post.failures[node] = _reason(reply.error.reason)
             if kind != "query":  # an introduction that failed is refused, and logged, by the roster

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,13 +20,13 @@ class Member:
     train: Mapping[int, int] = field(default_factory=dict)  # client -> rows
     test: Mapping[int, int] = field(default_factory=dict)
 
-    def refuse_claims(self, said: Mapping[int, tuple[int, int]]) -> None:
+    def refuse_claims(self, said: Mapping[int, Sequence[int]]) -> None:
         """`Refused` if a node with this key says it is another client, or has more rows than were declared."""
-        for client, (train, test) in said.items():
+        for client, (train, test, validation) in said.items():
             if client not in self.clients:
                 mine = ", ".join(map(str, self.clients))
                 raise Refused("identity", detail=f"its key is that of client {mine}, not of {plain(client, most=40)}")
-            for what, rows, declared in (("train", train, self.train), ("test", test, self.test)):
+            for what, rows, declared in (("train", train + validation, self.train), ("test", test, self.test)):
                 if rows > declared.get(client, rows):
                     detail = f"client {client} says {rows} {what} rows, and {declared[client]} were declared"
                     raise Refused("examples", detail=detail)

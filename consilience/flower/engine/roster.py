@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
+from consilience.core.plans import Split
 from consilience.core.refusal import Refused, contained, plain
 from consilience.core.rounds import TooFewClients
 from consilience.core.screening import Limits
+from consilience.flower.audit.log import AuditLog
 from consilience.flower.engine import wire
 from consilience.flower.engine.agreement import differences
+from consilience.flower.engine.health import NodeHealth
 from consilience.flower.engine.limited_log import LimitedLog
 from consilience.flower.engine.mail import Mail, Post, Waiting
 from consilience.flower.engine.members import Members, refuse_shared
@@ -22,9 +25,10 @@ from consilience.wire.admission import identities
 
 log = logging.getLogger("consilience.flower")
 
-EACH = 64  # characters of an introduction for one client: its number, and its rows
+SPLITS = get_args(Split)
+EACH = 96  # characters of an introduction for one client: its number, and its rows
 STRANGERS = 64  # nodes beyond the number of clients that are asked at once: more wait until these have answered
-AGAIN = 30.0  # seconds that nodes which never answer can delay each round, in the end or where others have answered
+PATIENCE = 30.0  # seconds that a round waits for nodes that are asked for the first time; later answers count later
 
 
 class Roster:
@@ -48,17 +52,18 @@ class Roster:
         self._asked: Counter[int] = Counter()  # node -> how often it was asked: those asked least come first
         self._mail, self._case, self._agreement = mail, case, agreement
         self._waiting, self._limits = waiting, limits
-        self.train = np.zeros(clients, dtype=np.int64)
-        self.test = np.zeros(clients, dtype=np.int64)
+        self.sizes = {split: np.zeros(clients, dtype=np.int64) for split in SPLITS}
         self.node_of: dict[int, int] = {}  # client -> node that is online
         self._met: set[int] = set()  # nodes that have introduced themselves
         self._refused: dict[int, str] = {}
         self._logged: Counter[str] = Counter()  # warnings about each sender; many are asked, and refused, every round
-        self._unanswered: Counter[int] = Counter()  # node -> how often it did not answer
+        self._silent: set[int] = set()  # nodes that did not answer in time once: no round waits for them again
         self._strangers: set[int] = set()  # nodes online whose keys are not in the list
+        self.audit: AuditLog | None = None
+        self.health = NodeHealth()
 
     def __len__(self) -> int:
-        return len(self.train)
+        return len(self.sizes["train"])
 
     def present(self) -> np.ndarray:
         """[K] who is online, after an update."""
@@ -67,9 +72,12 @@ class Roster:
         gone = [client for client, node in self.node_of.items() if node not in online]
         for client in gone:
             del self.node_of[client]
+        if gone and self.audit is not None:
+            self.audit.left(gone)
         self._met &= online
         self._refused = {node: why for node, why in self._refused.items() if node in online}
         self._meet(keys, sorted(online - self._met, key=lambda node: (self._asked[node], node)))
+        self.health.connected(keys, self.node_of, self._refused)
         here = np.zeros(len(self), dtype=bool)
         here[list(self.node_of)] = True
         return here
@@ -117,7 +125,18 @@ class Roster:
         """Ask new nodes which clients they hold, so many at once that strangers do not hold the others up."""
         if not nodes:
             return
-        nodes = nodes[: len(self) + STRANGERS]
+        post, asked = self._mail.later()
+        done = asked.union(post.replies, post.failures, post.refused)
+        nodes = [node for node in nodes if node not in done][: len(self) + STRANGERS]
+        if nodes:
+            self._ask(keys, nodes, post)
+        post.failures.update((node, str(problem)) for node, problem in post.refused.items())
+        self._silent -= {*post.replies, *post.failures}
+        with LimitedLog("introductions", self._logged) as warnings:
+            self._learn(post, keys, warnings)
+
+    def _ask(self, keys: dict[int, str], nodes: list[int], found: Post) -> None:
+        """Add the answers of these nodes; if all were silent before, without waiting for them."""
         self._asked = Counter({node: self._asked[node] for node in keys})
         self._asked.update(nodes)
         contents = {}
@@ -125,21 +144,22 @@ class Roster:
             contents[node] = wire.records().RecordDict()
             wire.put_json(contents[node], "query", {"case": self._case})
         most = min(self._waiting.deadline, self._waiting.wait)
-        # a new node gets the full time; if all were silent before, half of their last time
-        patience = max(min(AGAIN, most), most * 0.5 ** min(self._unanswered[node] for node in nodes))
+        patience = 0.0 if self._silent.issuperset(nodes) else min(PATIENCE, most)
         bounds = dict.fromkeys(nodes, self._introduction)
-        post = self._mail.ask(contents, "query", "introduction", patience, bounds, linger=min(AGAIN, most))
-        post.failures.update((node, str(problem)) for node, problem in post.refused.items())
-        answered = {*post.replies, *post.failures}
-        self._unanswered = Counter({node: self._unanswered[node] + 1 for node in nodes if node not in answered})
-        with LimitedLog("introductions", self._logged) as warnings:
-            self._learn(post, keys, warnings)
+        post = self._mail.ask(contents, "query", "introduction", patience, bounds, open_for=most)
+        self._silent |= {node for node in nodes if node not in {*post.replies, *post.failures, *post.refused}}
+        found.replies.update(post.replies)
+        found.failures.update(post.failures)
+        found.refused.update(post.refused)
 
     def _learn(self, post: Post, keys: dict[int, str], warnings: LimitedLog) -> None:
         """Record which clients the nodes report, as far as that is valid."""
         claims: list[tuple[int, Any]] = []
-        sizes: dict[int, tuple[int, int]] = {}
+        taking_part: dict[int, dict[int, list[int]]] = {}
+        sizes: dict[int, list[int]] = {}
         for node, content in post.replies.items():
+            if node not in keys or node in self._met:  # gone meanwhile, or known by another answer
+                continue
             try:
                 with contained():
                     found = self._read(content)
@@ -147,7 +167,7 @@ class Roster:
                         self._members[keys[node]].refuse_claims(found)
                     self._refuse_other_sizes(found)
             except Refused as problem:
-                self._refuse(node, str(problem), warnings)
+                self._refuse(node, str(problem), warnings, keys.get(node, ""))
                 continue
             taken = [client for client in found if self.node_of.get(client, node) != node]
             if taken:  # the node that was there first stays; once it is gone, this one is asked again
@@ -156,43 +176,53 @@ class Roster:
                 self._refused[node] = why
                 continue
             claims += [(node, client) for client in found]
+            taking_part[node] = found
             sizes |= found
         for node, why in post.failures.items():
-            self._refuse(node, why, warnings)
+            if node in keys and node not in self._met:
+                self._refuse(node, why, warnings, keys.get(node, ""))
         known, refusals = identities(claims, len(self))
         for refusal in refusals:
             warnings.add(f"client {refusal.client}", refusal)
         for client, node in known.items():
             self.node_of[client] = node
-            self.train[client], self.test[client] = sizes[client]
+            for column, rows in zip(self.sizes.values(), sizes[client]):
+                column[client] = rows
             self._met.add(node)
+        for node, found in taking_part.items():
+            mine = {client: rows for client, rows in found.items() if known.get(client) == node}
+            if mine and self.audit is not None:
+                self.audit.joined(node, keys.get(node, ""), mine)
 
-    def _refuse_other_sizes(self, found: dict[int, tuple[int, int]]) -> None:
+    def _refuse_other_sizes(self, found: dict[int, list[int]]) -> None:
         """Rows are fixed by a client's first introduction: its weight must not grow during a run."""
         for client, rows in found.items():
-            known = 0 <= client < len(self) and (int(self.train[client]), int(self.test[client]))
+            known = 0 <= client < len(self) and [int(sizes[client]) for sizes in self.sizes.values()]
             if known and any(known) and known != rows:
-                raise Refused("examples", detail=f"client {client} had {known} training and test rows, now {rows}")
+                raise Refused("examples", detail=f"client {client} had {known} rows ({', '.join(SPLITS)}), now {rows}")
 
-    def _refuse(self, node: int, why: str, warnings: LimitedLog) -> None:
+    def _refuse(self, node: int, why: str, warnings: LimitedLog, key: str) -> None:
         self._refused[node] = why
         self._met.add(node)  # not asked again while it stays online
         warnings.add(f"node {node}", f"node {node} refused: {why}")
+        if self.audit is not None:
+            self.audit.turned_away(node, key, why)
 
-    def _read(self, content: Any) -> dict[int, tuple[int, int]]:
-        """Client -> (training rows, test rows), as a node says; checked as far as numbers can be."""
+    def _read(self, content: Any) -> dict[int, list[int]]:
+        """Client -> how many rows of each split, as a node says; checked as far as numbers can be."""
         said = wire.get_json(content, "introduction")
         if not isinstance(said, dict):
             raise Refused("format", detail="no introduction")
         differing = differences(self._agreement, said.get("agreement"))
         if differing:
             raise Refused("settings", detail=f"its settings differ: {differing}")
-        columns = [said.get(key) for key in ("clients", "train", "test")]
+        columns: list[Any] = [said.get(key) for key in ("clients", *SPLITS)]
         if not all(
             isinstance(column, list) and len(column) == len(columns[0] or ()) <= len(self) for column in columns
         ):
-            raise Refused("format", detail=f"clients, train and test are not lists of one length, up to {len(self)}")
-        for number in (*columns[0], *columns[1], *columns[2]):  # type: ignore[misc]
+            named = ", ".join(("clients", *SPLITS))
+            raise Refused("format", detail=f"{named} are not lists of one length, up to {len(self)}")
+        for number in (number for column in columns for number in column):
             if type(number) is not int or not 0 <= number <= self._limits.max_examples:
                 raise Refused("examples", detail=f"{plain(repr(number), most=40)} is no count that is allowed")
-        return {client: (train, test) for client, train, test in zip(*columns)}
+        return {client: rows for client, *rows in zip(*columns)}

@@ -1,1 +1,1 @@
-"""Secure sums over Flower's SecAgg+ (experimental)."""
+"""Secure sums: Flower's SecAgg+ with masks of our own generator (experimental)."""

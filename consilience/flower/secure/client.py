@@ -13,6 +13,7 @@ from consilience.core import rng, tree
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.flower.engine import wire
+from consilience.flower.secure import masks
 from consilience.flower.secure.terms import FEWEST, MODULUS, SecureTerms, VectorLayout
 from consilience.wire.template import Template
 
@@ -31,8 +32,12 @@ def masked(message: Any, context: Any, terms: SecureTerms, answer: Answer) -> An
     configs = message.content.config_records[RECORD_KEY_CONFIGS]
     _refuse_other_terms(configs, message.metadata.dst_node_id, terms)
     _refuse_earlier_turns(message.content, context, configs)
-    with _numpy_as_it_was():
-        return secaggplus_mod(message, context, lambda asked, ctx: Message(answer(asked.content, ctx), reply_to=asked))
+    info, pairs = _masks_of(message.content, configs)
+    with _numpy_as_it_was(), masks.bound(info, masks.CLIENT) as drawn:
+        reply = secaggplus_mod(message, context, lambda asked, ctx: Message(answer(asked.content, ctx), reply_to=asked))
+    if drawn.drawn != pairs:  # a Flower that draws them elsewhere
+        raise Invalid(f"{drawn.drawn} masks were drawn from the generator of secure sums, not {pairs}: not sent")
+    return reply
 
 
 def contribution(context: Any, seed: int, said: wire.ReplyReport, reply: Tree, shared: Tree, terms: SecureTerms) -> Any:
@@ -67,6 +72,17 @@ def refuse_repetition(context: Any, order: wire.Order) -> None:
         raise Invalid(f"this node has given its reply of round {last + 1} to a sum, and gives no other up to there")
 
 
+def _masks_of(content: Any, configs: Any) -> tuple[bytes, int]:
+    """What the masks of this stage are bound to, and how many there must be: one of its own, one for each neighbour."""
+    from flwr.common.secure_aggregation.secaggplus_constants import Key, Stage
+
+    if configs.get(Key.STAGE) != Stage.COLLECT_MASKED_VECTORS:
+        return b"", 0
+    order, about = wire.get_order(content), wire.get_json(content, wire.ABOUT)
+    info = masks.binding(run=order.run, case=order.case, round=order.round, turn=int(about["turn"]))
+    return info, 1 + len(configs.get(Key.SOURCE_LIST, ()))
+
+
 def _last(run: str) -> str:
     return f"consilience.summed.{run}"
 
@@ -79,7 +95,7 @@ def _refuse_other_terms(configs: Any, node: int, terms: SecureTerms) -> None:
     if stage == Stage.SETUP:
         nodes = configs.get(Key.SAMPLE_NUMBER, 0)
         agreed = {
-            Key.SHARE_NUMBER: nodes,
+            Key.SHARE_NUMBER: terms.shares(nodes),
             Key.THRESHOLD: terms.needed(nodes),
             Key.CLIPPING_RANGE: terms.clip,
             Key.TARGET_RANGE: terms.levels,

@@ -19,6 +19,7 @@ from consilience.flower.engine import wire
 from consilience.flower.engine.inbox import memory_of
 from consilience.flower.engine.limited_log import LimitedLog
 from consilience.flower.engine.mail import Mail
+from consilience.flower.secure import masks
 from consilience.flower.secure.post import InClear, SumRequest, SumResult
 from consilience.flower.secure.sum import refusals_of, secure_sum
 from consilience.flower.secure.terms import SecureTerms, VectorLayout
@@ -52,6 +53,7 @@ class SecureRound:
             case=self.case,
             turn=self.turn,
             group=f"round {self.round + 1}",
+            binding=masks.binding(run=self.run, case=self.case, round=self.round, turn=self.turn),
             heaviest=float(max((terms.weight(self._size(client)) for client in self.nodes), default=1)),
             length=layout.length,
             look=lambda node, content: self._look(node, content, layout),

@@ -21,9 +21,12 @@ SUMMABLE = (Plain, Clip, Noise)  # channels whose server half is the same for a 
 ON = "deploy.secure_aggregation = true"
 
 
-def secure_terms(algorithm: Algorithm, *, clip: float, levels: int, threshold: float) -> SecureTerms:
+def secure_terms(
+    algorithm: Algorithm, *, clip: float, levels: int, threshold: float, neighbours: int | None = None
+) -> SecureTerms:
     """The terms of secure sums of this algorithm's replies; `Invalid`, with the reason, if there can be none."""
     server = algorithm.server
+    _refuse_private(server)
     _refuse_readers(server)
     if not isinstance(server, Averaging) or type(server.weighting) not in WEIGHTS:
         part = server.weighting if isinstance(server, Averaging) else server
@@ -37,15 +40,16 @@ def secure_terms(algorithm: Algorithm, *, clip: float, levels: int, threshold: f
         names = " and ".join(type(ledger).__name__ for ledger in server.ledgers)
         raise Invalid(f"{ON} gives the server one mean, and {names} needs another one: use uniform weights")
     _refuse_questions(algorithm)
-    return SecureTerms(weights=weights, clip=clip, levels=levels, threshold=threshold)
+    return SecureTerms(weights=weights, clip=clip, levels=levels, threshold=threshold, neighbours=neighbours)
 
 
-def refuse_private(algorithm: Algorithm) -> None:
-    """Refuse an algorithm whose releases must be counted and whose noise must be kept secret."""
-    if capability(algorithm.server, SpendsPrivacy) is not None:
+def _refuse_private(server: ServerRule) -> None:
+    """Refuse secure sums for a private run: each of the two would break the other's promise."""
+    if capability(server, SpendsPrivacy) is not None:
         raise Invalid(
-            "algorithm.name = 'dp_fedavg' cannot be deployed yet: the ledger of what was spent and the keys of noise "
-            "are kept by simulated runs only. Simulate it with `consilience run`"
+            f"algorithm.name = 'dp_fedavg' cannot have {ON}: the server must clip each update itself, since a hostile "
+            "member does not, and behind masks it sees none of them; and a sum that fails when one node falls silent "
+            "lets that node decide about all others' updates, which the privacy proof excludes. Leave one out"
         )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from consilience.core.refusal import Refused
+from consilience.flower.audit.log import masked_digest
 from consilience.flower.engine import wire
 from consilience.flower.engine.mail import Mail
 from consilience.flower.engine.pulling import TEXT, TEXT_EACH, Bound
@@ -33,6 +34,7 @@ class SumResult:
     stale: list[tuple[int, str]] = field(default_factory=list)
     met: int = 0  # nodes that answered the first stage
     nbytes: int = 0  # that nodes have sent
+    digests: dict[int, str] = field(default_factory=dict)  # by node: of its masked reply
     why: str = ""
 
 
@@ -44,6 +46,7 @@ class SumRequest:
     case: str
     turn: int  # the number of this sum: a node may still answer an earlier one
     group: str  # such as "round 3"
+    binding: bytes  # what keys of masks are derived for
     heaviest: float  # weight
     length: int  # values in the vector
     look: Callable[[int, Any], InClear]  # `Refused` if what a node says is invalid
@@ -107,6 +110,7 @@ class SecurePost:
         if stage == Stage.COLLECT_MASKED_VECTORS:
             self._look_at_vector(kept[Key.MASKED_PARAMETERS])
             self._found.in_clear[node] = self._asked.look(node, content)
+            self._found.digests[node] = masked_digest(kept[Key.MASKED_PARAMETERS])
             clean.update(_empty_fit())
         return SimpleNamespace(metadata=SimpleNamespace(src_node_id=node), content=clean, has_error=lambda: False)
 

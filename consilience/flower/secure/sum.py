@@ -1,7 +1,7 @@
 """The server side of a secure sum: Flower's SecAgg+ workflow, stage by stage, over our own mail.
 
-Nothing here is cryptography of ours. What we add: deadlines, checks of what nodes send before Flower's code reads it, a
-fix for nodes that fall silent early (which Flower's workflow does not remove from its state), and a reason in words
+What we add: masks of another generator (`masks`), deadlines, checks of what nodes send before Flower's code reads it,
+a fix for nodes that fall silent early (which Flower's workflow does not remove from its state), and a reason in words
 when a sum fails.
 """
 
@@ -17,6 +17,7 @@ from consilience.core.refusal import Refusal, plain
 from consilience.core.settings import Invalid
 from consilience.flower.engine import wire
 from consilience.flower.engine.mail import Mail
+from consilience.flower.secure import masks
 from consilience.flower.secure.post import SecurePost, SumRequest, SumResult
 from consilience.flower.secure.terms import FEWEST, MODULUS, SecureTerms
 
@@ -27,6 +28,8 @@ def refuse_other_flower() -> None:
         import flwr.client.mod
         import flwr.compat.common.recorddict_compat
         import flwr.server.workflow.secure_aggregation.secaggplus_workflow  # noqa: F401
+
+        masks.install(masks.SERVER)
     except ImportError as problem:
         raise Invalid(
             f"deploy.secure_aggregation = true needs Flower's SecAgg+, which this version no longer has ({problem}): "
@@ -43,9 +46,9 @@ def secure_sum(mail: Mail, terms: SecureTerms, asked: SumRequest, deadline: floa
     from flwr.server.workflow import SecAggPlusWorkflow
     from flwr.server.workflow.secure_aggregation.secaggplus_workflow import WorkflowState
 
-    needed = terms.needed(nodes)
+    needed, shares = terms.needed(nodes), terms.shares(nodes)
     flow = SecAggPlusWorkflow(
-        1.0,  # of the nodes hold shares: all
+        shares if shares < nodes else 1.0,  # 1.0: of all nodes
         needed,
         max_weight=asked.heaviest,
         clipping_range=terms.clip,
@@ -57,14 +60,16 @@ def secure_sum(mail: Mail, terms: SecureTerms, asked: SumRequest, deadline: floa
     stages = (flow.setup_stage, flow.share_keys_stage, flow.collect_masked_vectors_stage, flow.unmask_stage)
     for number, stage in enumerate(stages):
         try:
-            goes_on = stage(cast(Any, post), books, state)
+            with masks.bound(asked.binding, masks.SERVER):
+                goes_on = stage(cast(Any, post), books, state)
         except Exception as problem:  # Flower's code, on unchecked input
             found.why = f"stage {number + 1} of 4 failed ({plain(repr(problem), most=200)})"
             return found
         here = len(state.active_node_ids)
         found.met = found.met or here
         if not goes_on:
-            found.why = f"{here} of {nodes} nodes answered stage {number + 1} of 4, and {needed} are needed"
+            of = "are needed" if shares == nodes else f"of every node's {shares} with shares of its keys are needed"
+            found.why = f"{here} of {nodes} nodes answered stage {number + 1} of 4, and {needed} {of}"
             return found
         if number < 2:
             _forget_the_silent(state)

@@ -19,12 +19,13 @@ from consilience.wire.template import Template
 MODULUS = 1 << 32  # what masks are drawn from: Flower's largest
 FEWEST = 3  # nodes: in a sum of two, each knows the other's part
 EXPERIMENTAL = (
-    "EXPERIMENTAL: secure sums. Flower draws its masks from a generator with a seed of 32 bits (flwr issue 7522), "
-    "which a determined server can search: until that is fixed, they do not hide replies from an attacker"
+    "EXPERIMENTAL: secure sums hide single replies from a server that follows the protocol. One that hands out keys of "
+    "its own in place of the clients' could take the masks off, and nobody outside has reviewed the code"
 )
 
 Levels = Annotated[int, Range(least=256, most=1 << 30)]
 Share = Annotated[float, Range(least=0.5, below=1)]
+Neighbours = Annotated[int, Range(least=4, most=1 << 16)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,25 +33,46 @@ class SecureTerms:
     """How replies are weighed, clipped and rounded to whole numbers, and how many nodes it takes to unmask a sum.
 
     threshold: more than this share of the nodes. With half of them or fewer, a server that tells some that a client is
-    gone and others that it is there could take off both of its masks.
+    gone and others that it is there could take off both of its masks. neighbours: with how many others, at random, each
+    node shares its keys and masks; left out, with all.
     """
 
     weights: Literal["examples", "uniform"] = "examples"
     clip: Positive = 8.0
     levels: Levels = 1 << 22
     threshold: Share = 0.5
+    neighbours: Neighbours | None = None
 
     def __post_init__(self) -> None:
         check(self)
+        if self.neighbours is not None and self.neighbours % 2:
+            raise Invalid(f"SecureTerms.neighbours = {self.neighbours} is odd: as many lie on either side of each node")
 
     @property
     def step(self) -> float:
         """Between two levels: no contribution is off by more."""
         return 2 * self.clip / self.levels
 
+    def shares(self, nodes: int) -> int:
+        """How many of so many nodes hold a share of a node's keys, itself included."""
+        return nodes if self.neighbours is None else min(nodes, self.neighbours + 1)
+
     def needed(self, nodes: int) -> int:
-        """How many of so many nodes must stay to the end."""
-        return math.floor(self.threshold * nodes) + 1
+        """How many of those that hold shares of a node's keys, itself included, must stay to the end.
+
+        With neighbours, one more than half of them and itself at least: nodes lie on a ring, and only if all on one
+        side of a node leave can the ring fall apart, after which the server would see two sums.
+        """
+        shares = self.shares(nodes)
+        return max(math.floor(self.threshold * shares) + 1, shares // 2 + 2 if shares < nodes else 0)
+
+    def exposure(self, nodes: int, colluding: int) -> float:
+        """At most this probability: some node has `needed` shares of its keys with others that help the server."""
+        around, needed = self.shares(nodes) - 1, self.needed(nodes)
+        ways = sum(
+            math.comb(colluding, k) * math.comb(nodes - 1 - colluding, around - k) for k in range(needed, around + 1)
+        )
+        return min(1.0, (nodes - colluding) * ways / math.comb(nodes - 1, around))
 
     def weight(self, examples: int) -> int:
         """How much a reply counts."""

@@ -13,15 +13,15 @@ from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.capabilities import own_model_of
 from consilience.core.evaluate import Evaluate
 from consilience.core.federation import Federation
-from consilience.core.losses import Loss
+from consilience.core.metrics import Loss
 from consilience.core.settings import Invalid, check_options, options_of
-from consilience.core.task import Task
 from consilience.flower.strategies.answering import Answering
 from consilience.flower.strategies.memory import recall, remember
 from consilience.flower.strategies.records import flwr, to_tensors
 from consilience.flower.strategies.replies import STEPS
 from consilience.flower.strategies.strategy import ALGORITHM
 from consilience.options.recipes import built
+from consilience.task.task import Task
 
 MEMORY = "consilience-memory"
 OWN_SETTINGS = ("loss", "device", "arrayrecord_key", "configrecord_key", "client_id_key")

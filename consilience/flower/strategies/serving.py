@@ -13,10 +13,10 @@ import torch
 
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm
+from consilience.core.conclusion import conclude
 from consilience.core.exchange import Broadcast, Notes
 from consilience.core.protocols import Selection, ServerRule
 from consilience.core.refusal import Refusal, Refused
-from consilience.core.rounds import conclude
 from consilience.core.screening import Limits
 from consilience.core.settings import Count, Invalid, Positive, Whole, check
 from consilience.core.tree import Tree

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from consilience.core.metrics import SHARE
-from consilience.reporting import style
+from consilience.reporting import charts
+from consilience.reporting.charts import METHOD, Axis, Figure, Lines, Series
 from consilience.reporting.groups import Band, Group, metrics_of
 from consilience.reporting.runs import RunData
-from consilience.reporting.style import Figure
 from consilience.runs.metric_table import Column, by_importance, columns
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
-
+ROUNDS = Axis("round", unit="whole")
 
 _READING = {
     "train_loss": "It should fall together with the test loss; if the test loss rises meanwhile, clients overfit.",
@@ -51,6 +49,20 @@ def against_costs(groups: Sequence[Group]) -> list[Figure]:
     return [picture for picture in pictures if picture is not None]
 
 
+def _sample_words(metric: Column, groups: Sequence[Group]) -> str:
+    """How many clients were tested, where only some were, and how sure their mean is."""
+    whose = {"clients": "client", "personal": "personal"}.get(metric.role, "")
+    tested, total = (
+        max((max(group.final(f"{whose}_clients_{what}"), default=0) for group in groups), default=0)
+        for what in ("tested", "total")
+    )
+    if not tested:
+        return ""
+    errors = [error for group in groups for error in group.final(metric.key.replace("_mean", "_standard_error"))]
+    sure = f", standard error of the mean at most {max(errors):.4f}" if errors and metric.key.endswith("_mean") else ""
+    return f" Sample of {tested:,.0f} of {total:,.0f} clients{sure}."
+
+
 def _ranked(groups: Sequence[Group]) -> tuple[Column, ...]:
     """The columns of all runs, those of the main metric first."""
     return columns(by_importance(metrics_of(groups)))
@@ -60,22 +72,29 @@ def _metric(metric: Column, groups: Sequence[Group]) -> Figure | None:
     bands = [group.band(metric.key) for group in groups]
     if not any(band.curves for band in bands):
         return None
-    figure = style.blank()
-    axes = figure.subplots()
-    for number, (group, band) in enumerate(zip(groups, bands)):
-        if not band.curves:  # it has no such metric, and no place in the legend
-            continue
-        look = style.line(number)
-        for rounds, values in band.curves if len(band.curves) > 1 else ():
-            beyond = slice(max(0, int(np.searchsorted(rounds, band.rounds[-1])) if len(band.rounds) else 0), None)
-            axes.plot(rounds[beyond], values[beyond], lw=0.8, alpha=0.6, **look)
-        if len(band.curves) > 1 and len(band.rounds):
-            axes.fill_between(band.rounds, band.low, band.high, color=look["color"], alpha=0.18, lw=0)
-        marker = "o" if 0 < len(band.rounds) <= 12 else None
-        axes.plot(band.rounds, band.mean, label=group.label if len(groups) > 1 else None, marker=marker, ms=3.2, **look)
-    _frame(figure, axes, "round", metric.axis, share=metric.unit == SHARE)
-    caption = f"{metric.caption.rstrip('.')}. {_reading(metric)}{_band_words(bands)}"
-    return Figure(name=metric.key, title=metric.heading, caption=caption, figure=figure)
+    series = [own for n, (group, band) in enumerate(zip(groups, bands)) for own in _banded(n, group, band, len(groups))]
+    chart = Lines(series=series, x=ROUNDS, y=_quality(metric))
+    caption = f"{metric.caption.rstrip('.')}. {_reading(metric)}{_band_words(bands)}{_sample_words(metric, groups)}"
+    return Figure(name=metric.key, title=metric.heading, caption=caption, chart=chart)
+
+
+def _banded(number: int, group: Group, band: Band, groups: int) -> list[Series]:
+    """A group's mean with the band over its seeds, and thin curves where some seeds go further."""
+    if not band.curves:  # it has no such metric, and no place in the legend
+        return []
+    own = charts.link(METHOD, group.label)
+    found = []
+    for rounds, values in band.curves if len(band.curves) > 1 else ():
+        first = max(0, int(np.searchsorted(rounds, band.rounds[-1])) if len(band.rounds) else 0)
+        if len(rounds) - first > 1:
+            found.append(Series(x=rounds[first:], y=values[first:], look=number, form="thin", link=own))
+    around = (charts.Band(band.low, band.high),) if len(band.curves) > 1 and len(band.rounds) else ()
+    name = group.label if groups > 1 else ""
+    return [*found, Series(name=name, x=band.rounds, y=band.mean, look=number, bands=around, link=own)]
+
+
+def _quality(metric: Column) -> Axis:
+    return Axis(metric.axis, unit="share" if metric.unit == SHARE else "")
 
 
 def _costs() -> list[_Cost]:
@@ -90,57 +109,43 @@ def _costs() -> list[_Cost]:
 
 
 def _against(groups: Sequence[Group], metric: Column, cost: _Cost) -> Figure | None:
-    figure = style.blank()
-    axes, drawn = figure.subplots(), 0
+    series = []
     for number, group in enumerate(groups):
-        label: str | None = group.label if len(groups) > 1 else None
+        name, own = group.label if len(groups) > 1 else "", charts.link(METHOD, group.label)
         for run in group.runs:
             (rounds, values), (known, spent) = run.curve(metric.key), cost.of(run)
             shared, here, there = np.intersect1d(rounds, known, return_indices=True)
             if not len(shared) or not spent[there].max() > 0:
                 continue
-            axes.plot(spent[there], values[here], label=label, lw=1.3, marker="o", ms=2.6, **style.line(number))
-            label, drawn = None, drawn + 1  # a group is named once
-    if not drawn:
+            series.append(Series(name=name, x=spent[there], y=values[here], look=number, link=own))
+            name = ""  # a group is named once
+    if not series:
         return None
-    if cost.name == "traffic":
-        style.bytes_on(axes.xaxis)
-    _frame(figure, axes, cost.axis, metric.axis, share=metric.unit == SHARE, rounds=False)
+    across = Axis(cost.axis, unit="bytes" if cost.name == "traffic" else "")
+    chart = Lines(series=series, x=across, y=_quality(metric))
     end = "top" if metric.better != "lower" else "bottom"
     title = f"{metric.heading} against {cost.title}"
     caption = f"{metric.heading} against {cost.words}; each dot is a test. The nearer to the {end} left, the better."
-    return Figure(name=f"{metric.key}_against_{cost.name}", title=title, caption=caption, figure=figure)
+    return Figure(name=f"{metric.key}_against_{cost.name}", title=title, caption=caption, chart=chart)
 
 
 def _traffic(groups: Sequence[Group]) -> Figure | None:
-    figure = style.blank()
-    axes, drawn = figure.subplots(), 0
-    for group in groups:
-        run = group.first
+    series: list[Series] = []
+    for number, group in enumerate(groups):
+        run, own = group.first, charts.link(METHOD, group.label)
         ways = {way: run.curve(f"bytes_{way}_total") for way in ("up", "down")}
         for name, (rounds, sent) in (ways if len(groups) == 1 else {group.label: _bytes(run)}).items():
-            axes.plot(rounds, sent, label=name, marker=_dot(rounds), ms=3.2, **style.line(len(axes.lines)))
-            drawn += len(rounds)
-    if not drawn:
+            look = number if len(groups) > 1 else len(series)
+            series += [Series(name=name, x=rounds, y=sent, look=look, link=own)] if len(rounds) else []
+    if not series:
         return None
-    style.bytes_on(axes.yaxis)
-    _frame(figure, axes, "round", "traffic so far")
+    chart = Lines(series=series, x=ROUNDS, y=Axis("traffic so far", unit="bytes"))
     said = "up and down together" if len(groups) > 1 else "from clients to the server (up) and back (down)"
     caption = (
         f"Bytes sent so far by all clients, {said}, before any compression. A straight line means that every round "
         "costs the same; a flatter one is cheaper."
     )
-    return Figure(name="traffic", title="Traffic", caption=caption, figure=figure)
-
-
-def _frame(figure: Canvas, axes: Any, x: str, y: str, *, share: bool = False, rounds: bool = True) -> None:
-    axes.set(xlabel=x, ylabel=y)
-    if rounds:
-        style.whole_numbers(axes.xaxis)
-    if share:
-        low, high = axes.get_ylim()
-        axes.set_ylim(max(low, -0.02), min(max(high, low + 0.02), 1.02))
-    style.legend(figure, axes)
+    return Figure(name="traffic", title="Traffic", caption=caption, chart=chart)
 
 
 def _band_words(bands: Sequence[Band]) -> str:
@@ -157,10 +162,6 @@ def _reading(metric: Column) -> str:
         return _READING.get(metric.key, "")
     way = "rises" if metric.better == "higher" else "falls"
     return f"{metric.better.capitalize()} is better; a good curve {way} quickly and then levels off."
-
-
-def _dot(rounds: np.ndarray) -> str | None:
-    return "o" if len(rounds) <= 12 else None
 
 
 def _bytes(run: RunData) -> tuple[np.ndarray, np.ndarray]:

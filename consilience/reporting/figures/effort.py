@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from consilience.reporting import style
+from consilience.reporting.charts import Axis, Band, Bars, Figure, Lines, Series
 from consilience.reporting.runs import RunData
-from consilience.reporting.style import Figure
 
+_ROUNDS = Axis("round", unit="whole")
 _MISSING = {
     "silent": "silent",
     "late": "late",
@@ -31,21 +31,14 @@ def _seconds(run: RunData) -> Figure | None:
         name: np.array([float(run.timing[int(number)].get(key) or 0) for number in rounds])
         for name, key in (("training", "seconds"), ("testing", "evaluation_seconds"))
     }
-    figure = style.blank()
-    axes = figure.subplots()
-    below = np.zeros(len(rounds))
-    for number, (name, seconds) in enumerate(spent.items()):
-        axes.bar(rounds, seconds, bottom=below, width=0.85, color=style.LINES[number], label=name, lw=0)
-        below = below + seconds
-    axes.set(xlabel="round", ylabel="wall-clock time (s)")
-    axes.grid(axis="x", visible=False)
-    style.whole_numbers(axes.xaxis)
-    style.legend(figure, axes)
+    series = [Series(name=name, x=rounds, y=own, look=number) for number, (name, own) in enumerate(spent.items())]
+    chart = Bars(series=series, x=_ROUNDS, y=Axis("wall-clock time (s)"))
+    total = sum(float(own.sum()) for own in spent.values())
     caption = (
-        f"Wall-clock time of each round, {below.sum():.1f} s in all. The first round may be higher: it includes "
+        f"Wall-clock time of each round, {total:.1f} s in all. The first round may be higher: it includes "
         "preparation and the choice of a lane; later bars should be even."
     )
-    return Figure(name="seconds", title="Time per round", caption=caption, figure=figure)
+    return Figure(name="seconds", title="Time per round", caption=caption, chart=chart)
 
 
 def _missing(run: RunData) -> Figure | None:
@@ -53,22 +46,13 @@ def _missing(run: RunData) -> Figure | None:
     known = {name: curve for name, curve in known.items() if curve[1].sum() > 0}
     if not known:
         return None
-    figure = style.blank()
-    axes = figure.subplots()
-    below = np.zeros(len(run.rows) + 1)
-    for number, (name, (rounds, counts)) in enumerate(known.items()):
-        axes.bar(rounds, counts, bottom=below[rounds], width=0.85, color=style.LINES[number], label=name, lw=0)
-        below[rounds] += counts
-    axes.set(xlabel="round", ylabel="replies not used")
-    axes.grid(axis="x", visible=False)
-    style.whole_numbers(axes.xaxis)
-    style.whole_numbers(axes.yaxis)
-    style.legend(figure, axes)
+    series = [Series(name=name, x=x, y=y, look=number) for number, (name, (x, y)) in enumerate(known.items())]
+    chart = Bars(series=series, x=_ROUNDS, y=Axis("replies not used", unit="whole"))
     caption = (
         "Replies of selected clients that were not aggregated, by reason. Fewer is better: a round with many of them "
         "learns from few clients; replies that are not finite point to a learning rate that is too large."
     )
-    return Figure(name="missing", title="Missing replies", caption=caption, figure=figure)
+    return Figure(name="missing", title="Missing replies", caption=caption, chart=chart)
 
 
 def _refused(run: RunData) -> tuple[np.ndarray, np.ndarray]:
@@ -83,17 +67,11 @@ def _staleness(run: RunData) -> Figure | None:
     if not ages:
         return None
     rounds = np.array(sorted(ages))
-    figure = style.blank()
-    axes = figure.subplots()
-    colour = style.LINES[0]
-    low, high = [min(ages[n]) for n in rounds], [max(ages[n]) for n in rounds]
-    axes.fill_between(rounds, low, high, color=colour, alpha=0.18, lw=0, label="least to most")
-    axes.plot(rounds, [float(np.mean(ages[n])) for n in rounds], color=colour, label="mean")
-    axes.set(xlabel="round", ylabel="staleness (rounds)")
-    style.whole_numbers(axes.xaxis)
-    style.legend(figure, axes)
+    band = Band([min(ages[n]) for n in rounds], [max(ages[n]) for n in rounds], "least to most")
+    mean = Series(name="mean", x=rounds, y=[float(np.mean(ages[n])) for n in rounds], bands=(band,))
+    chart = Lines(series=[mean], x=_ROUNDS, y=Axis("staleness (rounds)"))
     caption = (
         "Rounds that passed between sending a client its model and its reply: mean, and the band from the least to the "
         "most stale reply of the round. Near 0 is best; a wide band means that slow clients train on old models."
     )
-    return Figure(name="staleness", title="Staleness", caption=caption, figure=figure)
+    return Figure(name="staleness", title="Staleness", caption=caption, chart=chart)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from consilience.core.metrics import MetricRow
-from consilience.reporting import style
+from consilience.reporting import charts
+from consilience.reporting.charts import METHOD, Axis, Band, Figure, Heat, Lines, Scale, Series, Strip, Strips
+from consilience.reporting.figures.by_client import clients
 from consilience.reporting.groups import Group, metrics_of
 from consilience.reporting.runs import RunData
-from consilience.reporting.style import Figure
 from consilience.runs.metric_table import axis_of, by_importance
 
 _LEVELS = (0, 10, 25, 50, 75, 90, 100)
@@ -24,8 +24,8 @@ def at_the_end(groups: Sequence[Group]) -> list[Figure]:
 
 
 def over_rounds(run: RunData) -> list[Figure]:
-    """The same of one run over rounds, as nested bands."""
-    pictures = [_bands(*field, run) for field in _fields(run.metrics)]
+    """The same of one run over rounds: as nested bands, and client by client."""
+    pictures = [draw(*field, run) for field in _fields(run.metrics) for draw in (_bands, _each)]
     return [picture for picture in pictures if picture is not None]
 
 
@@ -56,30 +56,21 @@ def _strips(kind: str, axis: str, title: str, better: str, groups: Sequence[Grou
     pooled = [(number, group, values) for number, group, values in pooled if len(values)]
     if not pooled:
         return None
-    figure = style.blank(height=max(1.9, 0.75 + 0.42 * len(pooled)))
-    axes = figure.subplots()
-    for place, (number, _, values) in enumerate(pooled):
-        _strip(axes, place, values, style.LINES[number % len(style.LINES)])
-    names = [group.label if len(groups) > 1 else "" for _, group, _ in pooled]
-    places = range(len(pooled)) if len(groups) > 1 else ()
-    axes.set_yticks(places, [names[i] if len(names[i]) <= 22 else f"{names[i][:21]}…" for i in places])
-    axes.set_ylim(len(pooled) - 0.45, -0.55)
-    axes.set_xlabel(axis)
-    axes.grid(axis="y", visible=False)
+    strips = [_strip(number, group, values, named=len(groups) > 1) for number, group, values in pooled]
+    words = ("median", "middle half")
+    chart = Strips(strips=strips, x=Axis(axis), spread=True, box=True, words=words)
     seeds = max(len(group.runs) for group in groups)
     caption = "Each dot is one client at the last test; the box holds the middle half, the bar is the median." + (
         " Clients of all seeds are drawn together." if seeds > 1 else ""
     )
     caption += f" Dots close together mean that clients are served alike; {better} is better."
-    return Figure(name=f"clients_{kind}", title=title, caption=caption, figure=figure)
+    return Figure(name=f"clients_{kind}", title=title, caption=caption, chart=chart)
 
 
-def _strip(axes: Any, place: int, values: np.ndarray, colour: str) -> None:
-    low, middle, high = np.percentile(values, (25, 50, 75))
-    offsets = (np.arange(len(values)) * 0.618034 % 1 - 0.5) * 0.5  # spread evenly, the same each time
-    axes.scatter(values, place + offsets, s=9, color=colour, alpha=0.45, lw=0)
-    axes.fill_betweenx([place - 0.3, place + 0.3], low, high, color=colour, alpha=0.2, lw=0)
-    axes.plot([middle, middle], [place - 0.3, place + 0.3], color=style.INK, lw=1.6)
+def _strip(number: int, group: Group, values: np.ndarray, *, named: bool) -> Strip:
+    low, middle, high = (float(level) for level in np.percentile(values, (25, 50, 75)))
+    name = group.label if named else ""
+    return Strip(name, values, middle, (low, high), look=number, link=charts.link(METHOD, group.label))
 
 
 def _bands(kind: str, axis: str, title: str, better: str, run: RunData) -> Figure | None:
@@ -88,21 +79,36 @@ def _bands(kind: str, axis: str, title: str, better: str, run: RunData) -> Figur
         return None
     rounds = np.array(sorted(found))
     levels = np.stack([np.percentile(found[number], _LEVELS) for number in rounds])  # [rounds, levels]
-    figure = style.blank()
-    axes = figure.subplots()
-    colour = style.LINES[0]
-    for inner, (label, strength) in enumerate((("all clients", 0.13), ("10 to 90 %", 0.2), ("middle half", 0.3))):
-        low, high = levels[:, inner], levels[:, -1 - inner]
-        axes.fill_between(rounds, low, high, color=colour, alpha=strength, lw=0, label=label)
-    axes.plot(rounds, levels[:, 3], color=colour, label="median")
-    axes.set(xlabel="round", ylabel=axis)
-    style.whole_numbers(axes.xaxis)
-    style.legend(figure, axes)
+    named = (("all clients", 0.13), ("10 to 90 %", 0.2), ("middle half", 0.3))
+    bands = tuple(
+        Band(levels[:, inner], levels[:, -1 - inner], label, strength) for inner, (label, strength) in enumerate(named)
+    )
+    median = Series(name="median", x=rounds, y=levels[:, 3], bands=bands)
+    chart = Lines(series=[median], x=Axis("round", unit="whole"), y=Axis(axis))
     caption = (
         "Spread over clients in each round: the line is the median, the bands hold half, four fifths and all of the "
         f"clients. A narrow band means that clients are served alike; {better} is better."
     )
-    return Figure(name=f"spread_{kind}", title=f"{title} over rounds", caption=caption, figure=figure)
+    return Figure(name=f"spread_{kind}", title=f"{title} over rounds", caption=caption, chart=chart)
+
+
+def _each(kind: str, axis: str, title: str, better: str, run: RunData) -> Figure | None:
+    """Client x tested round, where the values of all clients were recorded."""
+    rows = {n: row[kind] for n, row in run.clients.items() if isinstance(row.get(kind), list) and n <= len(run.rows)}
+    rounds = sorted(n for n, values in rows.items() if len(values) == run.count)
+    if len(rounds) < 2:
+        return None
+    values = np.array([[np.nan if v is None else v for v in rows[n]] for n in rounds], dtype=np.float64).T
+    if not np.isfinite(values).any():
+        return None
+    across = Axis("round", [str(n) for n in rounds]) if rounds[-1] != len(rounds) else Axis("round", first=1)
+    chart = Heat(values=values, down=clients(run.client_names()), across=across, scale=Scale(axis))
+    caption = (
+        f"Each row is one client, each column one test; the colour is the client's value on its own test rows, and "
+        f"{better} is better. Rows that reach the good end of the scale together mean that clients are served alike; "
+        "a row that stays behind is a client for which the model does not work."
+    )
+    return Figure(name=f"each_{kind}", title=f"{title}, client by client", caption=caption, chart=chart)
 
 
 def _last(group: Group, kind: str) -> np.ndarray:

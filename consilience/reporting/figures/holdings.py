@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from consilience.reporting.figures.by_client import Scale, bars, classes, clients, heat_map
+from consilience.reporting.charts import Figure, Heat, Scale
+from consilience.reporting.figures.by_client import bars, classes, clients
 from consilience.reporting.runs import RunData
-from consilience.reporting.style import Figure
 
 LABELS_CAPTION = (
     "Each row is one client, each column one class; the colour is the share of the client's rows in that class. "
@@ -28,13 +28,13 @@ def partition(run: RunData) -> list[Figure]:
 
 def _classes(run: RunData, counts: np.ndarray) -> Figure:
     labels = [str(label) for label in run.federation.get("labels") or []]
-    figure = heat_map(
-        shares(counts),
+    chart = Heat(
+        values=shares(counts),
         down=clients(run.client_names()),
         across=classes(labels, counts.shape[1]),
         scale=Scale("share of the client's rows", low=0),
     )
-    return Figure(name="partition", title="Labels by client", caption=LABELS_CAPTION, figure=figure)
+    return Figure(name="partition", title="Labels by client", caption=LABELS_CAPTION, chart=chart)
 
 
 def shares(counts: np.ndarray) -> np.ndarray:
@@ -44,9 +44,9 @@ def shares(counts: np.ndarray) -> np.ndarray:
 
 
 def _sizes(run: RunData, rows: np.ndarray) -> Figure:
-    figure = bars(rows, across=clients(run.client_names()), up="training rows", line=("mean", float(rows.mean())))
+    chart = bars(rows, across=clients(run.client_names()), up="training rows", line=("mean", float(rows.mean())))
     caption = (
         f"Training rows of each client: {int(rows.sum()):,} in all, between {rows.min():,} and {rows.max():,} at a "
         "client. Bars of equal height mean no quantity skew; clients far below the line can contribute little."
     )
-    return Figure(name="rows", title="Rows per client", caption=caption, figure=figure)
+    return Figure(name="rows", title="Rows per client", caption=caption, chart=chart)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from consilience.reporting import style
-from consilience.reporting.figures.by_client import Axis, Scale, clients, heat_map
+from consilience.reporting import charts
+from consilience.reporting.charts import CLIENT, Axis, Figure, Heat, Lines, Scale, Series
+from consilience.reporting.figures.by_client import clients
 from consilience.reporting.runs import RunData
-from consilience.reporting.style import Figure
 
 _MOST_LINES = 12
 
@@ -27,18 +27,18 @@ def over_rounds(run: RunData) -> list[Figure]:
     weights = table(run)
     if not np.isfinite(weights).any():
         return []
-    figure = heat_map(
-        weights,
+    chart = Heat(
+        values=weights,
         down=clients(run.client_names()),
         across=Axis("round", first=1),
-        scale=Scale("aggregation weight"),
+        scale=Scale("aggregation weight", low=min(0.0, float(np.nanmin(weights)))),
     )
     caption = (
         "Each row is one client, each column one round; the colour is the client's share in the aggregated update, and "
         "empty means that it took no part. Even colours mean that clients count alike; a bright row is a client that "
         "dominates the model."
     )
-    return [Figure(name="weights", title="Aggregation weights", caption=caption, figure=figure)]
+    return [Figure(name="weights", title="Aggregation weights", caption=caption, chart=chart)]
 
 
 def learned(run: RunData) -> list[Figure]:
@@ -51,20 +51,23 @@ def learned(run: RunData) -> list[Figure]:
     weights, names = table(run), run.client_names()
     if not np.isfinite(weights).any():
         return []
-    figure = style.blank()
-    axes = figure.subplots()
-    rounds = np.arange(1, weights.shape[1] + 1)
-    few = len(weights) <= _MOST_LINES
-    for client, values in enumerate(weights):
-        look = style.line(client) if few else {"color": style.LINES[0], "alpha": 0.35, "lw": 0.9}
-        label = f"client {names[client]}" if few else None
-        axes.plot(rounds, values, marker="o" if len(rounds) <= 12 else None, ms=3, label=label, **look)
-    axes.axhline(1 / len(weights), color=style.SOFT, lw=0.9, ls=":", label="equal weights")
-    axes.set(xlabel="round", ylabel="aggregation weight")
-    style.whole_numbers(axes.xaxis)
-    style.legend(figure, axes)
+    rounds, few = np.arange(1, weights.shape[1] + 1), len(weights) <= _MOST_LINES
+    series = [
+        Series(
+            name=f"client {name}" if few else "",
+            x=rounds,
+            y=values,
+            look=client if few else 0,
+            form="line" if few else "faint",
+            link=charts.link(CLIENT, name),
+        )
+        for client, (name, values) in enumerate(zip(names, weights))
+    ]
+    ends = rounds[[0, -1]]
+    series.append(Series(name="equal weights", x=ends, y=[1 / len(weights)] * 2, form="level"))
+    chart = Lines(series=series, x=Axis("round", unit="whole"), y=Axis("aggregation weight"))
     caption = (
         "Aggregation weight of each client in each round, as the learned schedule gave it; dotted: equal weights. "
         "Curves that leave the dotted line are clients that the schedule trusts more or less than the others."
     )
-    return [Figure(name="learned_weights", title="Learned weights (DUW)", caption=caption, figure=figure)]
+    return [Figure(name="learned_weights", title="Learned weights (DUW)", caption=caption, chart=chart)]

@@ -8,9 +8,9 @@ from typing import Literal
 from torch import Tensor
 
 from consilience.core import tree
-from consilience.core.adapters import LORA, Factors, is_factor, pairs_of, product
 from consilience.core.settings import Invalid, check
 from consilience.core.tree import Tree
+from consilience.layers.adapters import LORA, Factors, is_factor, pairs_of, product
 from consilience.server.geometry.model_similarity import Bounded, Layerwise, ModelSimilarity
 
 

@@ -13,13 +13,13 @@ from torch import Tensor
 from consilience.core import rng, tree
 from consilience.core.capabilities import Buffers, Reasons, TrainsModel, Wraps
 from consilience.core.exchange import Broadcast, Cohort, Notes
-from consilience.core.gradients import gradient
 from consilience.core.settings import Count, Invalid, Positive, check
 from consilience.core.task import Task
 from consilience.core.tree import Tree, map_leaves
 from consilience.privacy import SpendsPrivacy
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.rules.public_rows import NoiseRows, PublicRows
+from consilience.task.gradients import gradient
 
 BETAS, EPS = (0.9, 0.999), 1e-8  # Adam's usual ones
 ROUNDING = 64  # probabilities that differ by less than so many epsilons are equal

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from consilience.core.exchange import Broadcast, Cohort, Notes
-from consilience.core.latent import classifier
 from consilience.core.settings import Count, Decay, NonNegative, Positive, check
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.server.rules.synthetic_training import SyntheticTraining, union
+from consilience.task.latent import classifier
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from consilience.core import rng, tree
-from consilience.core.adapters import LORA, Factors, Pair, others, pairs_in, pairs_of, product
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.settings import Invalid, check
 from consilience.core.tree import Tree
+from consilience.layers.adapters import LORA, Factors, Pair, others, pairs_in, pairs_of, product
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.averaging.combining.redecomposed import merge_by, stack
 from consilience.server.averaging.combining.weighted_mean import WeightedMean

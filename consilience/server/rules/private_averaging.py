@@ -18,11 +18,14 @@ from consilience.core.rounds import TooFewClients
 from consilience.core.screening import Limits
 from consilience.core.settings import Fraction, Invalid, Positive, Whole, check
 from consilience.core.tree import Tree, here, map_leaves, map_rows
-from consilience.privacy import History, Spending, Spent, history
+from consilience.privacy import History, Mechanism, Spending, Spent
+from consilience.privacy.adaptive_bound import AdaptiveBound
 from consilience.privacy.proof import refuse_unproven
 from consilience.privacy.round_keys import derived, fresh, name_of, normals, seeded
 from consilience.server.averaging.steps.plain import Replace
 from consilience.server.protocols import Step, take_step
+
+__all__ = ["AdaptiveBound", "PrivateAveraging"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +33,10 @@ class PrivateAveraging:
     """w + (sum_k clip(w_k - w, bound) + N(0, (noise bound)^2)) / (rate K), then the server's step.
 
     The denominator is the expected number of clients, which says nothing about who was there; so every round moves the
-    model, also one without replies. `epsilon`: a round that would spend more than this is not done. `noise_seed`: draw
-    all noise from this seed, so that a run can be repeated and everyone who knows it can take the noise off again.
+    model, also one without replies. `adaptive`: the bound follows a quantile of the updates' lengths from `bound` on,
+    and the noise on updates is larger by as much as that costs. `epsilon`: a round that would spend more than this is
+    not done. `noise_seed`: draw all noise from this seed, so that a run can be repeated and everyone who knows it can
+    take the noise off again.
     """
 
     bound: Positive = 1.0
@@ -40,6 +45,7 @@ class PrivateAveraging:
     delta: Positive = 1e-5
     epsilon: Positive | None = None
     noise_seed: Whole | None = None
+    adaptive: AdaptiveBound | None = None
     step: Step = field(default_factory=Replace)
     needs_each_reply = True  # it clips each
     # whether one client's update is used must not depend on another's: the sum would move by more than `bound`
@@ -71,11 +77,16 @@ class PrivateAveraging:
                 f"the model keeps statistics of its data ({first}), which clipping and noise do not cover: use a model "
                 "without batch norm, such as norm = 'group'"
             )
+        bound = {}
+        if self.adaptive is not None:
+            self.adaptive.update_noise(self.noise, self.rate * clients)  # refuses where there is no such noise
+            bound = {"bound": torch.tensor(self.bound, dtype=torch.float64)}
         return {
             "model": start,
             "step": self.step.init(start["params"]),
             "clients": torch.tensor(clients),
-            "spent": torch.zeros((0, 2), dtype=torch.float64),  # (noise, rate) of every round
+            "spent": torch.zeros((0, 3), dtype=torch.float64),  # [mechanisms, (noise, rate, rounds)]
+            **bound,
         }
 
     def broadcast(self, state: Tree, ids: np.ndarray) -> Broadcast:
@@ -94,33 +105,42 @@ class PrivateAveraging:
             )
         self.refuse_overspending(1, after=self.spent_in(state))
         before = state["model"]["params"]
-        expected, deviation = self.rate * int(state["clients"]), self.noise * self.bound
-        total = _sum_of_clipped(cohort, before, self.bound)
-        release = _digest(before, total, f"round {cohort.round} noise {deviation!r}")
+        expected, bound, noise = self.rate * int(state["clients"]), self.bound, self.noise
+        if self.adaptive is not None:
+            bound, noise = float(state["bound"]), self.adaptive.update_noise(self.noise, expected)
+        deviation = noise * bound
+        total, within = _sum_of_clipped(cohort, before, bound)
+        told = "" if self.adaptive is None else f" within {within} of {len(cohort)}, bound {bound!r}"
+        release = _digest(before, total, f"round {cohort.round} noise {deviation!r}{told}")
         # noise that anyone can repeat may as well be the same in every lane, whose sums differ in their last bits
         draw = derived(key, "noise", release if self.noise_seed is None else b"")
-        noise = iter(np.split(normals(draw, "noise", sum(map(Tensor.numel, before.values()))), _ends(before)))
+        drawn = np.split(normals(draw, "noise", sum(map(Tensor.numel, before.values()))), _ends(before))
+        added = dict(zip(before, drawn))
 
         def moved(name: str, value: Tensor) -> Tensor:
-            added = torch.as_tensor(deviation * next(noise).reshape(tuple(value.shape)), device=value.device)
-            return (value.to(torch.float64) + (total[name] + added) / expected).to(value.dtype)
+            noisy = torch.as_tensor(deviation * added[name].reshape(tuple(value.shape)), device=value.device)
+            return (value.to(torch.float64) + (total[name] + noisy) / expected).to(value.dtype)
 
         merged = {name: moved(name, value) for name, value in before.items()}
         params, step = take_step(self.step, before, merged, state["step"], cohort.round)
-        spent = torch.cat([state["spent"], state["spent"].new_tensor([[self.noise, self.rate]])])
-        after = {"model": {"params": params, "buffers": {}}, "step": step, "clients": state["clients"], "spent": spent}
+        model = {"params": params, "buffers": {}}
+        after = {**state, "model": model, "step": step, "spent": _with_one_more(state["spent"], self.noise, self.rate)}
         notes: Notes = {
             "release": name_of(derived(key, "release", release)),
             "key": name_of(key),
         }
+        if self.adaptive is not None:
+            share = self.adaptive.share(within, len(cohort), float(normals(draw, "count", 1)[0]), expected)
+            after["bound"] = torch.tensor(self.adaptive.next(bound, share), dtype=torch.float64)
+            notes["bound"] = bound
         weights = torch.full((len(cohort),), 1 / expected, dtype=torch.float64)
         return after, {**notes, "weights": weights} if len(cohort) else notes
 
     def refuse_overspending(self, rounds: int, *, after: History) -> None:
         """Raise `Spent` if so many rounds more cost more than the budget."""
-        if self.epsilon is None or (cost := self.spending.epsilon(rounds, after)) <= self.epsilon:
+        if self.epsilon is None or self.spending.fits(rounds, self.epsilon, after):
             return
-        done = sum(after.values())
+        cost, done = self.spending.epsilon(rounds, after), sum(after.values())
         raise Spent(
             f"round {done + rounds} would bring epsilon to {cost:.4g}, above the budget of {self.epsilon:g} "
             f"(delta = {self.delta:g}): {done + self.spending.rounds_within(self.epsilon, after)} rounds fit"
@@ -128,11 +148,19 @@ class PrivateAveraging:
 
     def spent_in(self, state: Tree) -> History:
         """The rounds that led to a state."""
-        return history((noise, rate) for noise, rate in state["spent"].tolist())
+        return {Mechanism(noise, rate): int(rounds) for noise, rate, rounds in state["spent"].tolist()}
 
     def model(self, state: Tree) -> Tree:
         """The global model: all that is released."""
         return state["model"]
+
+
+def _with_one_more(spent: Tensor, noise: float, rate: float) -> Tensor:
+    """[mechanisms, (noise, rate, rounds)] after one more round: it grows with new mechanisms only."""
+    same = (spent[:, 0] == noise) & (spent[:, 1] == rate)
+    if not bool(same.any()):
+        return torch.cat([spent, spent.new_tensor([[noise, rate, 1.0]])])
+    return spent + torch.stack([torch.zeros_like(same), torch.zeros_like(same), same], 1).to(spent.dtype)
 
 
 def _ends(leaves: Tree) -> np.ndarray:
@@ -154,14 +182,15 @@ def _digest(before: Tree, total: Tree, what: str) -> bytes:
     return digest.digest()
 
 
-def _sum_of_clipped(cohort: Cohort, before: Tree, bound: float) -> Tree:
-    """sum_k (w_k - w) min(1, bound / |w_k - w|) in float64, over all parameters together."""
+def _sum_of_clipped(cohort: Cohort, before: Tree, bound: float) -> tuple[Tree, int]:
+    """sum_k (w_k - w) min(1, bound / |w_k - w|) in float64, over all parameters together; how many were not clipped."""
     if not len(cohort):
-        return map_leaves(lambda value: torch.zeros_like(value, dtype=torch.float64), before)
+        return map_leaves(lambda value: torch.zeros_like(value, dtype=torch.float64), before), 0
     models = cohort.reply["model"]["params"]
     squares = torch.stack(each(_squares, list(models.values()), [before[name] for name in models])).sum(0)
     shares = (bound / squares.sqrt().clamp(min=torch.finfo(torch.float64).tiny)).clamp(max=1)
-    return here(map_rows(_weighted_sum, models, {name: before[name] for name in models}, given=(shares,)))
+    summed = here(map_rows(_weighted_sum, models, {name: before[name] for name in models}, given=(shares,)))
+    return summed, int((squares <= bound**2).sum())
 
 
 def _updates(stacked: Tensor, start: Tensor) -> Tensor:

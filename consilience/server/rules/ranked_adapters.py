@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from consilience.core.adapters import LORA, Factors, pairs_in, pairs_of, within_rank
 from consilience.core.capabilities import Buffers, Reasons, ReceivesSchedule, Wraps
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.protocols import ServerRule
 from consilience.core.settings import Count, Invalid, check
 from consilience.core.tree import Tree, here
+from consilience.layers.adapters import LORA, Factors, pairs_in, pairs_of, within_rank
 from consilience.server.averaging.averaging import Averaging
 
 

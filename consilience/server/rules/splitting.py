@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
+from consilience.core.client_rows import BlockStorage, ClientRows, table_of
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.settings import Fraction, Invalid, Positive, check
 from consilience.core.tree import Tree
@@ -56,7 +57,7 @@ class Splitting:
         device = next(tree.leaves(start)).device
         state: Tree = {"model": start, "share": self._given(clients).to(device)}
         if self.keeps_z:
-            state["z"] = tree.repeat(start["params"], clients)
+            state["z"] = ClientRows(BlockStorage(start["params"], device, clients=clients), clients).tree()
         return state if self.weighting is None else {**state, "weighting": self.weighting.init(start, clients)}
 
     @property
@@ -77,7 +78,7 @@ class Splitting:
 
     def broadcast(self, state: Tree, ids: np.ndarray) -> Broadcast:
         """x to all, and to each client its z if the server keeps it."""
-        personal = {"z": tree.rows(state["z"], self._places(state, ids))} if self.keeps_z else {}
+        personal = {"z": table_of(state["z"]).read(ids)} if self.keeps_z else {}
         return Broadcast(shared={"model": state["model"]}, personal=personal)
 
     def update(self, state: Tree, cohort: Cohort) -> tuple[Tree, Notes]:
@@ -95,7 +96,9 @@ class Splitting:
         after = {**state, **told, "model": {"params": params, "buffers": buffers}}
         if self.keeps_z:
             moves = tree.map_leaves(lambda w, x: _paced(pace, w - x), replies["params"], x)  # [m, ...] - [...]
-            after["z"] = tree.map_leaves(lambda z, move: z.index_add(0, places, move), state["z"], moves)
+            kept = table_of(state["z"])
+            moved = tree.map_leaves(torch.add, kept.read(cohort.ids), moves)
+            after["z"] = kept.write(cohort.ids, moved).tree()
         return after, {"weights": weights, **notes}
 
     def model(self, state: Tree) -> Tree:

@@ -30,7 +30,8 @@ class Swapping:
 
     A client keeps the model it holds until it next answers; one that holds none is sent the last average. Only clients
     that answered swap. Between averages, `model` is what an average at this point would give. The server keeps one
-    model for each participant: `room` says how many there can be (a number, a share of all clients, None: all).
+    model for each client that took part since the last average: `room` says how many there can be (a number, a share of
+    all clients, None: all).
     """
 
     every: Count = 3
@@ -53,20 +54,20 @@ class Swapping:
 
     def init(self, start: Tree, clients: int) -> Tree:
         """The start model stands for the average; nobody holds a model of its own."""
-        places = self._places(clients)
         device = next(tree.leaves(start)).device
         return {
             "model": start,
             "average": start,
-            "held": tree.map_leaves(lambda leaf: leaf.new_zeros((places, *leaf.shape)), start),
-            "holders": torch.full((places,), NOBODY, dtype=torch.int64, device=device),
+            "held": tree.map_leaves(lambda leaf: leaf.new_empty((0, *leaf.shape)), start),  # [n, ...]
+            "holders": torch.empty(0, dtype=torch.int64, device=device),  # [n]
+            "room": torch.tensor(self._places(clients)),
             "weighting": self.weighting.init(start, clients),
             "step": self.step.init(start["params"]),
         }
 
     def broadcast(self, state: Tree, ids: np.ndarray) -> Broadcast:
         """To each client the model that it holds, or the last average."""
-        place = {holder: row for row, holder in enumerate(state["holders"].tolist()) if holder != NOBODY}
+        place = {holder: row for row, holder in enumerate(state["holders"].tolist())}
         own = torch.tensor([place.get(int(client), NOBODY) for client in ids], device=state["holders"].device)
 
         def pick(held: Tensor, average: Tensor) -> Tensor:
@@ -83,12 +84,11 @@ class Swapping:
         cohort = _in_order(cohort)
         averaged, notes = self._average(state, cohort)
         if (cohort.round + 1) % self.every == 0:
-            # the models on the shelf have no holder now: they stay there only because a state keeps its shape
-            free = torch.full_like(state["holders"], NOBODY)
-            return {**averaged, "average": averaged["model"], "held": state["held"], "holders": free}, notes
+            nobody = {"held": tree.rows(state["held"], slice(0, 0)), "holders": state["holders"][:0]}
+            return {**averaged, "average": averaged["model"], **nobody, "room": state["room"]}, notes
         source, swap_notes = self._swap(state, cohort)
         held, holders = self._shelve(state, cohort, tree.rows(cohort.reply["model"], source))
-        kept = {key: state[key] for key in ("average", "weighting", "step")}
+        kept = {key: state[key] for key in ("average", "room", "weighting", "step")}
         return {**kept, "model": averaged["model"], "held": held, "holders": holders}, {**notes, **swap_notes}
 
     def model(self, state: Tree) -> Tree:
@@ -120,23 +120,16 @@ class Swapping:
 
     def _shelve(self, state: Tree, cohort: Cohort, models: Tree) -> tuple[Tree, Tensor]:
         """(models, holders) with this cohort's in front; who was not heard of keeps what it had while there is room."""
-        before, places = state["holders"].cpu().numpy(), len(state["holders"])
+        before, places = state["holders"].cpu().numpy(), int(state["room"])
         if len(cohort) > places:
             raise Invalid(
                 f"{len(cohort)} clients take part, and the server has room for {places} models: raise Swapping.room "
                 f"(now {self.room!r}) to the number of clients that a round can have"
             )
-        absent = np.flatnonzero((before != NOBODY) & ~np.isin(before, cohort.ids))
-        rest = np.setdiff1d(np.arange(places), absent)
-        order = torch.from_numpy(np.concatenate([absent, rest])[: places - len(cohort)])
-        holders = np.full(places, NOBODY)
-        holders[: len(cohort)] = cohort.ids
-        holders[len(cohort) : len(cohort) + len(absent)] = before[absent][: places - len(cohort)]
-
-        def shelve(new: Tensor, old: Tensor) -> Tensor:
-            return torch.cat([new, old[order.to(old.device)]])
-
-        return tree.map_leaves(shelve, models, state["held"]), torch.from_numpy(holders).to(state["holders"].device)
+        absent = np.flatnonzero(~np.isin(before, cohort.ids))[: places - len(cohort)]
+        holders = torch.from_numpy(np.concatenate([cohort.ids, before[absent]])).to(state["holders"].device)
+        held = tree.take(state["held"], absent)
+        return tree.map_leaves(lambda new, old: torch.cat([new, old]), models, held), holders
 
     def _places(self, clients: int) -> int:
         if self.room is None:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from consilience.core import rng
 from consilience.core.exchange import Broadcast, Cohort, Notes
-from consilience.core.gradients import gradient
 from consilience.core.settings import Count, Decay, NonNegative, Positive, check
 from consilience.core.task import Task
 from consilience.core.tree import Tree, map_leaves
+from consilience.task.gradients import gradient
 
 Term = Callable[[Tensor, Tensor], Tensor]
 

@@ -10,8 +10,8 @@ import torch
 from sklearn.datasets import load_diabetes
 from sklearn.linear_model import LinearRegression, LogisticRegression
 
-from consilience.core.losses import IGNORED
 from consilience.data.datasets import load
+from consilience.task.losses import IGNORED
 
 SETS: list[tuple[str, dict[str, Any], str]] = [
     ("synthetic_regression", {"outputs": 2}, "regression"),

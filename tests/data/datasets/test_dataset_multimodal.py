@@ -117,7 +117,7 @@ def test_every_kind_of_file_gives_the_same_rows(folder: Path, suffix: str) -> No
 
 def test_without_a_test_file_rows_are_held_out_and_hashed_text_needs_no_vocabulary(folder: Path) -> None:
     write_rows(folder / "many.csv", ROWS * 5)
-    data = loaded(folder, train="many.csv", test=None, features="ngrams", ngram_features=16, picture=None)
+    data = loaded(folder, train="many.csv", test=None, features="ngrams", ngram_features=16, length=None, picture=None)
     assert len(data.y) == 16 and len(data.test_y) == 4 and data.x["text"].shape == (16, 16)
     assert set(data.x) == {"text", "table", "vector", PRESENT}
 

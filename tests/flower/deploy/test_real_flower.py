@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from local_deployments import ROUNDS, digest_of, end, ended, in_process, rows, until, write_app
 
+from consilience.flower.audit.checking import check
+from consilience.flower.audit.comparing import compare
 from consilience.flower.deploy import keys
 from consilience.flower.deploy.local_deployment import LocalDeployment
 from consilience.flower.deploy.processes import free_port
@@ -58,6 +60,10 @@ def test_a_server_killed_in_mid_run_goes_on_bit_by_bit(
     assert all(row["memory_lost"] == row["silent"] == 0 and row["rejected"] == {} for row in there)
     assert [row["bytes_up"] for row in there] == [each.bytes_up for each in here]
     assert all(0 <= row["accuracy"] <= 1 for row in there)  # clients tested the model on their own rows
+    audited = check(folder)
+    compare(audited, [app / "local" / "receipts"])
+    assert audited.problems == [] and audited.receipts >= 2 * 3
+    assert [row["event"] for row in audited.rows].count("started") == 2
 
 
 def test_over_tls_too_few_clients_and_one_that_is_killed(app: Path, tmp_path: Path) -> None:

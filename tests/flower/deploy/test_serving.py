@@ -117,6 +117,9 @@ def test_a_deployed_run_is_an_ordinary_run_folder_with_the_same_bits(app: Path, 
     assert last["accuracy"] == pytest.approx(scores["accuracy"], rel=1e-12)
     assert last["client_accuracy_mean"] == pytest.approx(np.nanmean(scores.clients.values), rel=1e-12)
     assert "round 3/3" in (folder / "deploy.log").read_text()
+    nodes = json.loads((folder / "nodes.json").read_text())["nodes"]
+    assert sorted(client for node in nodes for client in node["clients"]) == list(range(CLIENTS))
+    assert all(node["online"] and node["answered"] >= 3 and not node["refused"] for node in nodes)
 
 
 def test_more_rounds_and_a_crash_give_the_same_bits(app: Path, tmp_path: Path) -> None:
@@ -208,7 +211,7 @@ def test_a_run_of_secure_sums_is_an_ordinary_run_that_repeats_and_resumes_to_the
         assert float((found[name].double() - value.double()).abs().max()) <= 3 * CLIENTS * 3.6e-6  # three rounds
     assert digest(folder) != arrays.digest({**model["params"], **model["buffers"]})  # rounded to 2^22 levels
     said = (folder / "deploy.log").read_text()
-    assert said.count("EXPERIMENTAL: secure sums") == 1 and "flwr issue 7522" in said
+    assert said.count("EXPERIMENTAL: secure sums") == 1 and "follows the protocol" in said
     served(app, tmp_path / "again", settings=f"{SECRET} rounds=1")
     resumed = served(app, tmp_path / "again", settings=SECRET)
     assert digest(resumed) == digest(folder)

@@ -18,10 +18,10 @@ from flower_loopback import Loopback, apps
 from flower_superlink import Objects, Superlink, array, made, message_of
 
 from consilience.core.rounds import run
-from consilience.core.task import Task
 from consilience.flower.engine import wire
 from consilience.flower.engine.engine import FlowerEngine
 from consilience.flower.engine.mail import Waiting
+from consilience.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("untraced")
 BAD = 3
@@ -148,7 +148,7 @@ def test_strangers_delay_a_run_by_seconds(number: int, caplog: pytest.LogCapture
 def test_silent_strangers_are_not_waited_for_once_others_have_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     from consilience.flower.engine import roster
 
-    monkeypatch.setattr(roster, "AGAIN", 0.5)
+    monkeypatch.setattr(roster, "PATIENCE", 0.5)
     link, _ = superlink()
     clients = link.clients
     assert clients is not None

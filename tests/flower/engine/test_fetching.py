@@ -12,10 +12,10 @@ import tiny
 from declared import CLIENTS, build
 
 from consilience.core.rounds import run
-from consilience.core.task import Task
 from consilience.flower.engine import fetching
 from consilience.flower.engine.fetching import Fetching
 from consilience.flower.engine.pulling import Bound
+from consilience.task.task import Task
 
 ALONE = tuple([client] for client in range(CLIENTS))
 
@@ -175,12 +175,10 @@ def test_row_34_answers_that_trickle_in_do_not_move_the_deadline(slow: Slow) -> 
 
 
 @pytest.mark.usefixtures("untraced")
-def test_a_node_that_never_says_who_it_is_holds_up_later_rounds_ever_less(
-    slow: Slow, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_that_never_says_who_it_is_holds_up_one_round_only(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
     from consilience.flower.engine import roster
 
-    monkeypatch.setattr(roster, "AGAIN", 0.2)
+    monkeypatch.setattr(roster, "PATIENCE", 0.2)
     stranger = sorted(slow.apps)[2]
     slow.deaf.add(stranger)
     began = time.monotonic()
@@ -191,7 +189,6 @@ def test_a_node_that_never_says_who_it_is_holds_up_later_rounds_ever_less(
         assert engine._roster.present().tolist() == [True, True, False, True, True]
         took.append(time.monotonic() - began)
     assert 0.2 <= took[0] < 1.6  # the others have answered
-    assert took[1] >= 0.8 and took[2] >= 0.4  # half as long each time
-    assert all(0.2 <= seconds < 0.6 for seconds in took[3:])
-    slow.deaf.clear()
+    assert all(seconds < 0.2 for seconds in took[1:])
+    slow.deaf.clear()  # and its answer to the first question, which comes late, still counts
     assert engine._roster.present().all()  # and comes in as soon as it does

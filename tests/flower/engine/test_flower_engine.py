@@ -12,8 +12,8 @@ from declared import CLIENTS, COMBINED, build, model_of
 from consilience import algorithms
 from consilience.algorithms.fedavg import fedavg
 from consilience.core.rounds import Round, run
-from consilience.core.task import Task
 from consilience.environments.environment import Environment
+from consilience.task.task import Task
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "consilience[flower]"')
 

@@ -14,8 +14,8 @@ from declared import CLIENTS, build
 
 from consilience.core.rounds import Round, run
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
 from consilience.core.tree import Tree
+from consilience.task.task import Task
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "consilience[flower]"')
 
@@ -76,6 +76,11 @@ def test_a_silent_client_is_cut_at_the_deadline_and_its_late_reply_is_refused() 
     assert second.cohort.ids.tolist() == list(range(CLIENTS))
     assert [refusal.reason for refusal in second.cohort.refusals] == ["stale_round"]
     assert second.cohort.counts["stale_round"] == 1 and "silent" not in second.cohort.counts
+    engine.count_refused(second.cohort.refusals)
+    health = {node["clients"][0]: node for node in engine.node_health}
+    assert [health[client]["answered"] for client in range(CLIENTS)] == [2, 2, 2, 1, 2]
+    assert [health[client]["refused"] for client in range(CLIENTS)] == [{}, {}, {}, {"stale_round": 1}, {}]
+    assert health[3]["node"] == str(node_of(grid, 3)) and all(node["online"] for node in health.values())
 
 
 def test_a_client_whose_reply_did_not_count_goes_back_to_the_memory_before() -> None:

@@ -17,9 +17,9 @@ from consilience.core.rounds import run
 from consilience.core.settings import Invalid
 from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
-from consilience.experiments.assembly import try_model
 from consilience.experiments.client_tests import federated_test
 from consilience.experiments.evaluation import evaluate
+from consilience.experiments.model_checks import try_model
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "consilience[flower]"')
 

@@ -16,12 +16,12 @@ from flower_superlink import Superlink
 
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
 from consilience.flower.deploy import keys, member_list
 from consilience.flower.engine import wire
 from consilience.flower.engine.engine import FlowerEngine
 from consilience.flower.engine.mail import Waiting
 from consilience.flower.engine.members import Member, fingerprint
+from consilience.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("untraced")
 WAITING = Waiting(deadline=20, wait=20, retries=0, pause=0.01)

@@ -20,9 +20,9 @@ from flower_loopback import Loopback, apps
 from flower_superlink import Objects, Superlink, made
 
 from consilience.core.rounds import run
-from consilience.core.task import Task
 from consilience.flower.engine.engine import FlowerEngine
 from consilience.flower.engine.mail import Waiting
+from consilience.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("untraced")
 

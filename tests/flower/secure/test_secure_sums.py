@@ -20,8 +20,8 @@ from consilience.core.exchange import Broadcast
 from consilience.core.federation import Federation
 from consilience.core.rounds import Diverged, Round, run
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
 from consilience.core.tree import Tree
+from consilience.task.task import Task
 from consilience.wire import arrays
 from consilience.wire.template import Template
 

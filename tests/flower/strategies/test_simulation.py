@@ -19,8 +19,8 @@ from torch import nn
 
 from consilience.core.federation import Federation
 from consilience.core.rounds import run
-from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
+from consilience.task.task import Task
 from consilience.wire import arrays
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'consilience[flower]'")

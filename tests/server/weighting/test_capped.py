@@ -15,7 +15,6 @@ from consilience import algorithms
 from consilience.core.exchange import Cohort
 from consilience.core.rounds import Diverged, run
 from consilience.core.settings import Invalid
-from consilience.core.task import Task
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.experiments.config.catalogue import KINDS
 from consilience.experiments.config.config import load
@@ -26,6 +25,7 @@ from consilience.server.averaging.weighting.capped import CappedWeights, capped_
 from consilience.server.averaging.weighting.dual import DualWeights
 from consilience.server.averaging.weighting.simprox import SimProxWeights
 from consilience.server.protocols import Weighting, read_by
+from consilience.task.task import Task
 
 
 def cohort_of(updates: Any, examples: Any = None) -> Cohort:

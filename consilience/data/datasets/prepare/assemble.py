@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from consilience.core import tree
 from consilience.core.kind import Kind
 from consilience.core.settings import Invalid
-from consilience.data.dataset import Dataset, Texts
+from consilience.data.dataset import Dataset, NewRows, Texts
 
 
 def assemble(
@@ -29,6 +30,7 @@ def assemble(
     feature_names: tuple[str, ...] = (),
     kind: Kind | None = None,
     weights: Any = None,
+    read_rows: Callable[[Path], NewRows] | None = None,
 ) -> Dataset:
     """A `Dataset` of (x, y) pairs of arrays or tensors; `groups` hold each row's owner (a place in `group_names`)."""
     parts = []
@@ -53,6 +55,7 @@ def assemble(
         feature_names=feature_names,
         kind=kind,
         weights=None if weights is None else torch.as_tensor(weights, dtype=torch.float32),
+        read_rows=read_rows,
     )
 
 

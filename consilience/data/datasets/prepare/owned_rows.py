@@ -8,22 +8,27 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import torch
 
-from consilience.core.settings import Invalid
-from consilience.data.dataset import Dataset
+from consilience.core.settings import Invalid, nearest
+from consilience.data.dataset import Dataset, NewRows
 from consilience.data.datasets.prepare.assemble import assemble
-from consilience.data.datasets.prepare.columns import encode_columns
+from consilience.data.datasets.prepare.columns import ColumnEncoding, OwnedPlace, Where, learn_encoding, row_named
 from consilience.data.datasets.prepare.labels import kept_groups, number_names
 from consilience.data.datasets.prepare.splits import given_or_held_out
+from consilience.data.readers.tables import read_table
 
 Target = Literal["classes", "number"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnedRows:
-    """Feature columns, labels and owners as text; the first `given` rows train (None: test rows are drawn)."""
+    """Feature columns, labels and owners as text; the first `given` rows train (None: test rows are drawn).
 
-    where: Path
+    Without owners there are no natural clients.
+    """
+
+    where: Path | str
     columns: dict[str, list[str]]
     labels: list[str]
     owners: list[str]
@@ -32,7 +37,7 @@ class OwnedRows:
 
     def with_at_least(self, rows: int) -> OwnedRows:
         """Without the owners of fewer rows."""
-        if rows <= 1:
+        if rows <= 1 or not self.owners:
             return self
         kept = kept_groups(number_names(self.owners, where=self.where)[0], rows, where=self.where)
         return OwnedRows(
@@ -56,30 +61,71 @@ def table_set(
     label_names: tuple[str, ...] | None = None,
 ) -> Dataset:
     """The data set of a table's rows; everything learnt from data (medians, categories) is from training rows."""
-    owners, group_names = number_names(rows.owners, where=rows.where)
+    owned = bool(rows.owners)
+    where: Where = OwnedPlace(place=rows.where, owners=rows.owners) if owned else rows.where
+    owners, group_names = number_names(rows.owners, where=rows.where) if owned else (None, ())
     if target == "classes":
+        _refuse_gaps(rows.labels, where)
         labels, names = number_names(rows.labels, where=rows.where)
     else:
-        labels, names = _numbers(rows.labels, "target", rows.where), ()
+        labels, names = _numbers(rows.labels, "target", where), ()
     strata = labels if target == "classes" else np.zeros(len(labels))
     train, test = given_or_held_out(strata, given=rows.given, fraction=split[0], seed=split[1], groups=owners)
-    features = encode_columns(rows.columns, train, categorical=categorical, standardise=standardise, where=rows.where)
+    encoding = learn_encoding(rows.columns, train, categorical=categorical, standardise=standardise, where=where)
+    values = encoding(rows.columns, where)
     return assemble(
         name,
-        (features.values[train], labels[train]),
-        (features.values[test], labels[test]),
+        (values[train], labels[train]),
+        (values[test], labels[test]),
         classes=len(names) if target == "classes" else None,
-        groups=owners[train],
-        test_groups=owners[test],
+        groups=None if owners is None else owners[train],
+        test_groups=None if owners is None else owners[test],
         group_names=group_names,
         label_names=label_names or names,
-        feature_names=features.names,
-        weights=None if rows.weights is None else _numbers(rows.weights, "weight", rows.where)[train],
+        feature_names=encoding.names,
+        weights=None if rows.weights is None else _numbers(rows.weights, "weight", where)[train],
+        read_rows=TableRows(encoding=encoding),
     )
 
 
-def _numbers(cells: Sequence[str], what: str, where: Path) -> np.ndarray:
-    try:
-        return np.array([float(cell) for cell in cells], np.float32)
-    except ValueError as problem:
-        raise Invalid(f"{where}: a {what} is not a number ({problem})") from problem
+@dataclass(frozen=True, kw_only=True)
+class TableRows:
+    """Reads rows of a new table as the training rows were read."""
+
+    encoding: ColumnEncoding
+
+    def __call__(self, path: Path) -> NewRows:
+        """The rows of a csv, tsv or Parquet file; a column that is missing is refused, others are passed over."""
+        table = read_table(path)
+        wanted = [column.name for column in self.encoding.columns]
+        absent = [name for name in wanted if name not in table.columns]
+        if absent:
+            hint = nearest(absent[0], table.columns)
+            raise Invalid(
+                f"{path} lacks {_columns(absent)}, which the model was trained on{hint}; it has "
+                f"{', '.join(table.columns)}"
+            )
+        values = self.encoding(table.columns, path)
+        names = tuple(str(row) for row in range(len(values)))
+        return NewRows(
+            x=torch.from_numpy(values), names=names, unused=tuple(n for n in table.columns if n not in wanted)
+        )
+
+
+def _columns(names: Sequence[str]) -> str:
+    return f"the column {names[0]!r}" if len(names) == 1 else f"the columns {', '.join(map(repr, names))}"
+
+
+def _refuse_gaps(labels: Sequence[str], where: Where) -> None:
+    gap = next((row for row, label in enumerate(labels) if not label.strip()), None)
+    if gap is not None:
+        raise Invalid(f"{where}: {row_named(gap, where)} has no label: remove it, or give it one")
+
+
+def _numbers(cells: Sequence[str], what: str, where: Where) -> np.ndarray:
+    for row, cell in enumerate(cells):
+        try:
+            float(cell)
+        except ValueError as problem:
+            raise Invalid(f"{where}: the {what} {cell!r} of {row_named(row, where)} is not a number") from problem
+    return np.array([float(cell) for cell in cells], np.float32)

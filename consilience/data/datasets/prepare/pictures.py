@@ -20,12 +20,17 @@ CHUNK = 64  # pictures at a time: few enough to stay in the processor's cache
 
 def scale_pictures(train: np.ndarray, test: np.ndarray, how: Normalise, *, top: int = 255) -> tuple[Tensor, Tensor]:
     """Float pictures [N, C, H, W] from whole-number ones whose largest possible value is `top`."""
-    mean, deviation = {
+    mean, deviation = picture_statistics(train, how, top=top)
+    return shift_pictures(train, mean, deviation, top=top), shift_pictures(test, mean, deviation, top=top)
+
+
+def picture_statistics(train: np.ndarray, how: Normalise, *, top: int = 255) -> tuple[np.ndarray, np.ndarray]:
+    """What is taken off every pixel of [0, 1], and what that is divided by, for each channel."""
+    return {
         "standard": lambda: channel_statistics(train, top),
         "unit": lambda: (np.zeros(1), np.ones(1)),
         "signed": lambda: (np.full(1, 0.5), np.full(1, 0.5)),
     }[how]()
-    return shift_pictures(train, mean, deviation, top=top), shift_pictures(test, mean, deviation, top=top)
 
 
 def shift_pictures(pictures: np.ndarray, mean: np.ndarray, deviation: np.ndarray, *, top: int = 255) -> Tensor:

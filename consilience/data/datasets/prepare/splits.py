@@ -16,12 +16,13 @@ STREAM = 0x7E57  # keeps these draws apart from others made with the same seed
 
 
 def held_out(
-    labels: np.ndarray, *, fraction: float, seed: int, groups: np.ndarray | None = None
+    labels: np.ndarray, *, fraction: float, seed: int, groups: np.ndarray | None = None, owed: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """(training rows, test rows), ascending: each group gives its share, rounded up or down, and so does each label.
 
     Rows of a group are sorted by label, shuffled within a label, and test rows taken at even distances. What
-    rounding takes from one group is owed by the next, so that many small groups give their share together.
+    rounding takes from one group is owed by the next, so that many small groups give their share together; `owed` is
+    what the first one owes.
     """
     rng = np.random.default_rng([seed, STREAM])
     labels = np.asarray(labels)
@@ -30,7 +31,6 @@ def held_out(
     shuffled = rng.permutation(len(labels))
     ordered = shuffled[np.lexsort((labels[shuffled], groups[shuffled]))]
     _, starts, sizes = np.unique(groups[ordered], return_index=True, return_counts=True)
-    owed = 0.0
     for start, size in zip(starts.tolist(), sizes.tolist()):
         share = size * fraction
         owed = min(owed, 1.0) + share

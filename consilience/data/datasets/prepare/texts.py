@@ -17,6 +17,7 @@ from consilience.data.dataset import Texts
 
 NumericForm = Literal["words", "characters", "ngrams", "encoder"]
 TextForm = Literal["words", "characters", "ngrams", "encoder", "raw"]
+TOKENS = ("words", "characters")  # the forms that number tokens
 VocabularySize = Annotated[int, Range(least=3)]
 """How many tokens to tell apart, the padding and unknown marks included."""
 Split = Callable[[str], Sequence[str]]
@@ -57,6 +58,13 @@ class TextFeatures:
         vocabulary = build_vocabulary(train, split, most=self.max_vocabulary)
         x, test_x = (token_numbers(texts, split, vocabulary, length=self.length) for texts in (train, test))
         return x, test_x, vocabulary
+
+    def again(self, texts: Sequence[str], vocabulary: tuple[str, ...]) -> Any:
+        """Further texts as features, by the vocabulary that was learnt."""
+        if self.form in ("words", "characters"):
+            split: Split = split_words if self.form == "words" else list
+            return token_numbers(texts, split, vocabulary, length=self.length)
+        return self(texts, texts[:1])[0]
 
 
 def split_words(text: str) -> list[str]:

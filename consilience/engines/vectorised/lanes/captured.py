@@ -14,7 +14,10 @@ from consilience.core import tree
 from consilience.core.federation import Rows
 from consilience.core.plans import Batch, Plan
 from consilience.core.tree import Tree
+from consilience.engines.compiler.biases import add_biases_in_products
+from consilience.engines.compiler.constant_casts import cast_constants_once
 from consilience.engines.compiler.in_place import InPlace, copy_all
+from consilience.engines.compiler.small_embeddings import multiply_small_embeddings
 from consilience.engines.compiler.thin_convolutions import multiply_thin_gradients
 from consilience.engines.compiler.trace import Flat, trace
 from consilience.engines.vectorised.program import Context, Program, Steps
@@ -128,6 +131,9 @@ class Captured:
             traced, leaves = trace(self._advance(masked, keeps_old), *arguments), len(self.carry)
             if torch.backends.cudnn.deterministic:
                 multiply_thin_gradients(traced)
+                multiply_small_embeddings(traced)
+            add_biases_in_products(traced)
+            cast_constants_once(traced)
             options = {"products": True, "fused": not self._compile, "compile": self._compile}
             self._traces[masked] = InPlace(traced, leaves, keeps_old=keeps_old, **options)
         step = self._traces[masked]

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from consilience.core import tree
+from consilience.core import progress, tree
 from consilience.core.federation import Rows
 from consilience.core.plans import Plan
 from consilience.core.tree import Tree
@@ -21,6 +21,7 @@ class Serial:
         """Every client's steps, client by client."""
         for client in range(len(plan.steps)):
             _one(program, carry, context, plan, store, client)
+            progress.add()
         return carry
 
 
@@ -47,7 +48,7 @@ class Threads:
                 _one(program, carry, context, plan, store, client, threaded=True)
 
         for _ in self._pool.map(work, range(len(plan.steps))):
-            pass  # raises what a client raised
+            progress.add()  # and the next raises what its client raised
         return carry
 
 

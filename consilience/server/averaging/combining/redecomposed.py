@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
-from consilience.core.adapters import LORA, Factors, others, pairs_of, product
 from consilience.core.capabilities import Reasons, Wraps, capability
 from consilience.core.settings import check
 from consilience.core.tree import Tree
+from consilience.layers.adapters import LORA, Factors, others, pairs_of, product
 from consilience.server.averaging.combining.weighted_mean import WeightedMean
 from consilience.server.protocols import Combine, CombineAround
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from consilience.core import rng
 from consilience.core.exchange import Cohort
-from consilience.core.gradients import gradient
-from consilience.core.latent import classifier, draw_labels, generate, new_generator
 from consilience.core.settings import Count, Invalid, NonNegative, Positive, check
 from consilience.core.tree import Tree, map_leaves
 from consilience.server.protocols import RoundOutcome
+from consilience.task.gradients import gradient
+from consilience.task.latent import classifier, draw_labels, generate, new_generator
 
 
 @dataclass(frozen=True, kw_only=True)

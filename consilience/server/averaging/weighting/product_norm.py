@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
-from consilience.core.adapters import LORA, Factors, pairs_of
 from consilience.core.exchange import Cohort, Notes
 from consilience.core.settings import check
 from consilience.core.tree import Tree
+from consilience.layers.adapters import LORA, Factors, pairs_of
 
 
 @dataclass(frozen=True, kw_only=True)

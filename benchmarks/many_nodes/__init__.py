@@ -1,0 +1,1 @@
+"""Many nodes played by one process against a real SuperLink."""

@@ -1,0 +1,235 @@
+"""What a user's files hold, and which data set of the catalogue reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from consilience.core.settings import Invalid
+from consilience.data.datasets.client_files import TABLES
+from consilience.data.datasets.prepare.columns import cells_of
+from consilience.data.datasets.prepare.pairs import read_pairs
+from consilience.data.frames import FEW
+from consilience.data.readers.leaf import read_leaf
+from consilience.data.readers.npz import npz_names, read_npz
+from consilience.data.readers.pictures import find_pictures
+from consilience.data.readers.tables import Table, read_table
+
+LABELS = ("label", "target", "outcome", "class", "y", "diagnosis", "category", "species", "intent", "sentiment")
+CLIENTS = (
+    *("client", "hospital", "site", "center", "centre", "institution", "clinic", "user", "device", "group"),
+    *("shop", "store", "bank", "branch", "party", "silo", "owner", "subject", "region"),
+)
+WORDS = 3.0  # mean number of words in a column from which it is taken for text
+EXPECTED = (
+    "consilience init reads a table (.csv, .tsv, .parquet) or .npz file; a folder with one such file per client, with "
+    "pictures in class folders, with LEAF's train and test, or a data set saved by Hugging Face's save_to_disk"
+)
+Ask = Callable[[str, str, Sequence[str]], str]
+"""(question, default, allowed answers; none: any) -> the answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The settings that read the files, and what was noticed about them."""
+
+    data_dir: Path
+    data: dict[str, Any]
+    model: dict[str, Any]
+    has_clients: bool
+    regression: bool = False
+    said: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What the user has said already; "" and None are guessed or asked."""
+
+    label: str = ""
+    client: str | None = None  # "": no column
+    target: str = ""
+    test: str = ""
+
+
+def look(path: Path, wishes: Wishes, ask: Ask) -> Found:
+    """What a file or folder holds; what none of our data sets reads is refused with what they do read."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path} was not found. {EXPECTED}")
+    if path.is_file():
+        return _file(path, wishes, ask)
+    if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        return _saved(path, wishes)
+    folders = [path / name for name in ("train", "test")]
+    nested = all(folder.is_dir() for folder in folders)
+    if nested and any(folders[0].glob("*.json*")):
+        return _leaf(path)
+    if any(find_pictures(folder) for depth in ("*", "*/*") for folder in path.glob(depth) if folder.is_dir()):
+        said = ["pictures in folders that name their classes"]
+        data = {"name": "picture_folders", "folder": path.name, "size": 32}
+        grouped = not nested and not any(find_pictures(folder) for folder in path.glob("*") if folder.is_dir())
+        return Found(data_dir=path.parent, data=data, model={"name": "cnn"}, has_clients=grouped, said=said)
+    files = _tables(folders[0] if nested else path)
+    if len(files) == 1 and not nested:
+        return _file(files[0], wishes, ask)
+    if files:
+        return _client_files(path, files, wishes, ask)
+    raise Invalid(f"{path} holds nothing that is recognised. {EXPECTED}")
+
+
+def _tables(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.name.endswith((*TABLES, ".npz")) and not p.name.startswith("."))
+
+
+def _file(path: Path, wishes: Wishes, ask: Ask) -> Found:
+    if path.suffix == ".npz":
+        return _archive(path)
+    if not path.name.endswith(TABLES):
+        raise Invalid(f"{path} is not recognised. {EXPECTED}")
+    table = read_table(path)
+    said = [f"{path.name}: {len(table):,} rows, {len(table.columns)} columns"]
+    guess = wishes.label or _named(table, LABELS) or list(table.columns)[-1]
+    label = _column(table, wishes.label or ask("Column to predict", guess, list(table.columns)))
+    owner = wishes.client
+    if owner is None:
+        owner = ask(
+            "Column that names the clients (none: rows are spread)", _named(table, CLIENTS), ["", *table.columns]
+        )
+    client = _column(table, owner) if owner else ""
+    rest = [name for name in table.columns if name not in (label, client)]
+    texts = [name for name in rest if _is_text(table.columns[name])]
+    file: dict[str, Any] = {"test": wishes.test} if wishes.test else {}
+    if texts and not any(_numeric(table.columns[name]) for name in rest):
+        said.append(f"{texts[0]!r} holds texts")
+        data = {"name": "text_table", "train": path.name, **file, "text": texts[0], "label": label}
+        data |= {**({"group": client} if client else {}), "features": "ngrams"}
+        model = {"name": "mlp", "hidden": [64]}
+        return Found(data_dir=path.parent, data=data, model=model, has_clients=bool(client), said=said)
+    target = wishes.target or ask("Is it classes or a number", _target(table.columns[label]), ["classes", "number"])
+    left_out = [name for name in rest if _is_key(name, table.columns[name])]
+    data = {"name": "table", "file": path.name, **file, "label": label, **({"client": client} if client else {})}
+    if left_out and len(left_out) < len(rest):
+        said.append(f"left out, because every row has a value of its own: {', '.join(left_out)}")
+        data["columns"] = [name for name in rest if name not in left_out]
+    data["target"] = target
+    return Found(
+        data_dir=path.parent,
+        data=data,
+        model={"name": "mlp", "hidden": [64]},
+        has_clients=bool(client),
+        regression=target == "number",
+        said=[*said, *_about_label(label, table.columns[label], target)],
+    )
+
+
+def _client_files(path: Path, files: Sequence[Path], wishes: Wishes, ask: Ask) -> Found:
+    said = [f"{len(files)} files, one for each client: {', '.join(file.name for file in files[:4])} ..."]
+    data: dict[str, Any] = {"name": "client_files", "folder": path.name}
+    model = {"name": "mlp", "hidden": [64]}
+    if wishes.client:
+        raise Invalid(f"--client {wishes.client}: {path} has one file for each client, leave it out")
+    if files[0].suffix == ".npz":
+        return Found(data_dir=path.parent, data=data, model=_array_model(files[0]), has_clients=True, said=said)
+    table = read_table(files[0])
+    guess = wishes.label or _named(table, LABELS) or list(table.columns)[-1]
+    label = _column(table, wishes.label or ask("Column to predict", guess, list(table.columns)))
+    cells = [cell for file in files for cell in read_table(file).column(label)]
+    target = wishes.target or ask("Is it classes or a number", _target(cells), ["classes", "number"])
+    data |= {"label": label, "target": target}
+    said += _about_label(label, cells, target)
+    regression = target == "number"
+    return Found(data_dir=path.parent, data=data, model=model, has_clients=True, regression=regression, said=said)
+
+
+def _archive(path: Path) -> Found:
+    read_pairs(path)  # refuses arrays of other names
+    said = [f"{path.name}: the arrays {', '.join(npz_names(path))}"]
+    data = {"name": "npz", "file": path.name}
+    return Found(data_dir=path.parent, data=data, model=_array_model(path), has_clients=False, said=said)
+
+
+def _array_model(path: Path) -> dict[str, Any]:
+    """A convolutional network for pictures, else a perceptron."""
+    shapes = {name: array.shape for name, array in read_npz(path).items() if name.startswith(("x", "train_images"))}
+    return {"name": "cnn"} if any(len(shape) > 2 for shape in shapes.values()) else {"name": "mlp", "hidden": [64]}
+
+
+def _saved(path: Path, wishes: Wishes) -> Found:
+    data: dict[str, Any] = {"name": "hugging_face", "path": str(path), "text": "ngrams"}
+    data |= {**({"label": wishes.label} if wishes.label else {}), **({"group": wishes.client} if wishes.client else {})}
+    said = ["a data set that Hugging Face's datasets saved"]
+    model = {"name": "mlp", "hidden": [64]}
+    return Found(data_dir=path.parent, data=data, model=model, has_clients=bool(wishes.client), said=said)
+
+
+def _leaf(path: Path) -> Found:
+    user, x, _, file = next(read_leaf(path / "train"))
+    first = x[0] if x else []
+    model: dict[str, Any]
+    if isinstance(first, str):
+        task, model = "shakespeare", {"name": "char_lstm"}
+    elif isinstance(first, list) and first and isinstance(first[-1], str):
+        task, model = "sent140", {"name": "text_lstm"}
+    elif isinstance(first, list) and len(first) == 28 * 28:
+        task, model = "femnist", {"name": "cnn"}
+    else:
+        task, model = "features", {"name": "mlp", "hidden": [64]}
+    said = [f"LEAF files ({file.name}: user {user!r} ...), which look like {task}"]
+    data = {"name": "leaf", "folder": path.name, "task": task}
+    return Found(data_dir=path.parent, data=data, model=model, has_clients=True, said=said)
+
+
+def _named(table: Table, usual: Sequence[str]) -> str:
+    """The column that bears a usual name, or one of its words; "" if none does."""
+    for word in usual:
+        for name in table.columns:
+            if name.lower() == word:
+                return name
+    for word in usual:
+        for name in table.columns:
+            if len(word) > 1 and word in name.lower().replace("-", "_").split("_"):
+                return name
+    return ""
+
+
+def _column(table: Table, name: str) -> str:
+    table.column(name)  # refuses one that is not there
+    return name
+
+
+def _numeric(cells: Sequence[str]) -> bool:
+    stripped, missing = cells_of(cells)
+    try:
+        return bool(np.isfinite([float(cell) for cell, gap in zip(stripped, missing) if not gap]).any())
+    except ValueError:
+        return False
+
+
+def _is_text(cells: Sequence[str]) -> bool:
+    some = [len(cell.split()) for cell in cells[:1000] if cell.strip()]
+    return bool(some) and not _numeric(cells) and float(np.mean(some)) >= WORDS
+
+
+def _is_key(name: str, cells: Sequence[str]) -> bool:
+    """A number or name of the row itself: text that never repeats, or whole numbers in a column called id."""
+    if len(cells) < 3 or len(set(cells)) < len(cells):
+        return False
+    words = name.lower().replace("-", "_").split("_")
+    return not _numeric(cells) or "id" in words or words == ["index"] or words == [""]
+
+
+def _target(cells: Sequence[str]) -> str:
+    if not _numeric(cells):
+        return "classes"
+    values = {float(cell) for cell in cells if cell.strip()}
+    return "number" if len(values) > FEW or any(value != round(value) for value in values) else "classes"
+
+
+def _about_label(label: str, cells: Sequence[str], target: str) -> list[str]:
+    values = sorted({cell.strip() for cell in cells})
+    if target == "number":
+        return [f"{label!r} is a number: a regression"]
+    return [f"{label!r} has {len(values)} classes: {', '.join(values[:6])}{' ...' if len(values) > 6 else ''}"]

@@ -1,0 +1,80 @@
+"""Updates that are longer than a bound, shortened to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from consilience.core.exchange import Broadcast, Cohort
+from consilience.core.settings import Invalid
+from consilience.core.tree import Tree
+
+
+def clipped(
+    cohort: Cohort, received: Broadcast | None, bound: float, kinds: tuple[str, ...] = ("params", "buffers")
+) -> Cohort:
+    """Updates longer than `bound` shortened to it: parameters together, and floating buffers together."""
+    sent = {} if received is None else {**received.shared, **received.personal}
+    model, anchor = cohort.reply.get("model"), sent.get("model")
+    if not isinstance(model, dict) or not isinstance(anchor, dict) or "params" not in model:
+        raise Invalid(
+            f"limits.max_norm = {bound:g} bounds the update of a model, but this algorithm's clients send "
+            f"{', '.join(cohort.reply)}: leave it out"
+        )
+    after, long = dict(model), np.zeros(len(cohort), dtype=bool)
+    for kind, leaves in ((kind, model[kind]) for kind in kinds if kind in model):
+        moves = {name: leaf for name, leaf in leaves.items() if leaf.is_floating_point() and leaf.numel()}
+        short, rows = _shortened(moves, anchor[kind], bound)
+        after[kind] = {**leaves, **short}
+        long[rows] = True
+    if not long.any():
+        return cohort
+    counts = {**cohort.counts, "clipped_updates": int(long.sum())}
+    return replace(cohort, reply={**cohort.reply, "model": after}, counts=counts)
+
+
+def _shortened(moves: Tree, anchor: Tree, bound: float) -> tuple[Tree, np.ndarray]:
+    """The leaves with updates shortened where they are too long, and which rows those are; the others keep their bits.
+
+    A quick test finds the rows that may be too long; only these are measured exactly.
+    """
+    if not moves:
+        return {}, np.empty(0, dtype=np.int64)
+    lengths = [
+        torch.linalg.vector_norm((leaf - anchor[name]).flatten(1), dim=1).double() for name, leaf in moves.items()
+    ]
+    # 0.99: rounding; a length that overflowed is not below the bound either
+    suspect = np.flatnonzero(~(torch.stack(lengths).norm(dim=0) < 0.99 * bound).cpu().numpy())
+    if not len(suspect):
+        return {}, suspect
+    index = torch.from_numpy(suspect).to(lengths[0].device)
+    sent = {name: leaf[index] for name, leaf in moves.items()}
+    base = {
+        name: anchor[name][index] if anchor[name].dim() == leaf.dim() else anchor[name] for name, leaf in sent.items()
+    }
+    share = _share(sent, base, bound)  # [n]
+    long = share < 1
+    after = {
+        name: leaf.index_copy(0, index[long], _towards(base[name], sent[name], share)[long])
+        for name, leaf in moves.items()
+    }
+    return after, suspect[long.cpu().numpy()]
+
+
+def _share(sent: Tree, base: Tree, bound: float) -> Tensor:
+    """[n] what may be kept of each update: bound / norm where that is below 1, without overflow on the way."""
+    # half of each, in float64: the difference of two finite numbers can be infinite, that of their halves cannot
+    halves = [(leaf.double() / 2 - base[name].double() / 2).flatten(1) for name, leaf in sent.items()]
+    scale = torch.stack([half.abs().amax(1) for half in halves]).amax(0).clamp(min=1e-300)  # [n]
+    parts = [torch.linalg.vector_norm(half / scale.unsqueeze(1), dim=1) for half in halves]
+    length = torch.stack(parts).norm(dim=0)  # of the half, in units of its largest entry: between 1 and sqrt(P)
+    return (bound / 2 / scale / length.clamp(min=1)).clamp(max=1)
+
+
+def _towards(base: Tensor, leaf: Tensor, share: Tensor) -> Tensor:
+    """base + share (leaf - base), row by row."""
+    by_row = share.reshape(-1, *(1,) * (leaf.dim() - 1))
+    return (by_row * leaf.double() + (1 - by_row) * base.double()).to(leaf.dtype)

@@ -1,0 +1,143 @@
+"""What follows an exchange: replies are decoded, screened and aggregated; for the loop and for Flower's strategies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from consilience.core import tree
+from consilience.core.algorithm import Algorithm, Plain
+from consilience.core.arrivals import QueryCost, labelled
+from consilience.core.capabilities import (
+    IndependentReplies,
+    MovesWithoutReplies,
+    PostTrainingPass,
+    TrainsModel,
+    capability,
+)
+from consilience.core.exchange import Broadcast, Cohort, Notes
+from consilience.core.protocols import Engine, HasTask, ServerRule
+from consilience.core.rng import key
+from consilience.core.screening import Limits, if_enough, median_length, screen, unusable
+from consilience.core.settings import Invalid
+from consilience.core.tree import Tree
+
+
+class Diverged(RuntimeError):
+    """Too many rounds in a row had no usable reply."""
+
+
+class Conclusion(NamedTuple):
+    """The result of a round's replies; with a problem, the state is the one before."""
+
+    state: Tree
+    cohort: Cohort  # the replies that were used
+    sound: np.ndarray  # ids of those that passed every check, also where they were too few to be used
+    notes: Notes
+    up: int  # bytes of the post-training pass
+    length: float | None = None  # the median update, before any was clipped, where `Limits.max_growth` is set
+    problem: Diverged | Invalid | None = None  # why the server cannot continue from this round
+
+
+def conclude(
+    algorithm: Algorithm,
+    state: Tree,
+    sent: Cohort,
+    received: Broadcast,
+    *,
+    round: int,
+    seed: int,
+    limits: Limits | None = None,
+    engine: Engine | None = None,
+    staleness: np.ndarray | None = None,
+    late: int = 0,
+    secret: bytes | None = None,
+    usual: float | None = None,
+) -> Conclusion:
+    """All that follows an exchange: decode, screen, post-training pass, update, refuse what cannot be used.
+
+    received: what the clients of `sent` received, in their order. staleness: [m] how many rounds ago that was.
+    usual: the length that updates had in the rounds before, for `limits.max_growth`.
+    engine: needed where clients are asked about their trained model, and where the server trains. secret: the round's
+    key, where the server draws from one.
+    """
+    server = algorithm.server
+    decoded = algorithm.channel.decode(sent, received, key(seed, "decode", round))
+    cohort = labelled(replace(decoded, seed=seed), sent.ids, received, staleness, late)
+    independent = capability(server, IndependentReplies)
+    if independent is not None and independent.independent_replies:
+        limits = replace(
+            limits or Limits(), max_ratio=None, max_growth=None
+        )  # the median would let one client decide about another
+    cohort, length = _screened(cohort, received.among(sent.ids, cohort.ids), limits, usual)
+    cohort, looked = _look_back(algorithm, engine, cohort, received.among(sent.ids, cohort.ids), seed)
+    sound, cohort = cohort.ids, if_enough(cohort, limits)
+    nothing = Conclusion(state, cohort, sound, {}, looked.up, length if len(cohort) else None)
+    if not len(cohort) and not moves_alone(server):
+        return nothing  # a round without a usable reply changes nothing
+    try:
+        given = cohort if secret is None else replace(cohort, secret=secret)  # for the rule alone
+        after, notes = server.update(state, given)
+        training = capability(server, TrainsModel)
+        if len(cohort) and training is not None:
+            if not isinstance(engine, HasTask):
+                raise Invalid(f"{type(server).__name__} trains a model itself, but {type(engine).__name__} runs none")
+            after = training.train(engine.task, after, cohort)
+        after = tree.here(after)  # what a rule kept of replies that lie in other processes
+        _refuse_unusable(round, notes.get("weights"), server.model(after))
+    except (Diverged, Invalid) as problem:
+        return nothing._replace(problem=problem)
+    return nothing._replace(state=after, notes=notes)
+
+
+def _screened(
+    cohort: Cohort, received: Broadcast, limits: Limits | None, usual: float | None
+) -> tuple[Cohort, float | None]:
+    """The usable replies; and, where updates may grow only so much, their median length before any is clipped."""
+    everyone = cohort.ids
+    if limits is None or limits.max_growth is None:
+        return screen(cohort, received, limits), None
+    checked = screen(cohort, received, replace(limits, max_growth=None))
+    length = median_length(checked, received.among(everyone, checked.ids))
+    return screen(cohort, received, limits, usual), length
+
+
+def moves_alone(server: ServerRule) -> bool:
+    moving = capability(server, MovesWithoutReplies)
+    return moving is not None and moving.moves_without_replies
+
+
+def _look_back(
+    algorithm: Algorithm, engine: Engine | None, cohort: Cohort, received: Broadcast, seed: int
+) -> tuple[Cohort, QueryCost]:
+    """The cohort with the results of the post-training pass; the clients hold these models already."""
+    looking = capability(algorithm.client, PostTrainingPass)
+    if engine is None or looking is None or not len(cohort):
+        return cohort, QueryCost()
+    shared, personal = {"received": received.shared}, {"model": cohort.reply["model"]}
+    if received.personal:  # part of the broadcast was personal
+        common = tree.map_leaves(lambda leaf: leaf.expand(len(cohort), *leaf.shape), received.shared)
+        shared, personal = {}, {**personal, "received": {**common, **received.personal}}
+    own = Broadcast(shared=shared, personal=personal)
+    answer = engine.exchange(looking.post_training, Plain(), own, cohort.ids, round=cohort.round, seed=seed)
+    seen = screen(answer)
+    if len(seen) < len(cohort):  # clients that do not answer this as well are left out
+        cohort = cohort.only(np.isin(cohort.ids, seen.ids), **seen.counts).refusing(seen.refusals)
+    return replace(cohort, reply={**cohort.reply, **seen.reply}), QueryCost(up=answer.nbytes())
+
+
+def _refuse_unusable(round: int, weights: Tensor | None, model: Tree) -> None:
+    """Stop, before anything is kept, at weights or at a model that the next round could not use."""
+    if weights is not None and not (bool(weights.isfinite().all()) and bool((weights != 0).any())):
+        found = ", ".join(f"{weight:g}" for weight in weights.tolist()[:8])
+        raise Diverged(f"round {round + 1}: the aggregation weights are {found} ..., all zero or not finite")
+    what = unusable(model)
+    if what:
+        raise Diverged(
+            f"round {round + 1}: the new global model {what}, though every reply could be used: lower the learning "
+            f"rate. Nothing of this round is kept; "
+            + (f"round {round} is the last good one" if round else "there is no good round before it")
+        )

@@ -1,0 +1,144 @@
+"""A client's rows as people have them: tensors, arrays, lists, a PyTorch data set or a data loader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, default_collate
+
+from consilience.core.class_names import are_names
+from consilience.core.settings import Invalid
+
+_AT_ONCE = 256  # rows of a data set that are put together at a time
+
+PAIR = "a pair (x, y) of tensors or arrays, a torch.utils.data.Dataset or a DataLoader"
+
+
+def named_clients(clients: Any, names: Sequence[str]) -> tuple[list[Any], tuple[str, ...]]:
+    """The clients in order and their names, of a list, or of a dict by name."""
+    if isinstance(clients, Mapping):
+        if names:
+            raise Invalid("names is given beside clients by name: leave it out")
+        return list(clients.values()), tuple(str(name) for name in clients)
+    if isinstance(clients, (str, bytes, Tensor, np.ndarray)) or not isinstance(clients, Sequence):
+        kind = type(clients).__name__
+        raise Invalid(f"clients is one {kind}: give a list of clients, or a dict by name, each {PAIR}")
+    return list(clients), tuple(names)
+
+
+def rows_of(client: Any, who: str) -> tuple[Any, ...]:
+    """(x, y) or (x, y, weights) as tensors; names of classes stay as they are; problems name the client."""
+    if isinstance(client, DataLoader):
+        return _of_loader(client, who)
+    if isinstance(client, Dataset):
+        return _of_dataset(client, who)
+    if hasattr(client, "column_names") or hasattr(client, "columns"):
+        how = "cs.from_hugging_face" if hasattr(client, "column_names") else "cs.from_frames"
+        raise Invalid(f"{who} is a table ({type(client).__name__}): {how}(clients, label=...) reads its columns")
+    if not isinstance(client, (tuple, list)) or not 2 <= len(client) <= 3:
+        raise Invalid(f"{who} is {_kind(client)}: it must be {PAIR}")
+    x, y, *weights = client
+    return _features(x, who), _targets(y, who), *(_array(weight, f"{who}, weights") for weight in weights)
+
+
+def _features(x: Any, who: str) -> Any:
+    if isinstance(x, Mapping):
+        return {str(name): _features(part, f"{who}, {name!r}") for name, part in x.items()}
+    return _array(x, f"{who}, x")
+
+
+def _targets(y: Any, who: str) -> Any:
+    if hasattr(y, "to_numpy"):  # a pandas series
+        y = y.to_numpy()
+    if are_names(y):
+        kinds = {type(name) for name in np.asarray(y, dtype=object).reshape(-1)}
+        if not all(issubclass(kind, str) for kind in kinds):
+            raise Invalid(
+                f"{who}, y mixes {', '.join(sorted(k.__name__ for k in kinds))}: make all targets of one type"
+            )
+        return y
+    found = _array(y, f"{who}, y")
+    if isinstance(y, Tensor):
+        return found
+    return found.to(torch.int64) if not found.is_floating_point() else found
+
+
+def _array(values: Any, who: str) -> Tensor:
+    """A tensor as it is; other numbers as the default float type or int64."""
+    if isinstance(values, Tensor):
+        return values
+    if hasattr(values, "dtypes") and hasattr(values, "columns"):  # a pandas frame of numbers
+        wrong = [
+            str(name) for name, kind in zip(values.columns, values.dtypes) if getattr(kind, "kind", "O") not in "biuf"
+        ]
+        if wrong:
+            raise Invalid(
+                f"{who}: the column {wrong[0]!r} holds no numbers: cs.from_frames encodes columns, or drop it"
+            )
+    try:
+        array = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
+    except ValueError as problem:
+        raise Invalid(f"{who}: rows have different lengths ({problem}): make them equal") from problem
+    if array.dtype.kind not in "biuf":
+        raise Invalid(f"{who} holds {array.dtype} where numbers are needed: encode texts first, or see cs.from_frames")
+    if array.ndim == 0:
+        raise Invalid(f"{who} is a single number: it must hold one row for each target")
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if tensor.is_floating_point():
+        return tensor.to(torch.get_default_dtype())
+    return tensor if tensor.dtype in (torch.uint8, torch.bool) else tensor.to(torch.int64)
+
+
+def _of_dataset(data: Dataset[Any], who: str) -> tuple[Any, ...]:
+    """All rows of a data set, in order."""
+    if isinstance(data, IterableDataset):
+        return _joined([default_collate([row]) for row in data], who)
+    if not hasattr(data, "__len__"):
+        raise Invalid(f"{who} is a {type(data).__name__} without a length: give it __len__")
+    count = len(data)
+    pieces = []
+    for start in range(0, count, _AT_ONCE):
+        rows = [data[row] for row in range(start, min(start + _AT_ONCE, count))]
+        try:
+            pieces.append(default_collate(rows))
+        except (TypeError, RuntimeError) as problem:
+            raise Invalid(
+                f"{who}: rows {start} to {start + len(rows) - 1} of {type(data).__name__} cannot be put together "
+                f"({str(problem).partition(chr(10))[0]}): give them one shape, as tensors, by its transform"
+            ) from problem
+    return _joined(pieces, who)
+
+
+def _of_loader(loader: DataLoader[Any], who: str) -> tuple[Any, ...]:
+    """All rows of a loader; a shuffling one is read in the order of its data set, so that runs can be repeated."""
+    if isinstance(loader.sampler, (RandomSampler, SequentialSampler)) and loader.batch_size is not None:
+        plain = getattr(loader.sampler, "num_samples", None) in (None, len(loader.dataset))  # type: ignore[arg-type]
+        if plain:
+            options: dict[str, Any] = {"batch_size": loader.batch_size, "collate_fn": loader.collate_fn}
+            loader = DataLoader(loader.dataset, **options)
+    return _joined(list(loader), who)
+
+
+def _joined(pieces: list[Any], who: str) -> tuple[Any, ...]:
+    """Batches (x, y) one behind the other."""
+    if not pieces:
+        raise Invalid(f"{who} has no rows: leave it out, or give it data")
+    for piece in pieces:
+        if not isinstance(piece, (tuple, list)) or len(piece) != 2:
+            raise Invalid(f"{who}: a row must be a pair (x, y), not {_kind(piece)}")
+    x = [_features(piece[0], who) for piece in pieces]
+    targets = [_targets(piece[1], who) for piece in pieces]
+    features = {k: torch.cat([part[k] for part in x]) for k in x[0]} if isinstance(x[0], dict) else torch.cat(x)
+    if isinstance(targets[0], Tensor):
+        return features, torch.cat(targets)
+    return features, [name for part in targets for name in part]
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"{type(value).__name__} of {len(value)}"
+    return type(value).__name__

@@ -1,0 +1,93 @@
+"""Whether a model, the rows and an algorithm fit each other, tried on two rows before a run begins."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from consilience.core import tree
+from consilience.core.algorithm import Algorithm
+from consilience.core.capabilities import ChecksRows, capability
+from consilience.core.federation import Federation
+from consilience.core.settings import Invalid
+from consilience.core.task import Task
+from consilience.experiments.targets import refuse_wrong
+from consilience.options.parts import made
+from consilience.task.kinds import KINDS
+
+
+@torch.no_grad()
+def try_model(task: Task, federation: Federation, model: str, data: str) -> Task:
+    """Pass two rows through the model, so that a model that does not fit the data is refused with the reason.
+
+    The task is returned with metrics for the number of classes.
+    """
+    refuse_wrong(task.kind, federation, None, data)
+    x, y = tree.rows(federation.train.x, slice(0, 2)), federation.train.y[:2]
+    try:
+        output, _ = task.apply(task.start(), x, train=False)
+        refuse_other_size(task, output, y, model, data)
+        losses = task.losses(output, y)
+    except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as problem:
+        shapes = [f"{k}: {tuple(v.shape[1:])} {v.dtype}" for k, v in tree.flatten({"x": x, "y": y}).items()]
+        reason = str(problem).partition("\n")[0]
+        raise Invalid(
+            f"{model} with loss = {task.loss_name!r} does not fit {data} (a row is {', '.join(shapes)}): {reason}"
+        ) from problem
+    _try_draws(task, x)
+    if losses.shape != y.shape[:1]:
+        raise Invalid(f"loss = {task.loss_name!r} gives {tuple(losses.shape)} values for {len(y)} rows: choose another")
+    width = task.kind.outputs(y, federation.classes)
+    if task.kind.multiclass:
+        highest, outputs = int(federation.train.y.max()), output.shape[task.kind.class_axis] if output.dim() > 1 else 0
+        if task.losses in task.kind.losses and highest >= outputs and highest != task.kind.ignored:
+            raise Invalid(f"{model} has {outputs} outputs, but {data} have class number {highest}: give it more")
+        width = max(federation.classes or 0, outputs)
+        refuse_wrong(task.kind, federation, width, data)
+    task = task.knowing(width)
+    task.metrics.try_on(output, y)
+    return task
+
+
+def refuse_other_size(task: Task, output: Any, y: torch.Tensor, model: str, data: str) -> None:
+    """Refuse outputs of another size than the targets, where the kind of task says what they must be."""
+    kind = task.kind
+    if kind.name not in KINDS or task.losses not in kind.losses or not isinstance(output, torch.Tensor):
+        return
+    if kind.multiclass and output.dim() > 1:
+        kind.knowing(output.shape[kind.class_axis])  # refuses another number of class weights
+    if not kind.multiclass and output.numel() != y.numel():
+        have, need = output[:1].numel(), y[:1].numel()
+        raise Invalid(f"{model} gives {have} numbers a row, but {data} have {need} targets: change its last layer")
+    if kind.axes is None:
+        return
+    axes = list(output.shape)
+    if len(axes) == y.dim() + 1:
+        del axes[kind.class_axis]
+    if kind.multiclass and axes != list(y.shape):
+        given, wanted = (" x ".join(map(str, shape[1:])) for shape in (axes, y.shape))
+        what = "pixels" if kind.name == "dense" else "tokens"
+        raise Invalid(f"{model} gives outputs for {given} {what}, but {data} have targets of {wanted}: make them equal")
+
+
+def try_client(algorithm: Algorithm, task: Task, federation: Federation | None = None) -> Task:
+    """The task as the clients train it; a model that lacks what they call is refused, and rows they cannot train on."""
+    prepared: Task = made("algorithm", functools.partial(algorithm.prepared, task), {})
+    if federation is not None:
+        reading = capability(algorithm.client, ChecksRows)
+        if reading is not None:
+            made("algorithm", functools.partial(reading.check_rows, tree.rows(federation.train.x, slice(0, 2))), {})
+        made("algorithm", functools.partial(algorithm.client.work.check_targets, federation.train.y), {})
+    return prepared
+
+
+def _try_draws(task: Task, x: Any) -> None:
+    """Refuse a model that draws random numbers in training in a way that no other run could repeat."""
+    try:
+        task.apply(task.start(), x, train=True, key=torch.zeros((), dtype=torch.int64))
+    except Invalid:
+        raise
+    except Exception:  # whatever else fails in training says so there, with the client's own rows
+        return

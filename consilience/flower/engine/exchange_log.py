@@ -1,0 +1,69 @@
+"""What one exchange adds to the audit log, if one is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from consilience.core import tree
+from consilience.core.exchange import Broadcast
+from consilience.core.refusal import Refusal
+from consilience.core.tree import Tree
+from consilience.engines.workload import Workload
+from consilience.flower.audit.log import AuditLog
+from consilience.flower.engine.agreement import TRAIN
+from consilience.flower.secure.cohort import SecureRound
+from consilience.flower.secure.post import SumResult
+from consilience.flower.secure.sum import refusals_of
+
+
+class ExchangeLog:
+    """Writes down what is sent and what comes back; without a log it does nothing."""
+
+    def __init__(self) -> None:
+        self.audit: AuditLog | None = None
+
+    def sent(
+        self, rule: str, broadcast: Broadcast, workload: Workload, nodes: Mapping[int, Sequence[int]], round: int
+    ) -> dict[str, Any] | None:
+        """What is about to be sent to the clients of each node; the head of the log then, which they are told."""
+        if self.audit is None:
+            return None
+        parts = {}
+        for node, clients in nodes.items():
+            mine = workload.only(np.isin(workload.ids, clients))
+            parts[node] = clients, tree.to(personal_part(broadcast, mine), "cpu")
+        return self.audit.sent(round, rule, tree.to(broadcast.shared, "cpu"), parts)
+
+    def received(
+        self,
+        rule: str,
+        workload: Workload,
+        digests: Mapping[int, str],
+        refusals: Iterable[Refusal],
+        round: int,
+        *,
+        masked: bool = False,
+    ) -> None:
+        """Which replies came, and who was refused or silent."""
+        if self.audit is not None:
+            refusals = tuple(refusals)
+            heard = {*digests, *(refusal.client for refusal in refusals)}
+            silent = [client for client in workload.ids.tolist() if client not in heard]
+            self.audit.received(round, rule, digests, refusals, silent, masked=masked)
+
+    def summed(self, asked: SecureRound, found: SumResult, stale: Iterable[Refusal]) -> None:
+        """Which masked replies came to a secure sum."""
+        client_of = {node: client for client, node in asked.nodes.items()}
+        digests = {client_of[node]: digest for node, digest in found.digests.items()}
+        refusals = (*refusals_of(found, client_of), *stale)
+        self.received(TRAIN, asked.workload, digests, refusals, asked.round, masked=True)
+
+
+def personal_part(broadcast: Broadcast, mine: Workload) -> Tree:
+    """What is sent to these clients only."""
+    place = torch.from_numpy(mine.place)
+    return tree.map_leaves(lambda leaf: leaf[place.to(leaf.device)], broadcast.personal)

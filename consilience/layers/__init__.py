@@ -1,0 +1,1 @@
+"""Modules that mean the same for one client and for many: exact layers, keyed randomness, adapters."""

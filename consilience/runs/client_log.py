@@ -1,0 +1,325 @@
+"""What checkpoints hold of every client, in one file that grows: a save adds the rows that changed since the last.
+
+The file is a sequence of records: the number of a table, how many rows, their clients' numbers (ascending), the rows.
+Each is little-endian int64 but for the rows, which are bytes. The first record of a table holds client -1: the row of
+clients that have none. A later row of a client replaces an earlier one. A manifest says how many bytes of the file
+belong to its checkpoint, and their digest; what follows belongs to later checkpoints, or was left by a crash.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from consilience.core import tree
+from consilience.core.client_rows import NOWHERE, BlockStorage, ClientRows, RowLayout
+from consilience.core.remote import RemoteTensor
+from consilience.core.tree import Tree
+from consilience.core.versions import ClientVector, Mark
+from consilience.runs.disk import append_file, open_file, sync_folder, write_file
+from consilience.runs.tree_file import DEEPEST
+
+WHOLE = 1 << 20  # bytes of all clients' rows up to which a checkpoint holds all of them by itself
+SLACK = 1 << 20  # bytes by which the file may be longer than twice the rows that it is needed for
+MOST_CLIENTS = 10**8
+_AT_ONCE = 32 << 20  # bytes that are read, or fetched from the device, together
+_NAME = r"clients-(\d{8,18})\.log"
+_CPU = torch.device("cpu")
+
+
+class Table(NamedTuple):
+    """Rows of all clients in one of the trees to save."""
+
+    tree: str
+    prefix: str  # in front of its own paths in that tree; of a vector, its path
+    source: ClientRows | ClientVector
+    layout: RowLayout
+
+    @property
+    def initial(self) -> Tree:
+        """The row of clients that have none."""
+        if isinstance(self.source, ClientRows):
+            return tree.to(self.source.initial, "cpu")
+        return {"value": torch.from_numpy(np.array(self.source.initial, dtype=self.source.dtype))}
+
+    @property
+    def entry(self) -> TableEntry:
+        """For the manifest."""
+        fields = tuple((path, field.dtype, tuple(field.shape)) for path, field in self.layout.fields.items())
+        is_vector = isinstance(self.source, ClientVector)
+        return TableEntry(self.tree, self.prefix, is_vector, len(self.source), fields)
+
+    def rows(self, ids: np.ndarray) -> Iterator[tuple[np.ndarray, Tensor]]:
+        """(ids, rows as bytes) in pieces."""
+        length = self.layout.length
+        many = max(1, _AT_ONCE // length)
+        for begin in range(0, len(ids), many):
+            some = ids[begin : begin + many]
+            if isinstance(self.source, ClientVector):
+                values = torch.from_numpy(self.source[some])
+                yield some, self.layout.pack({"value": values}, len(some), _CPU)
+            elif isinstance(self.source.storage, BlockStorage):
+                found = self.source.storage.bytes(self.source.slots(some))
+                yield some, found.cpu()
+            else:
+                yield some, self.layout.pack(tree.to(self.source.read(some), "cpu"), len(some), _CPU)
+
+
+class TableEntry(NamedTuple):
+    """A table in a manifest."""
+
+    tree: str
+    prefix: str
+    is_vector: bool
+    clients: int
+    fields: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]  # own path, type, shape
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """In the tree."""
+        return (self.prefix,) if self.is_vector else tuple(self.prefix + path for path, _, _ in self.fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogEntry:
+    """Which part of which file belongs to a checkpoint."""
+
+    file: str
+    bytes: int
+    sha256: str
+
+
+def tables_in(name: str, values: Tree) -> list[Table]:
+    """The tables of a tree that are too large to be written whole, and that say what has changed."""
+    found: dict[int, tuple[Any, list[str]]] = {}
+    for path, leaf in _leaves(values):
+        source = getattr(leaf.source, "table", None) or getattr(leaf.source, "vector", None)
+        if source is not None and leaf.rows is None:
+            found.setdefault(id(source), (source, []))[1].append(path)
+    tables = []
+    for source, paths in found.values():
+        own = [""] if isinstance(source, ClientVector) else list(tree.flatten(source.initial))
+        table = Table(name, paths[0].removesuffix(own[0]), source, _layout(source))
+        if paths == [table.prefix + path for path in own] and len(source) * table.layout.length > WHOLE:
+            tables.append(table)
+    return tables
+
+
+def _layout(source: ClientRows | ClientVector) -> RowLayout:
+    if isinstance(source, ClientVector):
+        return RowLayout({"value": torch.from_numpy(np.empty((), dtype=source.dtype))})
+    return source.storage.layout if isinstance(source.storage, BlockStorage) else RowLayout(source.initial)
+
+
+def _leaves(values: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, RemoteTensor]]:
+    """Those that can be tables; what a checkpoint cannot hold is refused where the tree is described."""
+    for key, value in values.items() if isinstance(values, dict) and depth <= DEEPEST else ():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}{tree.SEPARATOR}", depth + 1)
+        elif isinstance(value, RemoteTensor):
+            yield prefix + key, value
+
+
+class ClientLog:
+    """Writes the file; one object for one run from its start, or resume, to its end.
+
+    It begins a new file at its first save, when the tables are other ones, and where the file has become longer than
+    twice what is needed. The old file stays until no checkpoint refers to it.
+    """
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._length, self._digest = 0, hashlib.sha256()
+        self._known: list[TableEntry] = []
+        self._saved: list[Mark] = []
+        self._next: list[Mark] = []
+
+    def append(self, root: Path, tables: Sequence[Table]) -> LogEntry:
+        """Add what has changed, durably; `commit` it when the checkpoint that counts on it is durable, too."""
+        known = [table.entry for table in tables]
+        changed: list[np.ndarray | None] = [None] * len(tables)
+        if self._path is not None and self._path.parent == root and known == self._known:
+            changed = [table.source.changed_since(mark) for table, mark in zip(tables, self._saved)]
+        if any(ids is None for ids in changed) or self._is_long(tables):
+            self._begin(root, tables)
+        else:
+            self._add_all(record for n, pair in enumerate(zip(tables, changed)) for record in _records(n, *pair))
+        self._known, self._next = known, [table.source.mark for table in tables]
+        assert self._path is not None
+        return LogEntry(file=self._path.name, bytes=self._length, sha256=self._digest.hexdigest())
+
+    def commit(self) -> None:
+        """What was added last belongs to a checkpoint now."""
+        self._saved = self._next
+
+    def _is_long(self, tables: Sequence[Table]) -> bool:
+        if self._length <= SLACK:
+            return False
+        needed = sum((len(table.source.written()) + 1) * (table.layout.length + 8) for table in tables)
+        return self._length > 2 * needed + SLACK
+
+    def _begin(self, root: Path, tables: Sequence[Table]) -> None:
+        """A new file with all rows."""
+        taken = max((int(name[8:-4]) for name in log_files(root)), default=0)
+        path = root / f"clients-{taken + 1:08d}.log"
+        digest, length = hashlib.sha256(), 0
+
+        def chunks() -> Iterator[bytes]:
+            nonlocal length
+            for number, table in enumerate(tables):
+                first = table.layout.pack(tree.repeat(table.initial, 1), 1, _CPU)
+                for record in (_record(number, np.array([NOWHERE]), first), *_records(number, table, None)):
+                    digest.update(record)
+                    length += len(record)
+                    yield record
+
+        self._path = None  # until the new one is whole
+        write_file(path, chunks())
+        sync_folder(root)
+        self._path, self._length, self._digest = path, length, digest
+
+    def _add_all(self, records: Iterator[bytes]) -> None:
+        path, self._path = self._path, None  # what an error leaves behind is not added to
+        assert path is not None
+        for record in records:
+            append_file(path, record, at=self._length, sync=False)
+            self._length += len(record)
+            self._digest.update(record)
+        append_file(path, b"", at=self._length, sync=True)
+        self._path = path
+
+
+def _records(number: int, table: Table, ids: np.ndarray | None) -> Iterator[bytes]:
+    """The records of these clients, or of all that have a row."""
+    for some, rows in table.rows(table.source.written() if ids is None else ids):
+        yield _record(number, some, rows)
+
+
+def _record(number: int, ids: np.ndarray, rows: Tensor) -> bytes:
+    head = np.concatenate([[number, len(ids)], ids]).astype("<i8")
+    return head.tobytes() + rows.numpy().tobytes()
+
+
+def log_files(root: Path) -> set[str]:
+    """The names of the files in a folder that are named like ours."""
+    return {name for name in os.listdir(root) if re.fullmatch(_NAME, name, re.ASCII)}
+
+
+def read(path: Path, entry: LogEntry, tables: Sequence[TableEntry]) -> dict[tuple[str, str], Tensor]:
+    """The tensors of all tables, by tree and path; rows stay in the file until something asks for them.
+
+    `ValueError` with the reason if the file is not what the manifest says.
+    """
+    fd = open_file(path, os.O_RDONLY)
+    file = _OpenFile(fd)
+    size = os.fstat(fd).st_size
+    if size < entry.bytes:
+        raise ValueError(f"it holds {size} bytes where at least {entry.bytes} were written")
+    digest = hashlib.sha256()
+    for begin in range(0, entry.bytes, _AT_ONCE):
+        digest.update(file.read(begin, min(_AT_ONCE, entry.bytes - begin)))
+    if digest.hexdigest() != entry.sha256:
+        raise ValueError("its SHA-256 digest is not the one that was written")
+    layouts = [RowLayout(_example(table)) for table in tables]
+    slots = [np.full(table.clients, NOWHERE, dtype=np.int64) for table in tables]
+    first: dict[int, Tree] = {}
+    at = 0
+    while at < entry.bytes:
+        number, count = np.frombuffer(file.read(at, 16), dtype="<i8").tolist()
+        if not 0 <= number < len(tables) or count < 0 or count > entry.bytes:
+            raise ValueError(f"the record at byte {at} is of no table")
+        length, begin = layouts[number].length, at + 16 + 8 * count
+        if begin + count * length > entry.bytes:
+            raise ValueError(f"the record at byte {at} is longer than the file")
+        ids = np.frombuffer(file.read(at + 16, 8 * count), dtype="<i8")
+        if number not in first:
+            if ids.tolist() != [NOWHERE]:
+                raise ValueError(f"the record at byte {at} does not say what clients begin with")
+            row = torch.frombuffer(bytearray(file.read(begin, length)), dtype=torch.uint8).unsqueeze(0)
+            first[number] = tree.rows(layouts[number].unpack(row), 0)
+        else:
+            if count and (ids[0] < 0 or ids[-1] >= tables[number].clients or (np.diff(ids) <= 0).any()):
+                raise ValueError(f"the record at byte {at} names clients that do not exist, or one twice")
+            slots[number][ids] = begin + np.arange(count) * length
+        at = begin + count * length
+    if len(first) < len(tables):
+        raise ValueError("a table is missing")
+    found: dict[tuple[str, str], Tensor] = {}
+    for number, table in enumerate(tables):
+        rows = ClientRows.at_slots(SavedRows(file, layouts[number], first[number]), slots[number])
+        leaves = [_vector(rows)] if table.is_vector else tree.flatten(rows.tree()).values()
+        found.update({(table.tree, path): leaf for path, leaf in zip(table.paths, leaves)})
+    return found
+
+
+def _vector(rows: ClientRows) -> Tensor:
+    """One number per client, in memory."""
+    initial = rows.initial["value"].numpy()[()]
+    values = np.full(len(rows), initial, dtype=rows.initial["value"].numpy().dtype)
+    ids = rows.written()
+    if len(ids):
+        values[ids] = rows.column(ids, "value").numpy()
+    return ClientVector(values, initial).leaf()
+
+
+def _example(table: TableEntry) -> Tree:
+    return tree.unflatten({path: torch.empty(shape, dtype=dtype) for path, dtype, shape in table.fields})
+
+
+class _OpenFile:
+    """A file that stays readable when its name is removed."""
+
+    def __init__(self, fd: int) -> None:
+        self._file = open(fd, "rb", buffering=0)  # noqa: SIM115
+
+    def read(self, at: int, count: int) -> bytes:
+        parts = []
+        while count:
+            part = os.pread(self._file.fileno(), count, at)
+            if not part:
+                raise OSError(errno.EIO, "the file is shorter than it was")
+            parts.append(part)
+            at, count = at + len(part), count - len(part)
+        return b"".join(parts)
+
+
+class SavedRows:
+    """Rows in a file that was checked; a slot is the byte at which a row begins. They are copied before they change."""
+
+    device = _CPU
+
+    def __init__(self, file: _OpenFile, layout: RowLayout, initial: Tree) -> None:
+        self._file, self._layout, self.initial = file, layout, initial
+
+    def fresh(self) -> BlockStorage:
+        """An empty storage that can be written to."""
+        return BlockStorage(self.initial, _CPU)
+
+    def put(self, rows: Any, count: int) -> np.ndarray:
+        """Nothing is added to a saved file: `ClientRows.copied` first."""
+        raise TypeError("rows of a checkpoint are read only")
+
+    def get(self, slots: np.ndarray) -> Tree:
+        """[m, ...] the rows of these slots."""
+        data = self._layout.pack(tree.repeat(self.initial, len(slots)), len(slots), _CPU)
+        for place in np.flatnonzero(slots != NOWHERE).tolist():
+            row = self._file.read(int(slots[place]), self._layout.length)
+            data[place] = torch.frombuffer(bytearray(row), dtype=torch.uint8)
+        return self._layout.unpack(data)
+
+    def column(self, slots: np.ndarray, path: str) -> Tensor:
+        """[m, ...] one tensor of these rows."""
+        return tree.flatten(self.get(slots))[path]
+
+    def release(self, slots: np.ndarray) -> None:
+        """Nothing is freed in a saved file."""

@@ -1,0 +1,77 @@
+"""`consilience list` and `show-algorithm`: a line each in 80 columns, searched by word, with examples that run."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from consilience import algorithms
+from consilience.cli import app
+from consilience.commands import show_algorithm
+from consilience.experiments.assembly import assemble
+from consilience.experiments.config import catalogue, config
+
+
+def call(*arguments: str, columns: int = 80) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": str(columns)})
+
+
+def test_the_list_has_one_line_for_each_name_and_fits_a_terminal() -> None:
+    lines = call("list").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    found = catalogue.listing()
+    for title, entries in found.items():
+        at = lines.index(f"{title} ({len(entries)})")
+        assert [line.split()[0] for line in lines[at + 1 : at + 1 + len(entries)]] == [entry.name for entry in entries]
+    assert sum(map(len, lines)) < 30_000  # it was 200 kB with every option of every algorithm
+
+
+def test_a_name_shows_its_own_options_and_names_the_shared_ones() -> None:
+    shown = call("list", "simprox").stdout
+    assert "lambda_0: number >= 0 and <= 1 (default 0.7)" in shown and "sliding_window with fraction = 0.3" in shown
+    assert "batch_size: " not in shown and "shared options: accumulate, augment, batch_size" in shown
+    assert "step: number > 0 (must be given)" in call("list", "fedsplit").stdout  # bears the name of a shared one
+    shared = call("list", "options").stdout
+    assert shared.count("batch_size: whole number >= 1 or none (default 32)") == 1 and "afl" not in shared
+    assert "hidden: list of whole number >= 1" in call("list", "mlp").stdout
+
+
+@pytest.mark.parametrize(("word", "title"), [("data", "datasets"), ("model", "models"), ("channels", "channels")])
+def test_kinds_may_be_named_as_people_do(word: str, title: str) -> None:
+    assert call("list", word).stdout.startswith(f"{title} (")
+
+
+def test_search_looks_at_names_descriptions_and_own_options() -> None:
+    found = call("list", "--search", "similarity").stdout
+    assert "  simprox " in found and "  fedavg " not in found
+    assert "krum" in call("list", "algorithms", "--search", "NEIGHBOURS").stdout
+    lost = call("list", "--search", "zebra")
+    assert lost.exit_code == 2 and "zebra" in lost.stderr
+
+
+def test_show_algorithm_tells_equation_options_cost_and_results() -> None:
+    shown = call("show-algorithm", "scaffold").stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    for text in ("paper: Karimireddy et al. 2020", "equation: y_i <-", "use when:", "not when:", "shared:"):
+        assert text in shown, text
+    # SCAFFOLD sends a control variate along with the model both ways, and keeps one on each client
+    assert "receives 2 models and sends 2 models" in shown and "a client keeps 1 model" in shown
+    assert "banking77: global" in shown
+    other = call("show-algorithm", "feddf", "--no-measure").stdout
+    assert "none stored" in other and "\ncost: " in other
+    wrong = call("show-algorithm", "scafold")
+    assert wrong.exit_code == 2 and "did you mean 'scaffold'" in wrong.stderr
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_every_example_is_a_run_that_can_start(name: str) -> None:
+    words = shlex.split(show_algorithm.command(name))
+    assert words[:2] == ["consilience", "run"]
+    settings = config.load(None, [*words[2:], "threads=1"])
+    with contextlib.closing(assemble(settings)) as simulation:
+        simulation.algorithm.server.init(simulation.engine.start(), len(simulation.federation))
+    options = show_algorithm.python(name).partition(f"cs.{name}(")[2].removesuffix("))")
+    assert eval(f"dict({options})")["lr"] == 0.1

@@ -1,0 +1,171 @@
+"""The dashboard in a real browser: what people see and do, by mouse and by keyboard, and what axe finds."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample_runs import written
+from test_server import TOKEN, Dashboard
+
+from consilience.runs.folder import RunFolder
+
+for needed in ("matplotlib", "starlette", "uvicorn", "playwright", "axe_playwright_python"):
+    pytest.importorskip(needed, reason='needs pip install "consilience[dashboard,dev]"')
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium"),
+]
+FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+]
+NAME = "<i>study</i>"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    top = tmp_path_factory.mktemp("browser")
+    names = {"names": ["<b>one</b>", "two", "three", "four"], "labels": ["cat", "dog"], "train_rows": [9, 2, 3, 4]}
+    clients = tuple({"round": k, "accuracy": [0.1 * k, 0.2, 0.3, 0.4], "cohort_drift": [0.5, 0.25]} for k in (1, 2, 3))
+    for seed in (0, 1):
+        written(top / NAME, f"fedavg-{seed}", seed=seed, accuracies=(0.1, 0.5, 0.7 + seed / 10))
+    run = written(top, "clinic", algorithm="fedprox", clients=clients, deployed=True)
+    RunFolder.open(run).describe_clients({**names, "class_counts": [[4, 5], [1, 1], [3, 0], [0, 4]]})
+    return top
+
+
+@pytest.fixture(scope="module")
+def dashboard(folder: Path) -> Iterator[Dashboard]:
+    running = Dashboard(folder, "--refresh", "1", "--control", CONSILIENCE_DASHBOARD_TOKEN=TOKEN)
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def tab(browser: Any, dashboard: Dashboard, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A page that must not report any error; its colours and its width are the test's to choose."""
+    look = getattr(request, "param", {})
+    credentials = {"username": "me", "password": TOKEN}
+    context = browser.new_context(
+        base_url=dashboard.url.geturl(), http_credentials=credentials, reduced_motion="reduce", **look
+    )
+    page, problems = context.new_page(), []
+    page.set_default_timeout(20_000)
+    page.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
+    page.on("pageerror", lambda problem: problems.append(str(problem)))
+    yield page
+    assert not problems, problems
+    context.close()
+
+
+def names(tab: Any) -> list[str]:
+    """The runs in the table, as they stand there."""
+    found: list[str] = tab.locator("#runs tbody th[scope=row] a").all_inner_texts()
+    return found
+
+
+def opened(tab: Any) -> None:
+    tab.goto("/")
+    tab.locator("#runs tbody tr").nth(2).wait_for()
+
+
+def test_search_sort_group_and_compare(tab: Any) -> None:
+    opened(tab)
+    assert tab.locator("#chart polyline.curve").count() == 3
+    tab.locator("#runs").get_by_role("button", name="accuracy").click()
+    assert tab.locator("th[aria-sort=descending]").inner_text().startswith("accuracy")
+    assert names(tab) == [f"{NAME}/fedavg-1", f"{NAME}/fedavg-0", "clinic"]
+    tab.locator("#runs").get_by_role("button", name="accuracy").click()
+    assert names(tab) == ["clinic", f"{NAME}/fedavg-0", f"{NAME}/fedavg-1"]
+
+    tab.get_by_label("Search").fill("algorithm.name=fedavg -seed=1")
+    assert names(tab) == [f"{NAME}/fedavg-0"]
+    tab.get_by_label("Search").fill("")
+    tab.get_by_label("Status").select_option("deployed")
+    assert names(tab) == ["clinic"]
+    tab.get_by_label("Status").select_option("")
+    tab.get_by_label("Group by").select_option("settings")
+    assert "2 runs; accuracy 0.7500 ± 0.0707" in tab.locator("tr.group").all_inner_texts()[1].replace("\n", " ")
+    tab.get_by_label("Select the group fedavg on digits").check()
+    tab.get_by_role("button", name="Compare 2 selected").click()
+    tab.locator("#numbers tbody tr").nth(1).wait_for()
+    assert tab.locator("#differ tbody td").all_inner_texts() == ["0", "1"]
+    assert tab.locator("#curves figure").first.locator("polyline.curve").count() == 2
+    tab.get_by_role("button", name=f"{NAME}/fedavg-0").first.click()  # the legend hides a line
+    assert tab.locator("#curves figure").first.locator("polyline.curve").count() == 1
+
+
+def test_a_client_by_keyboard(tab: Any) -> None:
+    opened(tab)
+    tab.keyboard.press("/")
+    assert tab.evaluate("document.activeElement.id") == "search"
+    tab.keyboard.type("clinic")
+    tab.get_by_role("link", name="clinic").focus()
+    tab.keyboard.press("Enter")
+    tab.get_by_role("link", name="<b>one</b>").wait_for()
+    tab.get_by_role("link", name="<b>one</b>").focus()
+    tab.keyboard.press("Enter")
+    tab.get_by_text("Client 0: <b>one</b>").wait_for()
+    assert tab.locator("#cards").inner_text().split("\n")[:2] == ["training rows", "9"]
+    chart = tab.locator("figure", has_text="Drift").locator("svg")
+    chart.focus()
+    tab.keyboard.press("ArrowLeft")
+    assert "round 3: 0.5000" in tab.locator("figure", has_text="Drift").locator(".readout").inner_text()
+    assert tab.locator("#labels tbody tr").all_inner_texts()[1].split() == ["dog", "5"]
+
+
+def test_a_new_round_comes_without_reloading_and_keeps_what_was_typed(tab: Any, folder: Path) -> None:
+    run = RunFolder.open(written(folder, "live", accuracies=(0.111,)))
+    run.record(status="running")
+    with run.lock():
+        opened(tab)
+        tab.get_by_label("Search").fill("live")
+        tab.locator("#runs").get_by_text("0.1110").first.wait_for()
+        run.append({"round": 2, "accuracy": 0.4321, "loss": 0.1, "cohort": [0], "weights": [1.0]})
+        tab.locator("#runs").get_by_text("0.4321").first.wait_for()
+        assert tab.get_by_label("Search").input_value() == "live" and names(tab) == ["live"]
+        assert tab.get_by_role("button", name="Stop live").is_visible()
+    tab.get_by_role("button", name="Resume live").wait_for()
+    tab.get_by_role("button", name="Resume live").click()
+    tab.locator("#done", has_text="is being resumed").wait_for()  # it ends at once: such a run cannot be continued
+    shutil.rmtree(run.path, ignore_errors=True)
+
+
+LOOKS = [
+    {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
+    for width in (1400, 390)
+    for scheme in ("light", "dark")
+]
+
+
+@pytest.mark.parametrize("tab", LOOKS, indirect=True, ids=["wide-light", "wide-dark", "phone-light", "phone-dark"])
+def test_axe_finds_nothing_and_no_page_is_wider_than_the_screen(tab: Any) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    for path, ready in (
+        ("/", "#runs tbody tr"),
+        ("/runs/clinic", "#clients tbody tr"),
+        ("/client?run=clinic&client=0", "#curves figure svg"),
+        ("/compare?run=clinic&run=%3Ci%3Estudy%3C/i%3E/fedavg-0", "#curves figure svg"),
+    ):
+        tab.goto(path)
+        tab.locator(ready).first.wait_for()
+        found = Axe().run(tab)
+        told = [(one["id"], [node["html"][:150] for node in one["nodes"][:3]]) for one in found.response["violations"]]
+        assert not told, (path, told)
+        assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), path

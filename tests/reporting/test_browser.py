@@ -1,0 +1,135 @@
+"""The page in a real browser, from a file: figures answer, nothing is fetched, nothing runs over the edge."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample_runs import real, written
+
+from consilience.reporting import report
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+pytest.importorskip("matplotlib", reason='needs pip install "consilience[report]"')
+pytest.importorskip("plotly", reason='needs pip install "consilience[report]"')
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH")]
+
+LOSS = "consilience.figures.get('loss').plot"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        found = started.chromium.launch(executable_path=CHROMIUM, args=quiet)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Any]:
+    """Opens a file and hands back the page; what it asks for or complains about fails the test."""
+    seen: list[str] = []
+    pages = []
+
+    def open_(file: Path, width: int = 1400) -> Any:
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        pages.append(page)
+        page.on("request", lambda r: None if r.url.startswith(("file:", "blob:", "data:")) else seen.append(r.url))
+        page.on("pageerror", lambda problem: seen.append(str(problem)))
+        page.on("console", lambda said: seen.append(said.text) if said.type == "error" else None)
+        page.goto(file.as_uri())
+        page.wait_for_selector("html[data-figures=ready]")
+        return page
+
+    yield open_
+    for page in pages:
+        page.close()
+    assert seen == []
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("many")
+    rising = tuple(0.1 * n for n in range(1, 9))
+    for name in ("fedavg", "fedprox"):
+        for seed in (0, 1):
+            written(root, f"{name}{seed}", algorithm=name, seed=seed, accuracies=rising)
+    return report.write([root], pictures=False)
+
+
+def test_curves_answer_together(many: Path, opened: Any) -> None:
+    page = opened(many)
+    figure = page.locator("figure[data-figure=accuracy]")
+    figure.scroll_into_view_if_needed()
+    figure.locator(".main-svg").first.wait_for()
+    box = figure.locator(".plot").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] * 0.3)
+    page.wait_for_function(f"{LOSS}.data.some((trace) => trace.opacity < 0.2)")  # hover in one marks the other
+    assert "0.4" in figure.locator(".hoverlayer").text_content()
+    page.mouse.move(1, 1)
+    chip = page.locator(".chips button", has_text="fedprox")
+    chip.click()
+    assert chip.get_attribute("aria-pressed") == "false"
+    hidden = f"{LOSS}.data.filter((trace) => trace.link === 'method:fedprox').every((trace) => trace.visible !== true)"
+    page.wait_for_function(hidden)
+    figure.get_by_role("button", name="log").click()
+    page.wait_for_function("consilience.figures.get('accuracy').plot.layout.yaxis.type === 'log'")
+    before = page.evaluate(f"{LOSS}.data.length")
+    page.get_by_label("smoothing").fill("0.8")
+    page.wait_for_function(f"{LOSS}.data.length > {before}")  # the curves as they were stay, thin
+    figure.get_by_role("button", name="numbers").click()
+    assert figure.locator(".numbers tbody tr").count() == 16
+    for kind, start in (("CSV", b"series,round,"), ("SVG", b"<svg"), ("PNG", b"\x89PNG")):
+        with page.expect_download() as waiting:
+            figure.get_by_role("button", name=kind).click()
+        assert waiting.value.suggested_filename == f"accuracy.{kind.lower()}"
+        assert Path(waiting.value.path()).read_bytes().startswith(start)
+
+
+def test_maps_move_over_rounds_and_mark_a_client_everywhere(tmp_path: Path, opened: Any) -> None:
+    run = real(tmp_path / "swap", "algorithm=simfedswap", "rounds=4")
+    page = opened(report.write([run], pictures=False))
+    figure = page.locator("figure[data-figure=map]")
+    figure.scroll_into_view_if_needed()
+    figure.locator(".main-svg").first.wait_for()
+    where = "JSON.stringify(consilience.figures.get('map').plot.data.map((trace) => trace.x))"
+    last = page.evaluate(where)
+    figure.locator("input[type=range]").fill("0")
+    assert figure.locator("output").text_content() == "round 1"
+    page.wait_for_function(f"{where} !== {last!r}")
+    figure.get_by_label("colour").select_option("accuracy")
+    page.wait_for_function("Boolean(consilience.figures.get('map').plot.data[0].marker.colorbar)")
+    page.locator("select.client").select_option("3")
+    page.wait_for_function("(consilience.figures.get('transfer').plot.layout.shapes || []).length === 2")
+    swaps = page.locator("figure[data-figure=swaps]")
+    swaps.scroll_into_view_if_needed()
+    assert swaps.locator("output").text_content() == "all rounds"
+
+
+def test_nothing_runs_over_the_edge_and_paper_has_pictures(many: Path, opened: Any) -> None:
+    for width in (1400, 390):
+        page = opened(many, width)
+        page.locator("figure[data-figure=accuracy] .main-svg").first.wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        for row in page.evaluate(_HEIGHTS):
+            assert max(row) - min(row) <= 1
+    shown = "getComputedStyle(document.querySelector('figure.interactive {}')).display"
+    assert page.evaluate(shown.format(".drawing")) == "none"
+    page.emulate_media(media="print")
+    assert page.evaluate(shown.format(".drawing")) == "block" and page.evaluate(shown.format(".plot")) == "none"
+
+
+_HEIGHTS = """[...document.querySelectorAll('.cards, .grid')].flatMap((grid) => {
+  const rows = new Map();
+  for (const child of grid.children) {
+    const box = child.getBoundingClientRect();
+    rows.set(box.top, [...(rows.get(box.top) || []), box.height]);
+  }
+  return [...rows.values()];
+})"""
