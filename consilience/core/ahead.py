@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from consilience.core.algorithm import Algorithm
 from consilience.core.arrivals import Pace, Replies
 from consilience.core.capabilities import DrawsSecretly, QueriesBeforeSelection, capability
+from consilience.core.client_flags import AllBut
 from consilience.core.exchange import Pool, Presence
-from consilience.core.protocols import Engine, PreparesAhead
+from consilience.core.protocols import Engine, NamesEmptyClients, PreparesAhead
 
-MANY = 20_000  # clients: choosing among more takes the host as long as it saves
+MANY = 20_000  # clients: where flags of all are drawn, choosing among more takes the host as long as it saves
 
 
 class Ahead:
@@ -24,9 +27,10 @@ class Ahead:
     def __init__(self, algorithm: Algorithm, engine: Engine, pace: Pace) -> None:
         secret = capability(algorithm.server, DrawsSecretly) is not None
         queries = capability(algorithm.selection, QueriesBeforeSelection) is not None
-        able = isinstance(engine, PreparesAhead) and engine.prepares_ahead and len(engine.sizes) <= MANY
-        self._engine = engine if able and not secret and not queries and pace.buffer is None else None
-        self._algorithm, self._guess = algorithm, None
+        able = isinstance(engine, PreparesAhead) and engine.prepares_ahead
+        self._engine: Any = engine if able and not secret and not queries and pace.buffer is None else None
+        self._algorithm = algorithm
+        self._guess: np.ndarray | None = None
 
     def prepare(self, done: Replies, round: int, seed: int) -> None:
         """Have the batches of a round prepared, after what is known of the one before."""
@@ -36,12 +40,17 @@ class Ahead:
             self._engine = None
             return
         engine, turn = self._engine, done.pending.dispatches
+        available = engine.available(turn, seed)
+        if not isinstance(available, AllBut) and len(available) > MANY:
+            self._engine = None
+            return
         pool = Pool(
             sizes=engine.sizes,
             losses=done.losses,  # type: ignore[arg-type]
-            available=engine.available(turn, seed),
+            available=available,
             presence=Presence(done.pending.absent, turn + 1),
             seconds=done.pending.took,  # type: ignore[arg-type]
+            empty=engine.empty if isinstance(engine, NamesEmptyClients) else None,
         )
         self._guess = np.unique(self._algorithm.selection.choose(turn, pool, seed))
         engine.prepare_round(self._algorithm.client, self._guess, round=round, seed=seed)

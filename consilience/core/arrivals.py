@@ -267,7 +267,7 @@ def _dispatch(
     busy = np.union1d(pending.jobs.ids, done.arrived.ids)  # a client in the buffer would start from the same model
     available = engine.available(turn, seed)
     if isinstance(available, AllBut):
-        away, free = available.away, available.without(busy)
+        away, free = available.away, available.without(busy)  # type: Any, Any
     else:
         away, free = np.flatnonzero(~available), available.copy()
         free[busy] = False
@@ -275,7 +275,7 @@ def _dispatch(
     pool = Pool(
         sizes=engine.sizes,
         losses=done.losses,  # type: ignore[arg-type]
-        available=free,  # type: ignore[arg-type]
+        available=free,
         presence=Presence(absent, turn + 1),
         seconds=pending.took,  # type: ignore[arg-type]
         secret=secret,

@@ -71,7 +71,7 @@ class ArrayFile:
 
     def read(self, rows: np.ndarray, out: Tensor) -> None:
         """Fill `out`, [m, ...] in host memory, with these rows; those that follow one another are read together."""
-        data = memoryview(out.reshape(-1).view(torch.uint8).numpy())
+        data = out.reshape(-1).view(torch.uint8).numpy().data
         edges = np.flatnonzero(np.diff(rows, prepend=rows[:1] - 2) != 1)
         for begin, end in zip(edges.tolist(), [*edges[1:].tolist(), len(rows)]):
             row = int(rows[begin])
@@ -131,8 +131,11 @@ def open_rows(
 
 def pixel_scaling(mean: Any = None, deviation: Any = None) -> PixelScaling:
     """Of bytes, with the mean and deviation of each channel in [0, 1] (None: 0 and 1)."""
-    centre, width = (0.0 if mean is None else mean), (1.0 if deviation is None else deviation)
-    return PixelScaling(*(torch.as_tensor(np.array(one), dtype=torch.float32).reshape(-1, 1, 1) for one in (centre, width)))
+
+    def channels(given: Any, usual: float) -> Tensor:
+        return torch.as_tensor(np.array(usual if given is None else given), dtype=torch.float32).reshape(-1, 1, 1)
+
+    return PixelScaling(channels(mean, 0.0), channels(deviation, 1.0))
 
 
 def _is_safetensors(path: Path | str) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from consilience.core import tree
 from consilience.core.federation import Rows
 from consilience.core.plans import Plan
-from consilience.core.stored_rows import HostSource, has_stored, is_stored, stored, stored_bytes, stored_values
+from consilience.core.stored_rows import HostSource, has_stored, is_stored, stored, stored_values
 
 Where = Literal["auto", "device", "host"]
 GROUP_BYTES = 64 << 20  # of stored rows in one group, where the size of groups does not change results
@@ -47,54 +47,61 @@ def _in_host(leaf: Tensor, dtype: torch.dtype) -> Tensor:
     return stored(HostSource(leaf.to(dtype) if leaf.is_floating_point() else leaf))
 
 
+class Reading(NamedTuple):
+    """Rows that are being read."""
+
+    needed: np.ndarray  # ascending numbers of the rows that a plan names
+    places: np.ndarray  # of each of its slots among them
+    values: Future[Any]
+
+
 class Stager:
     """Reads rows for one engine; on a GPU they lie in memory that stays the same from group to group, for graphs."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: ThreadPoolExecutor | None = None
+        self._begun: dict[int, tuple[Plan, Reading]] = {}
         self._buffers: dict[Any, Tensor] = {}
+
+    def begin(self, plan: Plan, store: Rows) -> None:
+        """Start to read the rows that a plan names, for `stage`."""
+        if not has_stored(store.x):
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="rows")
+        needed, places = _needed(plan)
+        self._begun[id(plan)] = plan, Reading(needed, places, self._pool.submit(self._read, store.x, needed))
 
     def stage(self, plan: Plan, store: Rows) -> tuple[Plan, Rows]:
         """The plan and a store with the rows that it names; both as they are where no row is stored elsewhere."""
         if not has_stored(store.x):
             return plan, store
+        if id(plan) in self._begun:
+            needed, places, reading = self._begun.pop(id(plan))[1]
+            return self._staged(plan, store, needed, places, reading.result())
         needed, places = _needed(plan)
         return self._staged(plan, store, needed, places, self._read(store.x, needed))
+
+    def forget(self) -> None:
+        """Drop what was read for plans that are not used."""
+        self._begun.clear()
 
     def ahead(self, groups: Sequence[np.ndarray], draw: Draw, store: Rows) -> Iterator[tuple[np.ndarray, Plan, Rows]]:
         """Each group with its plan and rows; the next group's rows are read while the caller works on this one."""
         if not has_stored(store.x):
             yield from ((group, draw(group), store) for group in groups)
             return
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="rows")
-        coming: list[tuple[np.ndarray, Plan, np.ndarray, np.ndarray, Future[Any]]] = []
-        waiting = iter(groups)
-
-        def begin() -> None:
-            group = next(waiting, None)
-            if group is not None:
-                plan = draw(group)
-                needed, places = _needed(plan)
-                assert self._pool is not None
-                coming.append((group, plan, needed, places, self._pool.submit(self._read, store.x, needed)))
-
-        begin()
-        while coming:
-            group, plan, needed, places, reading = coming.pop()
-            values = reading.result()
-            begin()
-            yield group, *self._staged(plan, store, needed, places, values)
-
-    def split(self, groups: Sequence[np.ndarray], steps_alone: int, store: Rows, rows: Callable[..., int]) -> list[Any]:
-        """Groups of clients whose rows take at most `GROUP_BYTES`, of a multiple of `steps_alone` clients."""
-        length, found = stored_bytes(store.x), []
+        coming: list[tuple[np.ndarray, Plan]] = []
         for group in groups:
-            most = max(1, rows(group)) * length / max(1, len(group))  # bytes of a client
-            size = max(2 * steps_alone, int(GROUP_BYTES // max(most, 1)) // steps_alone * steps_alone)
-            found += [group[begin : begin + size] for begin in range(0, len(group), size)]
-        return found
+            coming.append((group, plan := draw(group)))
+            if id(plan) not in self._begun:
+                self.begin(plan, store)
+            if len(coming) > 1:
+                first, drawn = coming.pop(0)
+                yield first, *self.stage(drawn, store)
+        for group, plan in coming:
+            yield group, *self.stage(plan, store)
 
     def _read(self, x: Any, needed: np.ndarray) -> Any:
         """The stored values of some rows, in host memory; None for leaves that are on the device."""
@@ -128,6 +135,15 @@ class Stager:
             self._buffers[key] = buffer
         buffer[: len(values)].copy_(values, non_blocking=True)
         return buffer
+
+
+def smaller_groups(groups: Iterable[np.ndarray], each: np.ndarray, cores: int) -> list[np.ndarray]:
+    """Groups whose rows, `each` bytes of every client, take at most `GROUP_BYTES`, but with clients for all cores."""
+    found = []
+    for group in groups:
+        size = max(2 * cores, GROUP_BYTES // max(1, int(each[group].max())) // cores * cores)
+        found += [group[begin : begin + size] for begin in range(0, len(group), size)]
+    return found
 
 
 def _needed(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
