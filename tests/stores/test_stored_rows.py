@@ -17,6 +17,7 @@ from consilience.core import tree
 from consilience.core.federation import Rows
 from consilience.core.settings import Invalid
 from consilience.core.stored_rows import concatenated, is_stored
+from consilience.core.tree import Tree
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.stores import staging
 from consilience.stores.array_files import ArrayFile, open_rows
@@ -50,14 +51,14 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 4))
 
 
-def trained(x: Any, **settings: Any) -> tuple[cs.Tree, Vectorised]:
+def trained(x: Any, **settings: Any) -> tuple[Tree, Vectorised]:
     engine = Vectorised(cs.Task(network()), federation(x), device="cpu", **settings)
     algorithm = cs.scaffold(lr=0.1, epochs=2, batch_size=5, selection=cs.Uniform(count=3))
     *_, last = cs.run(algorithm, engine, rounds=3, seed=5)
     return {"server": last.snapshot.server, "memory": tree.here(last.snapshot.memory)}, engine
 
 
-def equal(a: cs.Tree, b: cs.Tree) -> bool:
+def equal(a: Tree, b: Tree) -> bool:
     return all(torch.equal(x, y) for x, y in zip(tree.leaves(a), tree.leaves(b), strict=True))
 
 
