@@ -85,8 +85,12 @@ class StoredRows:
         self.dtype = torch.float32 if floating else torch.int64
 
     def fetch(self, rows: np.ndarray) -> Tensor:
-        """[n, ...] these rows as features."""
-        return self.preparation(self.values(rows))
+        """[n, ...] these rows as features, made in pieces."""
+        found = torch.empty((len(rows), *self.source.shape[1:]), dtype=self.dtype)
+        many = max(1, AT_ONCE // max(1, found[:1].numel() * found.element_size()))
+        for begin in range(0, len(rows), many):
+            found[begin : begin + many] = self.preparation(self.values(rows[begin : begin + many]))
+        return found
 
     def values(self, rows: np.ndarray, *, pinned: bool = False) -> Tensor:
         """[n, ...] these rows as they are stored, in host memory."""
