@@ -137,6 +137,8 @@ class PrivacyLedger:
 
     def _charged(self, round: Round) -> int:
         """The place of this release in the ledger, from 1; written now if it is a new one."""
+        if self._private.charged_first:  # whatever became of it
+            return len(self._rows)
         if round.notes["release"] not in self._places:
             self._charge(round.number, round.notes["release"], round.notes["key"])
         return self._places[round.notes["release"]]

@@ -2,8 +2,8 @@
 
 N_Z(0, s^2) has P(x) proportional to exp(-x^2 / (2 s^2)) on the integers (Canonne, Kamath and Steinke 2020, *The
 discrete Gaussian for differential privacy*). Kairouz, Liu and Steinke 2021, *The distributed discrete Gaussian
-mechanism for federated learning with secure aggregation*: if n clients each add N_Z(0, s^2) to every value, and one client moves the
-vector of whole numbers by at most D, the sum is e^2 / 2 - concentrated differentially private with
+mechanism for federated learning with secure aggregation*: if n clients each add N_Z(0, s^2) to every value, and one
+client moves the vector of whole numbers by at most D, the sum is e^2 / 2 - concentrated differentially private with
 e^2 = D^2 / (n s^2) + tau d / 2, where tau = 10 sum_{k < n} exp(-2 pi^2 s^2 k / (k + 1)) (theorem 1).
 """
 
