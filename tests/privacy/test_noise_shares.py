@@ -60,7 +60,9 @@ def test_a_sum_of_shares_costs_no_more_than_is_counted(clients: int, shift: int)
         assert order * rho * 0.999 <= exact <= order * rho * (1 + 1e-6)
 
 
-@pytest.mark.parametrize(("noise", "rounds", "delta"), [(0.7, 3, 1e-5), (1.0, 1, 1e-6), (4.0, 100, 1e-5), (30.0, 7, 1e-4)])
+@pytest.mark.parametrize(
+    ("noise", "rounds", "delta"), [(0.7, 3, 1e-5), (1.0, 1, 1e-6), (4.0, 100, 1e-5), (30.0, 7, 1e-4)]
+)
 def test_epsilon_is_that_of_concentrated_privacy(noise: float, rounds: int, delta: float) -> None:
     """The best conversion of Canonne, Kamath and Steinke, over all orders; never below the Gaussian's own epsilon."""
     from scipy.optimize import minimize_scalar

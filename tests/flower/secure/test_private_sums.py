@@ -229,16 +229,16 @@ def checkpoint_model(folder: Path) -> dict[str, torch.Tensor]:
 
     saved = newest_checkpoint(RunFolder.open(folder))
     assert saved is not None
-    return saved.snapshot.server["model"]["params"]
+    return saved.trees["server"]["model"]["params"]
 
 
 @pytest.mark.usefixtures("quiet")
 def test_a_client_whose_update_is_not_finite_takes_part_with_zeros(app: Path, tmp_path: Path) -> None:
     """Were it silent, its silence would tell something about its rows that no noise covers."""
-    folder = served(app, tmp_path / "runs", nodes={2: {"factor": 1e160}})
+    folder = served(app, tmp_path / "runs", "engine.dtype=float32", nodes={2: {"factor": 1e37}})
     (row,) = lines(folder / "metrics.jsonl")
     assert row["cohort"] == list(range(CLIENTS)) and not row["rejected"]
-    others = served(app, tmp_path / "others", tamper=unheard(2))
+    others = served(app, tmp_path / "others", "engine.dtype=float32", tamper=unheard(2))
     begin = start_of(app)
     torch.testing.assert_close(
         (params(folder) - begin) * 5, (params(others) - begin) * 4, rtol=0, atol=5 * 2 * 8.0 / (1 << 22)
@@ -255,7 +255,10 @@ def test_a_member_that_does_not_clip_is_found_by_the_length_of_the_sum(app: Path
             configs = reply.content.config_records.get("secaggplus_configs", {})
             if node == bad and "masked_params" in configs:
                 weight, vector = configs["masked_params"]
-                configs["masked_params"] = [weight, ndarray_to_bytes((bytes_to_ndarray(vector) + (1 << 22)) % (1 << 32))]
+                configs["masked_params"] = [
+                    weight,
+                    ndarray_to_bytes((bytes_to_ndarray(vector) + (1 << 22)) % (1 << 32)),
+                ]
             return reply
 
         return tamper
@@ -271,7 +274,7 @@ def test_the_bound_follows_the_quantile(app: Path, tmp_path: Path) -> None:
     folder = served(app, tmp_path / "runs", f"{settings} algorithm.bound=0.001")
     bounds = [row["bound"] for row in lines(folder / "metrics.jsonl")]
     assert bounds == pytest.approx([0.001 * math.exp(0.1 * k) for k in range(4)], rel=1e-3)  # all were longer
-    folder = served(app, tmp_path / "others", f"{settings} algorithm.bound=1.5")
+    folder = served(app, tmp_path / "others", f"{settings} algorithm.bound=1.5 deploy.secure_clip=32.0")
     bounds = [row["bound"] for row in lines(folder / "metrics.jsonl")]
     assert bounds == pytest.approx([1.5 * math.exp(-0.1 * k) for k in range(4)], rel=1e-3)  # all were within
 
