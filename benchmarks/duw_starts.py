@@ -4,8 +4,8 @@
     python benchmarks/duw_starts.py --data path/to/data --environments 1 --starts 5 --results folder
 
 Each start of each environment is a process of examples/duw_environment.py. Starts that are stored with all their digits
-are not run again; what the time does not allow is left for the next call. `benchmarks/reproduce.py --merge folder`
-takes the rows over.
+are not run again; what the time does not allow is left for the next call, which goes on from the states that --work
+keeps. `benchmarks/reproduce.py --merge folder` takes the rows over.
 """
 
 from __future__ import annotations
@@ -40,10 +40,14 @@ def main() -> int:
     parser.add_argument("--starts", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--lane", default="auto")
+    parser.add_argument("--work", type=Path, help="where states of learning are kept, to go on with; else they are lost")
     parser.add_argument("--iterations", type=int, help="the paper's number by default")
     parser.add_argument("--jobs", type=int, default=6)
     parser.add_argument("--minutes", type=float, default=9.0)
     given = parser.parse_args()
+    if given.work is not None:
+        given.work.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * given.minutes
     waiting = [(e, s) for e in given.environments for s in given.starts if not known(e, s, given.results)]
     running: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
@@ -58,9 +62,11 @@ def main() -> int:
                 if process.poll() is not None:
                     del running[environment, start]
                     finish(environment, start, process.returncode, given, Path(name))
-        for process in running.values():
+        for (environment, start), process in running.items():
             process.kill()
             process.wait()
+            said = (Path(name) / f"{environment}-{start}" / "log").read_text(encoding="utf-8").splitlines()
+            print(f"environment {environment}: {said[-1] if said else 'nothing yet'}", flush=True)
     left = len(waiting) + len(running)
     print(f"{left} starts are left" if left else "all starts are stored")
     return 0
@@ -79,6 +85,7 @@ def begin(environment: int, start: int, given: argparse.Namespace, work: Path) -
     command = [sys.executable, str(ROOT / "examples" / "duw_environment.py"), "--data", given.data]
     command += ["--environment", str(environment), "--starts", str(start), "--device", given.device]
     command += ["--out", str(out), "--results", str(out / "rows.json")]
+    command += ["--lane", given.lane, *(["--work", str(given.work)] if given.work else [])]
     command += ["--iterations", str(given.iterations)] if given.iterations else []
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with open(out / "log", "wb") as log:
