@@ -117,8 +117,7 @@ def chosen(names: str) -> tuple[Experiment, ...]:
     if not wanted:
         return tuple(every.values())
     return tuple(
-        replace(every[name], seeds=every[name].seeds[: int(count) if count else None])
-        for name, count in wanted.items()
+        replace(every[name], seeds=every[name].seeds[: int(count) if count else None]) for name, count in wanted.items()
     )
 
 

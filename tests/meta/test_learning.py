@@ -50,9 +50,7 @@ def test_a_first_step_of_adam_by_hand() -> None:
 def test_learning_goes_on_from_a_state_as_if_it_had_never_stopped() -> None:
     settings: dict[str, Any] = {"rounds": 2, "lr": 0.05, "seed": 3}
     whole = list(learning(cs.fedavg(**LOCAL), tiny.engine(tiny.mlp), iterations=4, **settings))
-    rest = list(
-        learning(cs.fedavg(**LOCAL), tiny.engine(tiny.mlp), iterations=4, resume=whole[1].state, **settings)
-    )
+    rest = list(learning(cs.fedavg(**LOCAL), tiny.engine(tiny.mlp), iterations=4, resume=whole[1].state, **settings))
     assert [step.number for step in rest] == [3, 4]
     for one, other in zip(whole[2:], rest):
         assert one.loss == other.loss and torch.equal(one.weights, other.weights)
