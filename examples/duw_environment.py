@@ -4,8 +4,8 @@
 
 Accuracies per round go to the screen and, as rows, into the JSON file `--results` (rows of the same environment, start,
 algorithm, iterations and learning rate are replaced, all others stay), learned weights to
-`results/environment_2_start_0.safetensors` and so on, which `duw_fedavg(schedule=...)` reads. With `--work DIR` the state of
-learning is kept there, and a run that was interrupted goes on from it.
+`results/environment_2_start_0.safetensors` and so on, which `duw_fedavg(schedule=...)` reads. With `--work DIR` the
+state of learning is kept there, and a run that was interrupted goes on from it.
 """
 
 from __future__ import annotations
