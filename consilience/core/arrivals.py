@@ -291,11 +291,13 @@ def pool_of(
     """What the server knows of the clients at the next choice; and how often each has been away, this one included."""
     turn = pending.dispatches
     available = engine.available(turn, seed)
+    free: np.ndarray | AllBut
     if isinstance(available, AllBut):
         away, free = available.away, available.without(busy)
     else:
-        away, free = np.flatnonzero(~available), available.copy()
-        free[busy] = False
+        flags = available.copy()
+        flags[busy] = False
+        away, free = np.flatnonzero(~available), flags
     absent = pending.absent.write(away, pending.absent[away] + 1)
     pool = Pool(
         sizes=engine.sizes,

@@ -115,15 +115,15 @@ class Draw(NamedTuple):
 
 def _adam(state: tuple[Tree, Tree, Tree], grads: Tree, lr: float, count: int) -> tuple[Tree, Tree, Tree]:
     """(parameters, mean, mean square) after one step, the count-th: all leaves by one list operation after another."""
-    params, mean, square = (list(leaves(part)) for part in state)
-    slope, first, second = list(leaves(grads)), 1 - 0.9**count, 1 - 0.999**count
+    params, mean, square = (tuple(leaves(part)) for part in state)
+    slope, first, second = tuple(leaves(grads)), 1 - 0.9**count, 1 - 0.999**count
     add, multiply, divide = torch._foreach_add, torch._foreach_mul, torch._foreach_div
     mean = add(multiply(mean, 0.9), multiply(slope, 0.1))
     square = add(multiply(square, 0.999), multiply(multiply(slope, 0.001), slope))
     scale = add(torch._foreach_sqrt(divide(square, second)), 1e-8)
     params = torch._foreach_sub(params, divide(divide(multiply(mean, lr), first), scale))
-    after = (iter(part) for part in (params, mean, square))
-    return tuple(map_leaves(lambda _, part=part: next(part), state[0]) for part in after)  # type: ignore[return-value]
+    names = list(state[0])  # a generator's leaves have one level
+    return dict(zip(names, params)), dict(zip(names, mean)), dict(zip(names, square))
 
 
 def _in_order(cohort: Cohort) -> Cohort:
