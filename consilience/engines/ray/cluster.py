@@ -26,7 +26,7 @@ from consilience.engines.ray.transfer import balanced_owners, packed, without_fr
 from consilience.engines.ray.worker import WorkerSetup
 from consilience.engines.simulated import SimulatedEngine
 from consilience.engines.vectorised import timing
-from consilience.engines.vectorised.arithmetic import Precision, prepare_libraries
+from consilience.engines.vectorised.arithmetic import Precision, prepare_libraries, resolve_precision
 from consilience.engines.vectorised.local_work import on_device
 from consilience.engines.vectorised.program import Program, memories
 from consilience.engines.vectorised.tuning import LaneChoice, LaneName
@@ -72,7 +72,8 @@ class RayCluster(SimulatedEngine):
         if workers > with_rows:
             raise Invalid(f"workers = {workers} is more than the {with_rows} clients that have rows: use fewer")
         super().__init__(task, federation, environment, Placement.of(device, dtype))
-        prepare_libraries(self.device, precision, deterministic)
+        self.precision = resolve_precision(precision, self.device, self.dtype)
+        prepare_libraries(self.device, deterministic)
         self.environment.check_against(len(federation))
         self.choice = LaneChoice(lane=lane, clients_at_once=clients_at_once, compile=compile)
         self._given_task = task
@@ -83,7 +84,7 @@ class RayCluster(SimulatedEngine):
             "environment": environment,
             "device": self.device.type,  # Ray shows each worker only the GPU it may use
             "dtype": dtype,
-            "precision": precision,
+            "precision": self.precision,
             "deterministic": deterministic,
             "lane": lane,
             "clients_at_once": clients_at_once,
@@ -105,8 +106,8 @@ class RayCluster(SimulatedEngine):
 
     @property
     def resolved_settings(self) -> dict[str, Any]:
-        """The device, and what is known of the lane, which one worker measures for all."""
-        return {"device": str(self.device), **self.choice.resolved}
+        """The device, the precision, and what is known of the lane, which one worker measures for all."""
+        return {"device": str(self.device), "precision": self.precision, **self.choice.resolved}
 
     def store(self, rows: Split) -> Rows:
         """The rows on the driver's device, for what does not run on the workers."""

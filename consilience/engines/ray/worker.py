@@ -206,7 +206,7 @@ class Worker:
 
 def _lengths(leaf: Tensor) -> np.ndarray:
     """[m] the length of each row: infinite if it overflows, NaN if a value is not finite."""
-    found = quick(leaf).cpu().numpy() if leaf.is_floating_point() else np.zeros(len(leaf))
+    found = quick(leaf).double().cpu().numpy() if leaf.is_floating_point() else np.zeros(len(leaf))
     if np.isfinite(found).all():
         return found
     finite = tree.all_finite({"leaf": leaf}).cpu().numpy()

@@ -20,11 +20,13 @@ from consilience.core.tree import Tree
 from consilience.engines.placement import FloatingType, Placement
 from consilience.engines.simulated import SimulatedEngine
 from consilience.engines.vectorised import timing
-from consilience.engines.vectorised.arithmetic import Arithmetic, Precision
+from consilience.engines.vectorised.arithmetic import Arithmetic, Precision, resolve_precision
+from consilience.engines.vectorised.drawn_plans import Draw, DrawnPlans, longest_first
 from consilience.engines.vectorised.local_work import LocalWork, channel_keys, on_device
 from consilience.engines.vectorised.program import Context, Program, memories
 from consilience.engines.vectorised.tuning import LaneChoice, LaneName, Tuner
 from consilience.engines.workload import Workload, planned_steps
+from consilience.environments import clock
 from consilience.environments.environment import Environment
 from consilience.stores.block_storage import BlockStorage
 from consilience.stores.client_rows import ClientRows
@@ -43,8 +45,8 @@ class Vectorised(SimulatedEngine):
 
     environment: which clients are slow, unavailable or silent; by default none.
     device: "auto" (the GPU if there is one), "cpu", "cuda" or "cuda:1".
-    dtype, precision: "float32" or "float64"; "full", "tf32" or "bf16" arithmetic. deterministic: only kernels
-    that repeat bit for bit.
+    dtype, precision: "float32" or "float64"; "full", "tf32" or "bf16" arithmetic, or "auto": "tf32" where a GPU has it,
+    "full" on a CPU. deterministic: only kernels that repeat bit for bit.
     lane: "batched" (one vmapped step for all; "batched-matmul": with convolutions as matrix products), "streams"
     (clients side by side: CUDA graphs, or one per CPU core), "serial", or "auto", which measures them on the first
     round. `choice` is the one in use.
@@ -87,12 +89,14 @@ class Vectorised(SimulatedEngine):
             self._stores["validation"] = self._placement.rows(federation.validation)
         self._row_place = RowPlace(memory, None if memory_folder is None else Path(memory_folder))
         self._memory: ClientRows | None = None  # None until a rule trains
-        self._bf16 = precision == "bf16"
-        self._arithmetic = Arithmetic(self.device, precision, deterministic)
+        self._without_memory: set[tuple[ClientRule, Channel]] = set()
+        self.precision = resolve_precision(precision, self.device, self.dtype)
+        self._arithmetic = Arithmetic(self.device, self.precision, deterministic)
         self._programs: dict[tuple[ClientRule, Channel], Program] = {}
         choice = LaneChoice(lane=lane, clients_at_once=clients_at_once, compile=compile)
         self._tuner = Tuner(self.device, choice, rounds_ahead)
         self._delegate: RunClients | None = None
+        self._drawn = DrawnPlans()
 
     @property
     def test_rows(self) -> Rows | None:
@@ -106,8 +110,8 @@ class Vectorised(SimulatedEngine):
 
     @property
     def resolved_settings(self) -> dict[str, Any]:
-        """The device, and what is known of the lane."""
-        return {"device": str(self.device), **self.choice.resolved}
+        """The device, the precision, and what is known of the lane."""
+        return {"device": str(self.device), "precision": self.precision, **self.choice.resolved}
 
     def use_lane(self, choice: LaneChoice) -> None:
         """Take the lane that another engine measured on the same run."""
@@ -131,6 +135,8 @@ class Vectorised(SimulatedEngine):
         self, client: ClientRule, channel: Channel, broadcast: Broadcast, ids: np.ndarray, *, round: int, seed: int
     ) -> np.ndarray:
         """[m] simulated seconds until each reply arrives."""
+        if clock.stands_still(self.environment):
+            return np.zeros(len(ids))
         sizes = self.store(client.work.rows).sizes.numpy()[ids]
         steps = planned_steps(self.environment, client.work, ids, sizes, round, seed)
         program, memory = self.program(client, channel), self.memories_of(client, channel, ids[:1])
@@ -246,7 +252,7 @@ class Vectorised(SimulatedEngine):
         """The rule and the channel bound to this engine's task; traces are kept with it."""
         known = self._programs.get((client, channel))
         if known is None:
-            known = Program(client, channel, self._task, self.dtype, self.device, self._bf16)
+            known = Program(client, channel, self._task, self.dtype, self.device, self.precision == "bf16")
             self._programs[client, channel] = known
         return known
 
@@ -257,7 +263,25 @@ class Vectorised(SimulatedEngine):
 
     def plan(self, work: Work, ids: np.ndarray, steps: np.ndarray, *, round: int, seed: int) -> Plan:
         """The batches of these clients for so many steps each."""
-        return plans.draw(work, self.store(work.rows), ids, steps, seed=seed, round=round, where=self._where(ids))
+        return self._drawn.get(work, ids, steps, round, seed, self._draw(work, round, seed))
+
+    def _draw(self, work: Work, round: int, seed: int) -> Draw:
+        store = self.store(work.rows)
+        return lambda ids, steps: plans.draw(work, store, ids, steps, seed=seed, round=round, where=self._where(ids))
+
+    @property
+    def prepares_ahead(self) -> bool:
+        """Whether the host would otherwise wait for the device."""
+        return self.device.type == "cuda" and self._delegate is None
+
+    @torch.no_grad()
+    def prepare_round(self, client: ClientRule, ids: np.ndarray, *, round: int, seed: int) -> None:
+        """Draw the plans of the clients that will probably be asked next; they take their turn on the device."""
+        sizes, work = self.store(client.work.rows).sizes.numpy()[ids], client.work
+        workload = Workload.of(self.environment, work, ids, sizes, round=round, seed=seed)
+        if len(workload.ids) and self.choice.lane != "auto":
+            groups = self._tuner.groups(longest_first(workload))
+            self._drawn.draw_ahead(work, workload, groups, round, seed, self._draw(work, round, seed))
 
     def remember(self, client: ClientRule, channel: Channel, workload: Workload, new: Tree, reply: Tree) -> None:
         """Store the clients' new memories; one whose reply did not arrive, or is not finite, keeps the old."""
@@ -288,7 +312,7 @@ class Vectorised(SimulatedEngine):
         return LocalWork(
             program=self.program(client, channel),
             store=self.store(client.work.rows),
-            order=np.lexsort((ids, -steps)),  # longest first, then by id
+            order=longest_first(workload),
             keys=channel_keys(ids, self.device, round=round, seed=seed),
             context=context,
             plan=plan,
@@ -300,11 +324,13 @@ class Vectorised(SimulatedEngine):
 
     def _memory_of(self, client: ClientRule, channel: Channel) -> ClientRows | None:
         """The clients' memories, made when a rule first trains; None where they keep none."""
-        if self._memory is None and client.work.trains:
+        if self._memory is None and client.work.trains and (client, channel) not in self._without_memory:
             start = self.start()
             initial = memories(client.init(start), channel.init(start))
             if initial:
                 self._memory = ClientRows(self._row_storage(tree.repeat(initial, 1)), len(self.federation))
+            else:
+                self._without_memory.add((client, channel))
         return self._memory
 
     def _row_storage(self, first: Tree) -> BlockStorage:

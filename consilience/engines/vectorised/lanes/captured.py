@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,6 +80,7 @@ class Captured:
         store: Rows,
         common: SharedCapture,
         *,
+        pool: Any,
         compile: bool = False,
         channels_last: bool = False,
     ) -> None:
@@ -102,7 +104,7 @@ class Captured:
         self._data, self._data_spec = pytree.tree_flatten((store.x, store.y, store.weight))
         self._graphs: dict[tuple[bool, int], torch.cuda.CUDAGraph] = {}
         self._tried: set[bool] = set()  # which steps, by whether they are masked, ran before a capture
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool = pool  # graphs that never run side by side use the same memory
         # cuBLAS keeps one workspace per stream: graphs that may run side by side are captured on streams of their own
         self._stream = torch.cuda.Stream()
 
