@@ -204,7 +204,7 @@ def _value(row: Table, number: int, measure: str) -> float | None:
 
 
 def _spread(row: Table, measure: str) -> float | None:
-    """The largest minus the smallest learned weight of a client, in the first three rounds (their mean) or in the last."""
+    """The largest minus the smallest learned weight, in the first three rounds (means over them) or in the last."""
     if "learned" not in row:
         return None
     rounds = row["learned"][:3] if measure == "spread_first" else row["learned"][-1:]
