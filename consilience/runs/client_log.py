@@ -22,12 +22,13 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
-from consilience.core.client_rows import NOWHERE, BlockStorage, ClientRows, RowLayout
 from consilience.core.remote import RemoteTensor
 from consilience.core.tree import Tree
 from consilience.core.versions import ClientVector, Mark
 from consilience.runs.disk import append_file, open_file, sync_folder, write_file
 from consilience.runs.tree_file import DEEPEST
+from consilience.stores.block_storage import BlockStorage, RowLayout
+from consilience.stores.client_rows import NOWHERE, ClientRows
 
 WHOLE = 1 << 20  # bytes of all clients' rows up to which a checkpoint holds all of them by itself
 SLACK = 1 << 20  # bytes by which the file may be longer than twice the rows that it is needed for
@@ -140,6 +141,7 @@ class ClientLog:
     def __init__(self) -> None:
         self._path: Path | None = None
         self._length, self._digest = 0, hashlib.sha256()
+        self._bound = SLACK  # bytes up to which the file is not longer than twice what is needed
         self._known: list[TableEntry] = []
         self._saved: list[Mark] = []
         self._next: list[Mark] = []
@@ -163,10 +165,10 @@ class ClientLog:
         self._saved = self._next
 
     def _is_long(self, tables: Sequence[Table]) -> bool:
-        if self._length <= SLACK:
-            return False
-        needed = sum((len(table.source.written()) + 1) * (table.layout.length + 8) for table in tables)
-        return self._length > 2 * needed + SLACK
+        if self._length > self._bound:  # what is needed is counted only here: that looks at all clients
+            needed = sum((len(table.source.written()) + 1) * (table.layout.length + 8) for table in tables)
+            self._bound = 2 * needed + SLACK
+        return self._length > self._bound
 
     def _begin(self, root: Path, tables: Sequence[Table]) -> None:
         """A new file with all rows."""
@@ -187,6 +189,7 @@ class ClientLog:
         write_file(path, chunks())
         sync_folder(root)
         self._path, self._length, self._digest = path, length, digest
+        self._bound = 2 * length + SLACK
 
     def _add_all(self, records: Iterator[bytes]) -> None:
         path, self._path = self._path, None  # what an error leaves behind is not added to

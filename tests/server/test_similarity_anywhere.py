@@ -196,7 +196,7 @@ def test_configs_refuse_what_has_no_meaning() -> None:
     for given, message in (
         (
             "cosin",
-            r"is not one of both, cosine, gaussian, cka_linear, .*layerwise, mixed \(did you mean 'cosine'\?\)",
+            r"is not one of both, cosine, gaussian, cka_linear, .*adapters, .*layerwise, mixed .*mean 'cosine'\?\)",
         ),
         ("{name='layerwise', metric='hsic'}", "put it inside Mixed"),
         ("osad", "put it inside Mixed"),

@@ -89,11 +89,11 @@ class SimProxWeights:
         notes |= {"movement": movement, "all_alike": agree, "zero_updates": (geometry.movement == 0).sum()}
         return weights.to(cohort.examples.device), state, notes
 
-    def _own(self, take: Similarity) -> GaussianCosine:
-        """SimProx's own similarity; what is compared was chosen when it was measured."""
+    def _own(self, take: Similarity | Metric) -> GaussianCosine:
+        """SimProx's own similarity (a metric has become `Layerwise`); what is compared was chosen when it was measured."""
         if take == "both":
             return GaussianCosine(lambda_0=self.lambda_0, tau=self.tau)
-        return GaussianCosine(take=take)
+        return GaussianCosine(take=take)  # type: ignore[arg-type]
 
     def _movement(self, geometry: Geometry, cohort: Cohort, model: Tree) -> Tensor:
         """[m] g of eq 11."""
