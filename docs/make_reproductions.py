@@ -21,6 +21,7 @@ from verdicts import CONFIRMED, CONTRADICTED, OPEN, RESULTS, Found, Table, basel
 
 PAGE = Path(__file__).with_name("reproductions.md")
 DUW = Path(__file__).parent / "methods" / "duw.md"
+STARTS = ("1", "2", "3", "4", "3_tenth")  # of docs/results/duw_environment_NAME.json
 NAMES = {"fedavg": "FedAvg", "dr_fedavg": "DR-FedAvg", "duw_fedavg": "DUW-FedAvg"}
 BEGIN, END = "<!-- {}: written by docs/make_reproductions.py -->", "<!-- end of {} -->"
 
@@ -159,7 +160,7 @@ def tables() -> dict[Path, dict[str, str]]:
     for paper in dict.fromkeys(claim["paper"] for claim in claims):
         mine = [place for place, claim in enumerate(claims) if claim["paper"] == paper]
         found[f"claims of {paper}"] = claim_table([claims[place] for place in mine], [holds[place] for place in mine])
-    return {PAGE: found, DUW: {f"starts of environment {number}": start_table(number) for number in "1234"}}
+    return {PAGE: found, DUW: {f"starts of environment {name}": start_table(name) for name in STARTS}}
 
 
 def written() -> dict[Path, str]:
