@@ -54,18 +54,9 @@ def leave() -> None:
         _users, _started = 0, False
 
 
-def room(workers: int, threads: int, gpus: bool) -> dict[str, float]:
-    """The resources of one worker; `Invalid` where the cluster cannot hold them all."""
-    total = require_ray().cluster_resources()
-    cpus, devices = total.get("CPU", 0.0), total.get("GPU", 0.0)
-    if workers * threads > cpus:
-        raise Invalid(
-            f"engine.workers = {workers} with engine.threads = {threads} needs {workers * threads} processor cores, "
-            f"but Ray has {cpus:g}: lower one of them, or start Ray with more (ray start --num-cpus)"
-        )
-    if gpus and not devices:
-        raise Invalid("engine.device = 'cuda', but Ray has no GPU: start it on a machine that has, or use device = cpu")
-    return {"num_cpus": threads, "num_gpus": min(1.0, devices / workers) if gpus else 0.0}
+def machines() -> dict[str, dict[str, float]]:
+    """The whole resources of every machine of the cluster that is alive, by Ray's id of it."""
+    return {node["NodeID"]: node["Resources"] for node in require_ray().nodes() if node["Alive"]}
 
 
 def _start(ray: Any, address: str | None, cpus: int) -> None:
