@@ -94,12 +94,12 @@ class Serving:
                 (share, process)
                 for share, process in enumerate(self.by)
                 if process is not None
-                and (loads[idlest][0] + self._weights[share], loads[idlest][1] + 1) < loads[process]
+                and loads[idlest][0] + self._weights[share] < loads[process][0]
                 and self._may_serve(idlest, share)
             ]
             if not moves:
                 return
-            share, busiest = max(moves, key=lambda move: (loads[move[1]], -self._weights[move[0]], move[0]))
+            share, busiest = max(moves, key=lambda move: (loads[move[1]], self._weights[move[0]], -move[0]))
             busiest.actor.close.remote(share)
             self._open(share, idlest)
 
