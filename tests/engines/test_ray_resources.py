@@ -13,6 +13,7 @@ from ray_machines import Machines, machines
 
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
+from consilience.engines.ray import cluster as ray_cluster
 from consilience.engines.ray import session
 from consilience.engines.ray.cluster import RayCluster, worker_device
 from consilience.engines.ray.resources import WorkerResources, asked_resources, parsed_resources
@@ -66,8 +67,8 @@ def test_gpus_are_shared_unless_a_share_is_given() -> None:
     with pytest.raises(Invalid, match="Ray has no GPU"):
         asked_resources(gpus=None, on_gpu=True, **{**settings, "devices": 0.0})
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert worker_device("auto", cpu, 0.5) == "cuda" and worker_device("auto", cpu, None) == "cpu"
-    assert worker_device("cpu", cpu, 0.5) == "cpu" and worker_device("cuda", cuda, None) == "cuda"
+    assert [worker_device(cpu, gpus) for gpus in (None, 0.0, 0.5)] == ["cpu", "cpu", "cuda"]
+    assert [worker_device(cuda, gpus) for gpus in (None, 0.0, 0.5)] == ["cuda", "cpu", "cuda"]
 
 
 def test_more_than_all_workers_cannot_be_the_least() -> None:
@@ -128,7 +129,8 @@ def _engine(cluster: Machines, **more: Any) -> RayCluster:
 
 
 @pytest.mark.slow
-def test_workers_get_what_they_ask_for(cluster: Machines) -> None:
+def test_workers_get_what_they_ask_for(cluster: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster, "worker_device", lambda *_: "cpu")  # the GPU is none
     total = ray.cluster_resources()
     engine = _engine(cluster, workers=4, num_cpus=0.5, num_gpus=0.25, resources=("site_b=0.2",))
     next(run(build("fedavg"), engine, rounds=1, seed=0))
@@ -149,7 +151,7 @@ def test_a_gpu_that_pytorch_does_not_see_is_named(cluster: Machines) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(Invalid, match="device = 'cuda' cannot be used here"):
-        next(run(build("fedavg"), _engine(cluster, workers=1, num_gpus=0.5, device="auto"), rounds=1, seed=0))
+        next(run(build("fedavg"), _engine(cluster, workers=1, num_gpus=0.5), rounds=1, seed=0))
 
 
 @pytest.mark.slow

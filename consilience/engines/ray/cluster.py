@@ -101,7 +101,7 @@ class RayCluster(SimulatedEngine):
             "custom": check_value("resources", resources, tuple[str, ...]),
             "placing": check_value("placement", placement, Placing),
         }
-        self._worker_device = worker_device(device, self.device, num_gpus)
+        self._worker_device = worker_device(self.device, num_gpus)
         self._settings = {
             "environment": environment,
             "device": self._worker_device,  # Ray shows each worker only the GPU it may use
@@ -343,9 +343,9 @@ class RayCluster(SimulatedEngine):
         return pool.memory is not None
 
 
-def worker_device(asked: str, driver: torch.device, num_gpus: float | None) -> str:
-    """Where workers compute: where the driver does, or on GPUs if they are given any; `cpu` means all."""
-    return "cuda" if num_gpus and asked == "auto" else driver.type
+def worker_device(driver: torch.device, num_gpus: float | None) -> str:
+    """Where workers compute: on GPUs if they are given any, on processors if they are given 0, else as the driver."""
+    return driver.type if num_gpus is None else "cuda" if num_gpus else "cpu"
 
 
 def _end(pool: ActorPool) -> None:
