@@ -18,12 +18,15 @@ from consilience.core import tree
 from consilience.core.federation import Federation
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
-from consilience.data.node_files import NodeFiles
+from consilience.data.datasets.node_files import NodeFiles
 from consilience.engines.ray import node_data, session
 from consilience.engines.ray.cluster import RayCluster
 from consilience.engines.ray.node_data import ClientDescription, NodeFederation, NodeShare
 from consilience.engines.vectorised.engine import Vectorised
+from consilience.experiments import runner
+from consilience.experiments.assembly import assemble
 from consilience.experiments.client_tests import federated_test
+from consilience.experiments.config import config
 from consilience.task.task import Task
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'consilience[ray]'")
@@ -137,6 +140,41 @@ def sites(tmp_path: Path) -> Iterator[tuple[Machines, Any, Path]]:
         cluster.add(num_cpus=1, env_vars={"SITE_DATA": str(tmp_path / "a")})
         other = cluster.add(num_cpus=1, env_vars={"SITE_DATA": str(tmp_path / "b")})
         yield cluster, other, tmp_path
+
+
+@pytest.mark.slow
+def test_a_run_from_a_config(sites: tuple[Machines, Any, Path], tmp_path: Path) -> None:
+    """The model of the same rows read here; other rows are refused when the run is resumed."""
+    cluster, _, folder = sites
+    shared = ["threads=1", "partition=natural", "algorithm=scaffold", "algorithm.epochs=1", "model.hidden=[16]"]
+    shared += ["engine.dtype=float64", "engine.lane=serial", "engine.device=cpu", f"runs={tmp_path / 'runs'}"]
+    there = ["data=node_files", "data.folder=$SITE_DATA", "engine=ray", f"engine.address={cluster.address}"]
+    runner.execute(config.load(None, [*shared, *there, "rounds=2", "name=there"]))
+    found = runner.proceed(tmp_path / "runs" / "there", ["rounds=3"])
+    _write(tmp_path / "all", range(5))
+    here = ["data=client_files", f"data.folder={tmp_path / 'all'}", "data.normalise=none"]
+    alone = runner.execute(config.load(None, [*shared, *here, "rounds=3", "name=here"]))
+    models = [(tmp_path / "runs" / name / "model.safetensors").read_bytes() for name in ("there", "here")]
+    assert models[0] == models[1]
+    for key in ("accuracy", "client_accuracy_worst_tenth", "drift", "bytes_up"):
+        assert found.history[-1][key] == pytest.approx(alone.history[-1][key])
+    _write(folder / "a", [1], seed=7)
+    with pytest.raises(Invalid, match=r"fingerprint\.data"):
+        runner.proceed(tmp_path / "runs" / "there", ["rounds=4"])
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (["engine=vectorised", "partition=natural"], r"needs engine = 'ray'"),
+        (["engine=ray"], "set partition = 'natural'"),
+        (["engine=ray", "partition=natural", "validation.share=0.2"], "validation.share needs the rows in one place"),
+        (["engine=ray", "partition=natural", "algorithm=centralised"], "centralised' needs the rows in one place"),
+    ],
+)
+def test_settings_that_need_the_rows_here_are_refused(given: list[str], why: str) -> None:
+    with pytest.raises(Invalid, match=why):
+        assemble(config.load(None, ["data=node_files", "data.folder=/nowhere", *given]))
 
 
 @pytest.mark.slow

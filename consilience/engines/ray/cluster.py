@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from consilience.core import tree
+from consilience.core.client_flags import AllBut
 from consilience.core.client_rows import ClientRows
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.federation import Federation, Rows
@@ -25,14 +27,14 @@ from consilience.engines.ray import session
 from consilience.engines.ray.node_data import NodeFederation
 from consilience.engines.ray.pool import ActorPool, WorkerAssignment, WorkerResult
 from consilience.engines.ray.replies import ObjectStorage, RemoteReplies
-from consilience.engines.ray.resources import Placing, asked_resources
+from consilience.engines.ray.resources import Placing, asked_resources, parsed_resources
+from consilience.engines.ray.rules import KnownRules
 from consilience.engines.ray.transfer import balanced_owners, packed, without_frozen
 from consilience.engines.ray.worker import WorkerSetup
 from consilience.engines.simulated import SimulatedEngine
 from consilience.engines.vectorised import timing
 from consilience.engines.vectorised.arithmetic import Precision, prepare_libraries
 from consilience.engines.vectorised.local_work import on_device
-from consilience.engines.vectorised.program import Program, memories
 from consilience.engines.vectorised.tuning import LaneChoice, LaneName
 from consilience.engines.workload import Workload, planned_steps
 from consilience.environments.environment import Environment
@@ -76,6 +78,8 @@ class RayCluster(SimulatedEngine):
     ) -> None:
         session.require_ray()
         workers, threads = check_value("workers", workers, Count), check_value("threads", threads, Count)
+        check_value("num_cpus", num_cpus, Positive | None), check_value("num_gpus", num_gpus, NonNegative | None)
+        parsed_resources(resources)
         if min_workers is not None and not 1 <= min_workers <= workers:
             raise Invalid(f"min_workers = {min_workers} must be from 1 to workers = {workers}")
         with_rows = int((federation.train.sizes > 0).sum())
@@ -95,16 +99,15 @@ class RayCluster(SimulatedEngine):
             self._test = None if federation.test is None else self._placement.rows(federation.test)
             self.owner = balanced_owners(self.sizes.astype(np.float64), workers)
         self._workers, self._least, self._threads, self._address = workers, min_workers, threads, address
-        self._asked = {
-            "cpus": check_value("num_cpus", num_cpus or threads, Positive),
-            "gpus": check_value("num_gpus", num_gpus, NonNegative | None),
-            "custom": check_value("resources", resources, tuple[str, ...]),
-            "placing": check_value("placement", placement, Placing),
+        self._asked: dict[str, Any] = {
+            "cpus": num_cpus or threads,
+            "gpus": num_gpus,
+            "custom": resources,
+            "placing": placement,
         }
-        self._worker_device = worker_device(self.device, num_gpus)
         self._settings = {
             "environment": environment,
-            "device": self._worker_device,  # Ray shows each worker only the GPU it may use
+            "device": worker_device(self.device, num_gpus),  # Ray shows each worker only the GPU it may use
             "dtype": dtype,
             "precision": precision,
             "deterministic": deterministic,
@@ -118,7 +121,7 @@ class RayCluster(SimulatedEngine):
         self._pool: ActorPool | None = None
         self._lane_is_chosen = False
         self._exchanges = 0
-        self._rules: dict[tuple[ClientRule, Channel], _Rules] = {}
+        self._rules = KnownRules(self._task, self._placement)
         self._shared: tuple[Tree | None, Any] = (None, None)  # what was last sent to all, and where it lies
 
     @property
@@ -141,7 +144,7 @@ class RayCluster(SimulatedEngine):
             raise Invalid("the federation has no test rows: pass test=... when building it")
         return self._test
 
-    def available(self, round: int, seed: int) -> np.ndarray:
+    def available(self, round: int, seed: int) -> np.ndarray | AllBut:
         """[K] who could take part: not those whose rows no machine of the cluster has at present."""
         known = super().available(round, seed)
         if self._pool is None or not self._pool.serving.unserved:
@@ -150,7 +153,8 @@ class RayCluster(SimulatedEngine):
         if self._nodes is not None and self._nodes.look_again():
             serving.machines = [*self._nodes.having(self.owner, self._workers)]
         serving.refresh()
-        return known & ~np.isin(self.owner, serving.unserved)
+        away = np.flatnonzero(np.isin(self.owner, serving.unserved))
+        return known.without(away) if isinstance(known, AllBut) else known & AllBut(len(known), away).dense()
 
     @torch.no_grad()
     def seconds(
@@ -159,7 +163,7 @@ class RayCluster(SimulatedEngine):
         """[m] simulated seconds until each reply arrives."""
         sizes = self._sizes(client)[ids]
         steps = planned_steps(self.environment, client.work, ids, sizes, round, seed)
-        known = self._about(client, channel)
+        known = self._rules.about(client, channel)
         return timing.seconds(
             self.environment, known.program, broadcast, known.memory, ids, sizes, steps, round=round, seed=seed
         )
@@ -218,7 +222,7 @@ class RayCluster(SimulatedEngine):
         """End the workers, and Ray if it was started here."""
         if self._pool is not None:
             self._shared = (None, None)
-            self._rules.clear()
+            self._rules = KnownRules(self._task, self._placement)  # what it stored is gone
             self._shutdown()
             self._pool = None
 
@@ -238,27 +242,24 @@ class RayCluster(SimulatedEngine):
         machines = list(session.machines().values())
         resources = asked_resources(
             **self._asked,
-            on_gpu=self._worker_device == "cuda",
+            on_gpu=self._settings["device"] == "cuda",
             workers=self._workers,
             devices=sum(machine.get("GPU", 0.0) for machine in machines),
         )
         if self._least is None:  # else machines may still join
             resources.refuse_too_few(machines, self._workers)
         module, frozen = without_frozen(self._given_task.module)
-        setups = [
-            WorkerSetup.of(
-                self._nodes or self.federation,
-                np.flatnonzero(self.owner == worker),
-                self._given_task,
-                module,
-                self._settings,
-                threads=self._threads,
-                shards=self._workers,
-                large=LARGE,
-                machines=self._machines[worker],
-            )
-            for worker in range(self._workers)
-        ]
+        setup = functools.partial(
+            WorkerSetup.of,
+            self._nodes or self.federation,
+            self._given_task,
+            module,
+            self._settings,
+            threads=self._threads,
+            shards=self._workers,
+            large=LARGE,
+        )
+        setups = [setup(np.flatnonzero(self.owner == worker), where) for worker, where in enumerate(self._machines)]
         return ActorPool(setups, frozen, resources, least=self._least)
 
     def _assignments(
@@ -269,7 +270,7 @@ class RayCluster(SimulatedEngine):
 
         if self._shared[0] is not broadcast.shared:
             self._shared = (broadcast.shared, ray.put(packed(broadcast.shared)))
-        rules = self._about(client, channel).stored
+        rules = self._rules.about(client, channel).stored
         assignments = {}
         for worker in np.unique(self.owner[workload.ids]).tolist():
             mine = workload.only(self.owner[workload.ids] == worker)
@@ -323,21 +324,12 @@ class RayCluster(SimulatedEngine):
             raise Invalid("the federation has no test rows: pass test=... when building it")
         return self.test_sizes
 
-    def _about(self, client: ClientRule, channel: Channel) -> _Rules:
-        known = self._rules.get((client, channel))
-        if known is None:
-            start = self.start()
-            memory = tree.repeat(memories(client.init(start), channel.init(start)), 1)
-            program = Program(client, channel, self._task, self.dtype, self.device, False)
-            known = self._rules[client, channel] = _Rules(program, memory)
-        return known
-
     def _remembers(self, pool: ActorPool, client: ClientRule, channel: Channel) -> bool:
         """Whether clients have memory after this exchange; the first time, all start with the rule's initial memory."""
         if not client.work.trains:
             return False
         if pool.memory is None:
-            template = self._about(client, channel).memory
+            template = self._rules.about(client, channel).memory
             if any(True for _ in tree.leaves(template)):
                 pool.memory = ClientRows(ObjectStorage(template, self.device), len(self.sizes))
         return pool.memory is not None
@@ -351,20 +343,3 @@ def worker_device(driver: torch.device, num_gpus: float | None) -> str:
 def _end(pool: ActorPool) -> None:
     pool.shutdown()
     session.leave()
-
-
-class _Rules:
-    """A client rule and a channel: a program to predict replies, the initial memory, and where workers find them."""
-
-    def __init__(self, program: Program, memory: Tree) -> None:
-        self.program, self.memory = program, memory  # memory: [1, ...]
-        self._stored: Any = None
-
-    @property
-    def stored(self) -> Any:
-        """Where both lie in the object store."""
-        if self._stored is None:
-            import ray
-
-            self._stored = ray.put((self.program.rule, self.program.channel))
-        return self._stored

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import logging
 import weakref
 from collections.abc import Mapping, Sequence
@@ -81,6 +83,7 @@ class NodeFederation:
     names: tuple[str, ...]
     clients: tuple[ClientDescription, ...]
     classes: int | None
+    label_names: tuple[str, ...] = ()
     machines: dict[str, set[int]] = field(default_factory=dict)  # Ray's id of a machine -> the clients it has
 
     @staticmethod
@@ -111,16 +114,22 @@ class NodeFederation:
     def __len__(self) -> int:
         return len(self.names)
 
-    @property
+    @functools.cached_property
     def train(self) -> RowCounts:
         """Training rows of every client."""
         return RowCounts(torch.tensor([client.rows for client in self.clients]))
 
-    @property
+    @functools.cached_property
     def test(self) -> RowCounts | None:
         """Test rows of every client; None where they have none."""
         counts = [client.test_rows for client in self.clients]
         return None if None in counts else RowCounts(torch.tensor(counts))
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of every client's name and digest."""
+        lines = [f"{name} {client.digest}\n" for name, client in zip(self.names, self.clients)]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def example(self) -> tuple[Any, Tensor]:
         """Two rows of zeros, shaped like the clients' rows: (x, y)."""

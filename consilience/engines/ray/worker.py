@@ -54,17 +54,17 @@ class WorkerSetup(NamedTuple):
     @staticmethod
     def of(
         federation: Federation | NodeFederation,
-        ids: np.ndarray,
         task: contract.Task,
         module: nn.Module,
         settings: dict[str, Any],
+        ids: np.ndarray,
+        machines: frozenset[str] | None,
         *,
         threads: int,
         shards: int,
         large: int,
-        machines: frozenset[str] | None,
     ) -> WorkerSetup:
-        """For the worker of these clients."""
+        """For the worker of these clients, whose rows lie on these machines."""
         return WorkerSetup(
             ids=ids,
             weight=float(federation.train.sizes[torch.from_numpy(ids)].sum()),

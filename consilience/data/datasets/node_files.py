@@ -10,12 +10,33 @@ from typing import Any, Literal
 
 import torch
 
-from consilience.core.settings import Invalid, Whole, check
+from consilience.core.settings import Count, Invalid, Whole, check
+from consilience.data.dataset import Dataset
 from consilience.data.datasets.prepare.features import scale_features
 from consilience.data.datasets.prepare.pairs import read_pairs
 from consilience.data.datasets.prepare.splits import HeldOut, held_out
 
 _CHUNK = 2**20
+
+
+def node_files(
+    *,
+    folder: str,
+    normalise: Literal["unit", "signed", "none"] = "none",
+    test_fraction: HeldOut = 0.2,
+    seed: Whole = 0,
+    classes: Count | None = None,
+    data_dir: str | Path | None = None,
+) -> Dataset:
+    """One client per .npz file in `folder` of each machine of a Ray cluster, read there and nowhere else.
+
+    Needs engine = 'ray'. The archives are those of `client_files`; $NAME and ~ in the folder are replaced on each
+    machine. `classes`: how many there are, where the rows do not show the last ones.
+    """
+    raise Invalid(
+        "data.name = 'node_files' are read by the workers of engine = 'ray', on the machines where they lie, in "
+        "`consilience run` and `resume`: elsewhere, use data.name = 'client_files'"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
