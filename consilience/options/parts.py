@@ -57,7 +57,7 @@ def find(key: str, name: Any, protocol: type, words: Sequence[str] = ()) -> type
         new = renamed.part(name, known)
         if new is not None:
             raise Invalid(f"{key} = {name!r} is now called {new!r} (`consilience migrate` rewrites a config file)")
-    every = [*words, *known]
+    every = [*words, *(own for own in known if own.replace("_", "") not in words)]
     hint = nearest(name, every)
     if protocol is Selection and isinstance(name, str):
         hint = _selection_hint(name) or hint
@@ -86,7 +86,7 @@ def build(key: str, given: Any, protocol: type, words: Sequence[str] = ()) -> An
     if protocol is Selection and isinstance(given, (int, float)) and not isinstance(given, bool):
         return _share(key, given)
     table = {"name": given} if isinstance(given, str) else given
-    known = ", ".join([*words, *parts_of(protocol)])
+    known = ", ".join([*words, *(own for own in parts_of(protocol) if own.replace("_", "") not in words)])
     if not isinstance(table, Mapping):
         if not all(hasattr(given, member) for member in _members_of(protocol)):
             raise Invalid(f"{key} = {given!r} is not one of {known}: write a name, or a table {{name = ..., ...}}")
