@@ -45,7 +45,7 @@ def test_a_named_model_has_the_outputs_of_its_kind() -> None:
         ({"algorithm": "simprx"}, "algorithm 'simprx' is unknown .did you mean 'simprox'"),
         (
             {"algorithm": {"name": "fedavg", "rounds": 3}},
-            "fedavg.rounds is not a setting of an algorithm: rounds goes",
+            "fedavg.rounds is not a setting of an algorithm: give rounds to",
         ),
         ({"algorithm": {"name": "fedavg", "optimiser": "adamm"}}, r"nadam, lion, accumulated, clipped, scheduled \("),
         ({"environment": "stragglers"}, r"environment = 'stragglers' is not an Environment: write cs"),
