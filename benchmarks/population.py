@@ -1,14 +1,16 @@
 """What a round and a checkpoint cost as the population grows: 10^2 to 10^6 clients, 50 of them in every round.
 
     python benchmarks/population.py                                  # this machine's GPU, or its processor
-    python benchmarks/population.py --device cpu --rounds 12 --plot population.png
+    python benchmarks/population.py --memory host --populations 1000,1000000       # memories in host memory
     python benchmarks/population.py --only fedavg --populations 1000000 --limit-gb 4     # under a memory limit
-    python benchmarks/population.py --peer pfl    (or flower)        # FedAvg in another library, as far as it goes
+    python benchmarks/population.py --peer pfl --peer-python .venv-pfl/bin/python  # FedAvg elsewhere (or flower)
+    python benchmarks/population.py --device cpu --json docs/results/population.json   # then docs/make_population.py
 
 A client has 20 rows, batches of 10 and 2 epochs, of an MLP with 118,282 parameters. Clients' rows overlap in one set of
 20,000, so that the data do not grow with the population. Each line: the median round, the peak of GPU memory and of the
-process's memory, the median time and the bytes of a checkpoint (one after every round), what clients' memories take,
-and whether a run that is resumed from a checkpoint on disk ends in the same bits. Every algorithm is a process.
+process's memory, the median time and the bytes of a checkpoint after a round, what clients' memories take, and whether
+a run that is resumed from a checkpoint on disk ends in the same bits. Every case is a process of its own, forked from
+one that has imported everything: nothing is left over from the case before, and nothing is imported twice.
 """
 
 from __future__ import annotations
@@ -17,21 +19,21 @@ import argparse
 import gc
 import hashlib
 import json
+import os
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 COHORT, ROWS, BATCH, EPOCHS, STORED = 50, 20, 10, 2, 20_000
+SAVES = 8  # of the last rounds
 POPULATIONS = (100, 1_000, 10_000, 100_000, 1_000_000)
 ALGORITHMS = ("fedavg", "scaffold", "feddyn", "ditto", "simfedswap", "fedper")
 
@@ -39,70 +41,75 @@ ALGORITHMS = ("fedavg", "scaffold", "feddyn", "ditto", "simfedswap", "fedper")
 def main() -> None:
     """Measure all cases and print the table."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options.add_argument("--device", default="auto")
     options.add_argument("--rounds", type=int, default=24)
     options.add_argument("--only", default=",".join(ALGORITHMS))
     options.add_argument("--populations", default=",".join(map(str, POPULATIONS)))
     options.add_argument("--memory", default="auto", choices=("auto", "device", "host", "file"))
     options.add_argument("--limit-gb", type=float, help="limit of the address space of each process")
-    options.add_argument("--seconds", type=float, default=100, help="for each algorithm")
+    options.add_argument("--seconds", type=float, default=600, help="for all cases: later ones are left out")
     options.add_argument("--peer", choices=("pfl", "flower"))
     options.add_argument("--peer-python", default=sys.executable, help="the interpreter that has the peer")
-    options.add_argument("--json", type=Path)
-    options.add_argument("--plot", type=Path)
-    options.add_argument("--case", help=argparse.SUPPRESS)
+    options.add_argument("--json", type=Path, help="add the results to those in this file")
     given = options.parse_args()
-    if given.case:
-        for found in measured(given):
-            print(json.dumps(found), flush=True)
-        return
-    rows = []
+    began, rows = time.perf_counter(), list[dict[str, Any]]()
     names = [given.peer] if given.peer else given.only.split(",")
+    print(HEAD, flush=True)
     for name in names:
-        rows += in_process(name, given)
-    if given.json:
-        given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    if given.plot:
-        plot(rows, given.plot)
-    table(rows)
+        for clients in map(int, given.populations.split(",")):
+            left = given.seconds - (time.perf_counter() - began)
+            if left <= 0:
+                found = {"name": name, "clients": clients, "left_out": "no time"}
+            else:
+                found = (of_peer if given.peer else forked)(name, clients, given, left)
+            rows.append(found)
+            print(line(found), flush=True)
+            if given.json:
+                store(given.json, found)
+    ratios(rows)
 
 
-def in_process(name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """The cases of one algorithm, in a process of its own; what it found before it ended counts."""
-    command = [given.peer_python if given.peer else sys.executable, __file__, "--case", name]
-    for key in ("device", "rounds", "populations", "memory", "seconds"):
-        command += [f"--{key}", str(getattr(given, key))]
-    if given.peer:
-        command += ["--peer", given.peer]
-    limit = given.limit_gb
+def forked(name: str, clients: int, given: argparse.Namespace, seconds: float) -> dict[str, Any]:
+    """One case in a process of its own, in which CUDA starts anew."""
+    import consilience
+    from consilience.runs import checkpoint  # noqa: F401
 
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (int(limit * 2**30),) * 2)
+    for used in ("Federation", "Task", "Uniform", "Vectorised", "run", name):
+        getattr(consilience, used)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            os.close(reading)
+            if given.limit_gb:
+                resource.setrlimit(resource.RLIMIT_AS, (int(given.limit_gb * 2**30),) * 2)
+            with os.fdopen(writing, "w") as out:
+                out.write(json.dumps(ours(name, clients, given)))
+            code = 0
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading) as found:
+        text = found.read()
+    _, status = os.waitpid(child, 0)
+    return json.loads(text) if text else {"name": name, "clients": clients, "left_out": f"ended with {status}"}
 
-    done = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=limited if limit else None)
-    assert done.stdout is not None
-    rows = []
-    for line in done.stdout:
-        if line.startswith("{"):
-            rows.append(json.loads(line))
-            print(f"  {rows[-1]}", flush=True)
-    if done.wait():
-        print(f"  {name} ended with code {done.returncode}", flush=True)
-    return rows
 
-
-def measured(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """One row for each population, as many as there is time for."""
-    began = time.perf_counter()
-    took = 0.0
-    for clients in map(int, given.populations.split(",")):
-        if time.perf_counter() - began + took > given.seconds:
-            yield {"name": given.case, "clients": clients, "left_out": "no time"}
-            continue
-        before = time.perf_counter()
-        case = {"pfl": of_pfl, "flower": of_flower}.get(given.peer, ours)
-        yield case(given.case, clients, given)
-        took = 2 * (time.perf_counter() - before)
+def of_peer(name: str, clients: int, given: argparse.Namespace, seconds: float) -> dict[str, Any]:
+    """One case in another library."""
+    script = Path(__file__).with_name("population_peers.py")
+    command = [given.peer_python, str(script), name, str(clients), str(given.rounds)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return {"name": name, "clients": clients, "left_out": f"not finished after {seconds:.0f} s"}
+    found = [text for text in done.stdout.splitlines() if text.startswith("{")]
+    if done.returncode or not found:
+        said = (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]
+        return {"name": name, "clients": clients, "left_out": said[:200]}
+    return json.loads(found[-1])
 
 
 def network() -> nn.Module:
@@ -130,51 +137,58 @@ def ours(name: str, clients: int, given: argparse.Namespace) -> dict[str, Any]:
     from consilience.runs import checkpoint
     from consilience.runs.client_log import ClientLog
 
+    device = given.device if given.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     began = time.perf_counter()
     x, y = rows_and_labels()
     sizes = torch.full((clients,), ROWS)
     federation = cs.Federation(train=Rows(x=x, y=y, starts=starts_of(clients), sizes=sizes), classes=10)
     made = time.perf_counter() - began
-    settings = {"device": given.device, "lane": "batched", "compile": False, "memory": given.memory}
+    settings = {"device": device, "lane": "batched", "compile": False, "memory": given.memory}
     selection = cs.Uniform(count=min(COHORT, clients))
     algorithm = getattr(cs, name)(lr=0.05, epochs=EPOCHS, batch_size=BATCH, selection=selection)
 
     def engine() -> Any:
         return cs.Vectorised(cs.Task(network()), federation, **settings)
 
-    reset_peaks(given.device)
-    seconds, saving, written, middle, last = [], [], [], max(1, given.rounds // 2), None
+    reset_peaks(device)
+    seconds, saving, written = [], [], []
+    middle, last = max(1, given.rounds // 2), None
     with tempfile.TemporaryDirectory() as folder:
-        root, log, half = Path(folder) / "a", ClientLog(), Path(folder) / "b"
+        root, log, half, half_log = Path(folder) / "a", ClientLog(), Path(folder) / "b", ClientLog()
         running = engine()
         rounds = cs.run(algorithm, running, rounds=given.rounds, seed=3)
         for number in range(1, given.rounds + 1):
-            synchronise(given.device)
+            synchronise(device)
             began = time.perf_counter()
             last = next(rounds)
-            synchronise(given.device)
+            synchronise(device)
             seconds.append(time.perf_counter() - began)
+            if number in (middle - 1, middle):  # the second adds to the first
+                checkpoint.save(half, number, saved(last.snapshot), {}, keep=1, clients=half_log)
+            if number < given.rounds - SAVES:
+                continue
             before = bytes_in(root)
             began = time.perf_counter()
             path = checkpoint.save(root, number, saved(last.snapshot), {}, keep=1, clients=log)
             saving.append(time.perf_counter() - began)
             grown = bytes_in(root) - before
             written.append(max(0, grown) + sum(file.stat().st_size for file in path.iterdir()))
-            if number == middle:
-                checkpoint.save(half, number, saved(last.snapshot), {}, keep=1)
-        peaks = peaks_of(given.device)
+        peaks = peaks_of(device)
         kept = dict(running.memory_bytes)
         ended = digest(last.snapshot)
         del rounds, last, running
         resumed = resume(algorithm, engine(), checkpoint.load_latest(half), given.rounds)
+    warm = max(1, min(given.rounds // 3, given.rounds - SAVES))
     return {
         "name": name,
         "clients": clients,
+        "device": device,
+        "memory": given.memory,
         "made": made,
-        "round": statistics.median(seconds[len(seconds) // 3 :]),
+        "round": statistics.median(seconds[warm:]),
         "first": seconds[0],
-        "save": statistics.median(saving[len(saving) // 3 :]),
-        "save_bytes": statistics.median(written[len(written) // 3 :]),
+        "save": statistics.median(saving[1:] or saving),  # the first begins the log with all that were met
+        "save_bytes": statistics.median(written[1:] or written),
         "memories": sum(kept.values()),
         "where": "+".join(kept) or "none",
         "exact": resumed == ended,
@@ -222,125 +236,6 @@ def digest(snapshot: Any) -> str:
     return found.hexdigest()
 
 
-def of_pfl(name: str, clients: int, given: argparse.Namespace) -> dict[str, Any]:
-    """FedAvg in pfl-research."""
-    from pfl.aggregate.simulate import SimulatedBackend
-    from pfl.algorithm import FederatedAveraging, NNAlgorithmParams
-    from pfl.callback.base import TrainingProcessCallback
-    from pfl.data import FederatedDataset
-    from pfl.data.pytorch import PyTorchTensorDataset
-    from pfl.data.sampling import get_user_sampler
-    from pfl.hyperparam import NNTrainHyperParams
-    from pfl.metrics import Metrics
-    from pfl.model.pytorch import PyTorchModel
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = network()
-
-        def loss(self, x: Any, y: Any) -> Any:
-            return nn.functional.cross_entropy(self.body(x), y)
-
-        def metrics(self, x: Any, y: Any) -> dict[str, Any]:
-            return {}
-
-    class Stamps(TrainingProcessCallback):
-        def __init__(self) -> None:
-            self.seconds: list[float] = []
-
-        def after_central_iteration(self, *_: Any, **__: Any) -> tuple[bool, Metrics]:
-            self.seconds.append(time.perf_counter())
-            return False, Metrics()
-
-    x, y = rows_and_labels()
-    starts = starts_of(clients).tolist()
-    reset_peaks("cpu")
-    began = time.perf_counter()
-    sampler = get_user_sampler("random", list(range(clients)))
-    data = FederatedDataset(
-        lambda user: PyTorchTensorDataset(
-            [part[starts[user] : starts[user] + ROWS] for part in (x, y)], user_id=str(user)
-        ),
-        sampler,
-    )
-    made = time.perf_counter() - began
-    net = Net()
-    model = PyTorchModel(net, lambda p, lr: torch.optim.SGD(p, lr), torch.optim.SGD(net.parameters(), 1.0))
-    stamps = Stamps()
-    FederatedAveraging().run(
-        algorithm_params=NNAlgorithmParams(
-            central_num_iterations=given.rounds, evaluation_frequency=10**9, train_cohort_size=COHORT, val_cohort_size=0
-        ),
-        backend=SimulatedBackend(training_data=data, val_data=None),
-        model=model,
-        model_train_params=NNTrainHyperParams(
-            local_learning_rate=0.05, local_num_epochs=EPOCHS, local_batch_size=BATCH
-        ),
-        model_eval_params=None,
-        callbacks=[stamps],
-    )
-    rounds = np.diff(stamps.seconds)
-    return {"name": name, "clients": clients, "made": made, "round": float(np.median(rounds)), **peaks_of("cpu")}
-
-
-def of_flower(name: str, clients: int, given: argparse.Namespace) -> dict[str, Any]:
-    """FedAvg in Flower's simulation, on two Ray actors; the memory is that of the process that has the server."""
-    from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-    from flwr.clientapp import ClientApp
-    from flwr.serverapp import Grid, ServerApp
-    from flwr.serverapp.strategy import FedAvg
-    from flwr.simulation import run_simulation
-
-    stamps: list[float] = []
-    client_app, server_app = ClientApp(), ServerApp()
-
-    @client_app.train()
-    def train(message: Message, context: Context) -> Message:
-        net = network()
-        net.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        x, y = rows_and_labels()
-        begin = int(starts_of(clients)[int(context.node_config["partition-id"])])
-        solver = torch.optim.SGD(net.parameters(), 0.05)
-        for _ in range(EPOCHS):
-            for step in range(begin, begin + ROWS, BATCH):
-                solver.zero_grad()
-                nn.functional.cross_entropy(net(x[step : step + BATCH]), y[step : step + BATCH]).backward()
-                solver.step()
-        content = {"arrays": ArrayRecord(net.state_dict()), "metrics": MetricRecord({"num-examples": ROWS})}
-        return Message(content=RecordDict(content), reply_to=message)
-
-    class Stamped(FedAvg):
-        def configure_train(self, server_round: int, *rest: Any) -> Any:
-            stamps.append(time.perf_counter())
-            return super().configure_train(server_round, *rest)
-
-    @server_app.main()
-    def serve(grid: Grid, context: Context) -> None:
-        strategy = Stamped(
-            fraction_train=min(1.0, COHORT / clients), fraction_evaluate=0.0, min_available_nodes=clients
-        )
-        strategy.start(
-            grid=grid,
-            initial_arrays=ArrayRecord(network().state_dict()),
-            train_config=ConfigRecord(),
-            num_rounds=given.rounds,
-        )
-
-    reset_peaks("cpu")
-    began = time.perf_counter()
-    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
-    run_simulation(server_app, client_app, num_supernodes=clients, backend_config=resources)
-    first = stamps[0] - began
-    return {
-        "name": name,
-        "clients": clients,
-        "made": first,
-        "round": float(np.median(np.diff(stamps))),
-        **peaks_of("cpu"),
-    }
-
-
 def synchronise(device: str) -> None:
     """Wait for the GPU."""
     if device != "cpu":
@@ -373,54 +268,47 @@ def bytes_in(root: Path) -> int:
     return sum(file.stat().st_size for file in root.glob("clients-*.log")) if root.exists() else 0
 
 
-def table(rows: list[dict[str, Any]]) -> None:
-    """Print one line per case, and how the largest population compares with 1,000 clients."""
-    print(
-        f"\n{'':10}{'clients':>10}{'make s':>9}{'round ms':>10}{'GPU GiB':>9}{'host GiB':>10}"
-        f"{'save ms':>9}{'save MB':>9}{'memories GiB':>14}  where, resume"
+HEAD = (
+    f"{'':10}{'clients':>10}{'make s':>9}{'round ms':>10}{'GPU GiB':>9}{'host GiB':>10}"
+    f"{'save ms':>9}{'save MB':>9}{'memories GiB':>14}  where, resume"
+)
+
+
+def line(row: dict[str, Any]) -> str:
+    """One case."""
+    if "left_out" in row:
+        return f"{row['name']:10}{row['clients']:>10,}  left out: {row['left_out']}"
+    saving = f"{1e3 * row['save']:9.1f}{row['save_bytes'] / 1e6:9.1f}" if "save" in row else " " * 18
+    kept = f"{row['memories'] / 2**30:14.2f}  {row['where']}" if "memories" in row else ""
+    exact = {True: ", exact", False: ", NOT EXACT"}.get(row.get("exact"), "")  # type: ignore[arg-type]
+    together = f"  all processes {row['all_gib']:.2f} GiB" if "all_gib" in row else ""
+    return (
+        f"{row['name']:10}{row['clients']:>10,}{row['made']:9.2f}{1e3 * row['round']:10.1f}{row['gpu_gib']:9.2f}"
+        f"{row['host_gib']:10.2f}{saving}{kept}{exact}{together}"
     )
-    for row in rows:
-        if "left_out" in row:
-            print(f"{row['name']:10}{row['clients']:>10,}  left out: {row['left_out']}")
-            continue
-        saving = f"{1e3 * row['save']:9.1f}{row['save_bytes'] / 1e6:9.1f}" if "save" in row else " " * 18
-        kept = f"{row['memories'] / 2**30:14.2f}  {row['where']}" if "memories" in row else ""
-        exact = {True: ", exact", False: ", NOT EXACT"}.get(row.get("exact"), "")  # type: ignore[arg-type]
-        print(
-            f"{row['name']:10}{row['clients']:>10,}{row['made']:9.2f}{1e3 * row['round']:10.1f}{row['gpu_gib']:9.2f}"
-            f"{row['host_gib']:10.2f}{saving}{kept}{exact}"
-        )
-    print("\nlargest population against 1,000 clients: round, GPU memory, checkpoint time")
+
+
+def ratios(rows: list[dict[str, Any]]) -> None:
+    """Print how the largest population compares with 1,000 clients."""
+    print("\nlargest population against 1,000 clients: round, GPU memory, host memory, checkpoint time, its bytes")
     for name in dict.fromkeys(row["name"] for row in rows):
         mine = {row["clients"]: row for row in rows if row["name"] == name and "round" in row}
         if 1_000 in mine and max(mine) > 1_000:
             few, many = mine[1_000], mine[max(mine)]
-            ratios = [many[key] / few[key] if few.get(key) else float("nan") for key in ("round", "gpu_gib", "save")]
-            print(f"{name:10}{max(mine):>10,}" + "".join(f"{ratio:8.2f}" for ratio in ratios))
+            keys = ("round", "gpu_gib", "host_gib", "save", "save_bytes")
+            found = [many[key] / few[key] if few.get(key) else float("nan") for key in keys]
+            print(f"{name:10}{max(mine):>10,}" + "".join(f"{ratio:8.2f}" for ratio in found))
 
 
-def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Round time, memory and checkpoint time against the population."""
-    import matplotlib
+def store(path: Path, row: dict[str, Any]) -> None:
+    """Put a case into a file, in place of an earlier one of the same case."""
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    def case(one: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(one.get(key) for key in ("name", "clients", "device", "memory"))
 
-    figure, axes = pyplot.subplots(1, 3, figsize=(13, 4), layout="constrained")
-    panels = (
-        ("round", 1e3, "round [ms]"),
-        ("host_gib", 1, "peak memory of the process [GiB]"),
-        ("save", 1e3, "checkpoint [ms]"),
-    )
-    for axis, (key, scale, title) in zip(axes, panels):
-        for name in dict.fromkeys(row["name"] for row in rows):
-            points = [(row["clients"], scale * row[key]) for row in rows if row["name"] == name and key in row]
-            if points:
-                axis.plot(*zip(*points), marker="o", label=name)
-        axis.set(xscale="log", yscale="log", xlabel="clients in the federation, 50 a round", ylabel=title)
-        axis.grid(alpha=0.3)
-    axes[0].legend()
-    figure.savefig(path, dpi=130)
+    kept = [one for one in known if case(one) != case(row)]
+    path.write_text(json.dumps([*kept, row], indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -53,13 +53,12 @@ def texts(rows: int, seed: int = 0) -> tuple[list[str], torch.Tensor]:
 
 def model(family: str = "bert", train: str = "lora", *, seed: int = 0, **options: Any) -> nn.Module:
     """A small transformer for these texts, or of type "vit" for the pictures of `tiny.federation`."""
+    options = {"config": CONFIGS[family], **({"rank": 2} if train == "lora" else {}), **options}
     if family == "vit":
         options = {"head": "image_classification", **options}
-        return cs.build_model(
-            "hugging_face", (1, 6, 6), 3, seed=seed, config=CONFIGS[family], train=train, rank=2, **options
-        )
+        return cs.build_model("hugging_face", (1, 6, 6), 3, seed=seed, train=train, **options)
     inputs = {"input_ids": (LENGTH,), "attention_mask": (LENGTH,)}
-    options = {"length": LENGTH, "rank": 2, "config": CONFIGS[family], **options}
+    options = {"length": LENGTH, **options}
     return cs.build_model("hugging_face", inputs, 3, seed=seed, train=train, **options)
 
 

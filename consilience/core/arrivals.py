@@ -15,9 +15,10 @@ import torch
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.capabilities import Buffers, QueriesBeforeSelection, ReceivesSchedule, capability
+from consilience.core.client_flags import AllBut
 from consilience.core.evaluate import LossQuery
 from consilience.core.exchange import Broadcast, Cohort, Pool, Presence, WaitPolicy
-from consilience.core.protocols import Channel, ClientRule, Engine, KeepsTime, PlansSteps
+from consilience.core.protocols import Channel, ClientRule, Engine, KeepsTime, NamesEmptyClients, PlansSteps
 from consilience.core.rng import host
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
@@ -263,21 +264,26 @@ def _dispatch(
     if max_concurrency == 0:
         return done
     turn = pending.dispatches  # equals the round where clients are chosen once a round
-    idle = np.ones(len(engine.sizes), dtype=bool)
-    idle[pending.jobs.ids] = idle[done.arrived.ids] = False  # a client in the buffer would start from the same model
+    busy = np.union1d(pending.jobs.ids, done.arrived.ids)  # a client in the buffer would start from the same model
     available = engine.available(turn, seed)
-    absent = pending.absent.write(away := np.flatnonzero(~available), pending.absent[away] + 1)
+    if isinstance(available, AllBut):
+        away, free = available.away, available.without(busy)
+    else:
+        away, free = np.flatnonzero(~available), available.copy()
+        free[busy] = False
+    absent = pending.absent.write(away, pending.absent[away] + 1)
     pool = Pool(
         sizes=engine.sizes,
         losses=done.losses,  # type: ignore[arg-type]
-        available=available & idle,
+        available=free,  # type: ignore[arg-type]
         presence=Presence(absent, turn + 1),
         seconds=pending.took,  # type: ignore[arg-type]
         secret=secret,
+        empty=engine.empty if isinstance(engine, NamesEmptyClients) else None,
     )
     pool, losses, asked = _ask(algorithm, engine, pool, done.losses, server.model(here.server), turn, seed)
     chosen = np.unique(algorithm.selection.choose(turn, pool, seed))  # ascending, no client twice
-    chosen = chosen[idle[chosen]]
+    chosen = chosen[~np.isin(chosen, busy)]
     if max_concurrency is not None and len(chosen) > max_concurrency:
         # the purpose "seats" is older than the word max_concurrency; another text would draw other clients
         chosen = np.sort(host(seed, "seats", turn).choice(chosen, max_concurrency, replace=False))
@@ -327,7 +333,7 @@ def _ask(
     if len(answer):
         losses = losses.write(answer.ids, (answer.reply["loss"] / answer.reply["rows"]).cpu().numpy())
     cost = QueryCost(question.nbytes(len(ids)), answer.nbytes(), float(seconds.max()))
-    return replace(pool, losses=losses.dense()), losses, cost
+    return pool.knowing(losses=losses), losses, cost
 
 
 def _broadcast(algorithm: Algorithm, engine: Engine, state: Tree, ids: np.ndarray, round: int, seed: int) -> Broadcast:

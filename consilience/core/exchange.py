@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
+from consilience.core.client_flags import AllBut
 from consilience.core.refusal import Refusal
 from consilience.core.tree import Tree
 from consilience.core.versions import ClientVector
@@ -106,7 +107,7 @@ class Presence:
 class Pool:
     """What the server knows of the clients when it chooses: sizes, losses last reported, who is available.
 
-    Vectors of the loop become arrays when a selection first reads them.
+    Vectors of the loop become arrays when a selection first reads them; `draw` and `able` do without.
     """
 
     sizes: np.ndarray  # [K] int64
@@ -117,9 +118,10 @@ class Pool:
         default_factory=lambda: None
     )  # [K] of its last reply, NaN where it has sent none
     secret: bytes | None = field(default=None, repr=False)  # the round's key, for secret draws
+    empty: np.ndarray | None = field(default=None, repr=False)  # ids without rows, where they are known
 
     def __post_init__(self) -> None:
-        vectors = {name: values for name, values in vars(self).items() if isinstance(values, ClientVector)}
+        vectors = {name: values for name, values in vars(self).items() if isinstance(values, (ClientVector, AllBut))}
         for name in vectors:
             object.__delattr__(self, name)
         object.__setattr__(self, "_vectors", vectors)
@@ -137,6 +139,28 @@ class Pool:
     def candidates(self) -> np.ndarray:
         """Ids of the clients that are available and have data."""
         return np.flatnonzero(self.available & (self.sizes > 0))
+
+    def able(self, ids: np.ndarray) -> np.ndarray:
+        """[m] whether each of these clients is available and has data."""
+        few = self._all_but_few
+        return self.available[ids] & (self.sizes[ids] > 0) if few is None else few[ids]
+
+    def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """At most `count` of the candidates, each equally likely, in the order drawn."""
+        few = self._all_but_few
+        if few is None:
+            return rng.choice(self.candidates, min(count, len(self.candidates)), replace=False)
+        return few.at(rng.choice(few.count, min(count, few.count), replace=False))
+
+    def knowing(self, **changes: Any) -> Pool:
+        """The same with other values of some fields."""
+        return Pool(**{**{one.name: vars(self).get(one.name) for one in fields(self)}, **self._vectors, **changes})
+
+    @cached_property
+    def _all_but_few(self) -> AllBut | None:
+        """The candidates, where those that cannot be chosen are named."""
+        flags = self._vectors.get("available")
+        return None if flags is None or self.empty is None else flags.without(self.empty)
 
 
 Notes = dict[str, Any]

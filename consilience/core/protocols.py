@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
+from consilience.core.client_flags import AllBut
 from consilience.core.exchange import Broadcast, Cohort, Notes, Pool, WaitPolicy
 from consilience.core.federation import Rows
 from consilience.core.plans import Batch, Work
@@ -107,7 +108,7 @@ class Engine(Protocol):
         """The initial model."""
         ...
 
-    def available(self, round: int, seed: int) -> np.ndarray:
+    def available(self, round: int, seed: int) -> np.ndarray | AllBut:
         """[K] who could take part."""
         ...
 
@@ -172,6 +173,16 @@ class HasTask(Protocol):
     @property
     def task(self) -> Task:
         """What is learned."""
+        ...
+
+
+@runtime_checkable
+class NamesEmptyClients(Protocol):
+    """An engine that knows, without looking at all clients in every round, which have no rows."""
+
+    @property
+    def empty(self) -> np.ndarray:
+        """Ascending ids of the clients without training rows."""
         ...
 
 

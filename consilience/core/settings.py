@@ -201,7 +201,7 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], key: str) -> None
             new = renamed.option(name, known)
             if new is not None:
                 raise Invalid(f"{place} is now called {new}: write that (`consilience migrate` rewrites a config file)")
-            other = SYNONYMS.get(name.lower().replace("-", "_"))
+            other = SYNONYMS.get(str(name).lower().replace("-", "_"))
             hint = f": it is called {other!r} here" if other in known else nearest(name, known)
             if "optimiser" in known and (other or name) in ELSEWHERE:  # the options of an algorithm
                 hint = f" of an algorithm: give {other or name} to cs.train, or write it above [algorithm] in a config"

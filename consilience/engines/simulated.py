@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
+from consilience.core.client_flags import AllBut
 from consilience.core.exchange import WaitPolicy
 from consilience.core.federation import Federation
 from consilience.core.protocols import ClientRule
@@ -52,8 +55,15 @@ class SimulatedEngine:
         """A tree that was saved, on the device."""
         return self._placement.saved(values)
 
-    def available(self, round: int, seed: int) -> np.ndarray:
+    @cached_property
+    def empty(self) -> np.ndarray:
+        """Ascending ids of the clients without training rows."""
+        return np.flatnonzero(self.sizes == 0)
+
+    def available(self, round: int, seed: int) -> np.ndarray | AllBut:
         """[K] who could take part."""
+        if self.environment.availability == 1:
+            return AllBut(len(self.federation))
         return self.environment.available(round, len(self.federation), seed)
 
     def planned(self, client: ClientRule, ids: np.ndarray, *, round: int, seed: int) -> np.ndarray:

@@ -11,6 +11,8 @@ import numpy as np
 
 from consilience.core.settings import Count, Invalid, NonNegative, Positive, Probability, Whole, check
 
+_JUMP = 100  # numbers that are drawn in the time of one jump to another place of the stream
+
 
 class Draw(IntEnum):
     """What a random number decides: part of its seed, so that no two decisions share one."""
@@ -163,7 +165,14 @@ def _uniform(draw: Draw, round: int, ids: np.ndarray, seed: int) -> np.ndarray:
     _check_numbers(round, ids, seed)
     if len(ids) == 0:
         return np.empty(0)
-    return np.random.default_rng([seed, int(draw), round]).random(int(ids.max()) + 1)[ids]
+    stream, last = np.random.default_rng([seed, int(draw), round]), int(ids.max())
+    if last < _JUMP * len(ids):
+        return stream.random(last + 1)[ids]
+    drawn, at = np.empty(len(ids)), 0
+    for place, client in enumerate(ids.tolist()):  # the same numbers, without those in between
+        stream.bit_generator.advance(client - at)  # type: ignore[attr-defined]
+        drawn[place], at = stream.random(), client + 1
+    return drawn
 
 
 def _check_numbers(round: int, ids: np.ndarray, seed: int) -> None:

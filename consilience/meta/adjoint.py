@@ -192,7 +192,8 @@ class Adjoint:
 def chosen(algorithm: Algorithm, engine: Engine, round: int, seed: int) -> np.ndarray:
     """Who is chosen in a round."""
     clients = len(engine.sizes)
-    pool = Pool(sizes=engine.sizes, losses=np.full(clients, np.nan), available=engine.available(round, seed))
+    available = np.asarray(engine.available(round, seed))
+    pool = Pool(sizes=engine.sizes, losses=np.full(clients, np.nan), available=available)
     return np.unique(algorithm.selection.choose(round, pool, seed))
 
 

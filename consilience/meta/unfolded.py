@@ -11,6 +11,7 @@ from torch import Tensor
 
 from consilience.client.gradient_report import ReportedLoss, minibatch_loss, trained_model
 from consilience.core import plans, tree
+from consilience.core.client_flags import AllBut
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.federation import Rows
 from consilience.core.plans import Batch, Split, Work
@@ -107,7 +108,7 @@ class Unfolded:
         """The initial model."""
         return self._engine.start()
 
-    def available(self, round: int, seed: int) -> np.ndarray:
+    def available(self, round: int, seed: int) -> np.ndarray | AllBut:
         """[K] who could take part."""
         return self._engine.available(round, seed)
 

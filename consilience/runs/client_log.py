@@ -140,6 +140,7 @@ class ClientLog:
     def __init__(self) -> None:
         self._path: Path | None = None
         self._length, self._digest = 0, hashlib.sha256()
+        self._bound = SLACK  # bytes up to which the file is not longer than twice what is needed
         self._known: list[TableEntry] = []
         self._saved: list[Mark] = []
         self._next: list[Mark] = []
@@ -163,10 +164,10 @@ class ClientLog:
         self._saved = self._next
 
     def _is_long(self, tables: Sequence[Table]) -> bool:
-        if self._length <= SLACK:
-            return False
-        needed = sum((len(table.source.written()) + 1) * (table.layout.length + 8) for table in tables)
-        return self._length > 2 * needed + SLACK
+        if self._length > self._bound:  # what is needed is counted only here: that looks at all clients
+            needed = sum((len(table.source.written()) + 1) * (table.layout.length + 8) for table in tables)
+            self._bound = 2 * needed + SLACK
+        return self._length > self._bound
 
     def _begin(self, root: Path, tables: Sequence[Table]) -> None:
         """A new file with all rows."""
@@ -187,6 +188,7 @@ class ClientLog:
         write_file(path, chunks())
         sync_folder(root)
         self._path, self._length, self._digest = path, length, digest
+        self._bound = 2 * length + SLACK
 
     def _add_all(self, records: Iterator[bytes]) -> None:
         path, self._path = self._path, None  # what an error leaves behind is not added to

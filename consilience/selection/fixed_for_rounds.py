@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 
 from consilience.core.capabilities import QueriesBeforeSelection, Reasons, Wraps
+from consilience.core.client_flags import AllBut
 from consilience.core.exchange import Pool
 from consilience.core.protocols import Selection
 from consilience.core.settings import Count, check
@@ -36,6 +37,6 @@ class FixedForRounds(Wraps):
 
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """This choice's clients, as far as they are available."""
-        steady = replace(pool, available=np.ones(len(pool), dtype=bool), losses=np.full(len(pool), np.nan))
+        steady = pool.knowing(available=AllBut(len(pool)), losses=np.broadcast_to(np.nan, len(pool)))
         chosen = self.inner.choose(round // self.rounds, steady, seed)
-        return chosen[np.isin(chosen, pool.candidates)]
+        return chosen[pool.able(chosen)]

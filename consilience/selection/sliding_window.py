@@ -28,4 +28,4 @@ class SlidingWindow:
         order = host(seed, "sliding_window", round // pieces).permutation(clients)
         at = (round % pieces) * window + np.arange(window)
         chosen = np.sort(order[at % clients])
-        return chosen[np.isin(chosen, pool.candidates)]
+        return chosen[pool.able(chosen)]

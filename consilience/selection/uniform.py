@@ -34,6 +34,4 @@ class Uniform(Sample):
 
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """A fresh sample of the available clients."""
-        candidates = pool.candidates
-        chosen = host(seed, "uniform", round).choice(candidates, min(self.wanted(pool), len(candidates)), replace=False)
-        return np.sort(chosen)
+        return np.sort(pool.draw(host(seed, "uniform", round), self.wanted(pool)))

@@ -193,20 +193,24 @@ def test_report_and_dashboard_read_it_from_the_folder_alone(ran: tuple[Path, str
     """The code of the metric need not be there any more."""
     pytest.importorskip("matplotlib")
     from consilience.dashboard.pages import Pages
+    from consilience.dashboard.watch import Watch
     from consilience.reporting.report import write
 
     folder = ran[0]
     stored = RunFolder.open(folder).facts()["metrics"]
     assert [row["name"] for row in stored] == ["loss", "unexplained", "miss"] and stored[2]["unit"] == "visits"
     html = write([folder], tmp_path / "report.html", pictures=False).read_text()
-    pages = Pages(folder.parent, refresh=0, with_similarity=False)
-    for page in (html, pages.run("own") or ""):
+    watch = Watch(folder.parent)
+    pages = Pages(watch, refresh=0, with_similarity=False)
+    for page in (html, pages.report("own") or ""):
         assert "<h3>Unexplained variance</h3>" in page and "What a constant guess would do is 1." in page
         assert '<th scope="col">unexplained variance</th>' in page and '<th scope="col">missed visits</th>' in page
         assert "<h3>Missed visits</h3>" in page and "<h3>Worst tenth</h3>" in page
         assert "Clients&#39; unexplained variance" in page and "Personal unexplained variance" in page
         assert "<h3>Unexplained variance against traffic</h3>" in page
-    assert '<th scope="col">unexplained variance</th>' in pages.index()
+    assert watch.overview(0)["runs"][0]["metric"]["title"] == "unexplained variance"
+    curves_shown = json.dumps(watch.curves(["own"], 100))
+    assert "unexplained variance" in curves_shown and "missed visits" in curves_shown
     with_units = [column.axis for column in curves._ranked(grouped([read(folder)])) if column.key == "miss"]
     assert with_units == ["test missed visits (visits)"]
 

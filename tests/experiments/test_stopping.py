@@ -180,7 +180,7 @@ def test_from_python() -> None:
     ("settings", "words"),
     [
         ({"share": 1.5}, "validation.share = 1.5 is out of range"),
-        ({"patience": 3}, "Validation.patience = 3 has no effect with share = None"),
+        ({"patience": 3}, "validation.patience = 3 has no effect with share = None"),
         ({"share": 0.2, "patience": 0}, "validation.patience = 0 is out of range"),
         ({"share": 0.2, "metric": "acuracy"}, "validation.metric = 'acuracy' is not one of loss, accuracy"),
         ({"share": 0.2, "export": "first"}, "is not one of best, last"),

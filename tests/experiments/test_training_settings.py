@@ -16,7 +16,6 @@ from consilience.core.rounds import run
 from consilience.core.settings import Invalid
 from consilience.experiments import runner
 from consilience.experiments.config.config import Config, from_table
-from consilience.flower.deploy.settings import from_given
 from consilience.runs.folder import RunFolder
 from consilience.runs.toml_text import loads
 
@@ -97,8 +96,3 @@ def test_lanes_agree_when_steps_are_traced() -> None:
         for lane in ("serial", "batched", "streams", "batched-matmul")
     ]
     assert all(tiny.gap(models[0], other) < 1e-8 for other in models[1:])
-
-
-def test_a_deployment_refuses_validation_rows_by_name() -> None:
-    with pytest.raises(Invalid, match=r"validation\.share is not supported in a deployment"):
-        from_given({"validation": {"share": 0.2}}, own=False)

@@ -27,7 +27,8 @@ def config(folder: Path, *overrides: str, family: str = "distilbert", **model: A
         "data": {"name": "text_table", "train": str(transformers_tiny.text_file(folder)), "features": "raw"},
         "partition": {"name": "iid", "clients": 3},
         "model": {
-            **{"name": "hugging_face", "config": transformers_tiny.CONFIGS[family], "train": "lora", "rank": 2},
+            **{"name": "hugging_face", "config": transformers_tiny.CONFIGS[family], "train": "lora"},
+            **({} if "train" in model else {"rank": 2}),
             **{"length": transformers_tiny.LENGTH, **model},
         },
         "algorithm": {"name": "fedavg", "lr": 0.2, "epochs": 1, "batch_size": 8},

@@ -143,7 +143,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("options", "reason"), REFUSED)
 def test_refused_before_training(options: dict[str, Any], reason: str) -> None:
-    settings: dict[str, Any] = {"config": tiny.CONFIGS["bert"], "train": "lora", "rank": 2, **options}
+    settings: dict[str, Any] = {"config": tiny.CONFIGS["bert"], "train": "lora", **options}
+    settings |= {"rank": settings.get("rank", 2)} if settings["train"] == "lora" else {}
     with pytest.raises((Invalid, FileNotFoundError), match=reason):
         cs.build_model("hugging_face", {"input_ids": (tiny.LENGTH,)}, 3, **settings)
 

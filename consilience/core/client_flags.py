@@ -1,0 +1,48 @@
+"""One flag per client, where few are False: those are named, and the others cost nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+_NONE = np.empty(0, dtype=np.int64)
+
+
+class AllBut:
+    """[K] flags, False for the clients in `away` (ascending, none twice) and True for all others."""
+
+    def __init__(self, clients: int, away: np.ndarray = _NONE) -> None:
+        self._clients, self.away = clients, away
+
+    def __len__(self) -> int:
+        return self._clients
+
+    @property
+    def count(self) -> int:
+        """How many are True."""
+        return self._clients - len(self.away)
+
+    def __getitem__(self, ids: Any) -> Any:
+        """The flags of some clients."""
+        if isinstance(ids, slice) or (np.ndim(ids) and np.asarray(ids).dtype == np.bool_):
+            return self.dense()[ids]
+        return ~np.isin(ids, self.away)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.dense().astype(dtype or np.bool_, copy=False)
+
+    def dense(self) -> np.ndarray:
+        """[K] all flags."""
+        flags = np.ones(self._clients, dtype=bool)
+        flags[self.away] = False
+        return flags
+
+    def without(self, ids: np.ndarray) -> AllBut:
+        """With these clients' flags False, too."""
+        return AllBut(self._clients, np.union1d(self.away, ids)) if len(ids) else self
+
+    def at(self, places: np.ndarray) -> np.ndarray:
+        """The clients at these places among those whose flag is True, in ascending order."""
+        before = self.away - np.arange(len(self.away))  # clients with a True flag before each of them
+        return places + np.searchsorted(before, places, side="right")
