@@ -360,3 +360,11 @@ def test_arrays_that_cannot_be_a_model_are_refused_at_once() -> None:
         fm.ask(strategy("FedAvg")(), 1, fm.record({"steps": torch.zeros(2, dtype=torch.int64)}))
     with pytest.raises(Invalid, match="never configured"):
         strategy("FedAvg")().aggregate_train(1, five(strategy("FedAvg")()))
+
+
+def test_a_bag_of_trees_has_nothing_to_average() -> None:
+    mine = strategy("SimProx")()
+    with pytest.raises(Invalid, match="bytes and no parameters, as those of XGBoost.*keep Flower's own strategy"):
+        fm.ask(mine, 1, fm.record({"0": torch.zeros(5, dtype=torch.uint8)}))
+    with pytest.raises(Invalid, match="none of the 1 arrays is a parameter"):
+        fm.ask(mine, 1, fm.record({"0": torch.zeros(5, dtype=torch.int64)}))
