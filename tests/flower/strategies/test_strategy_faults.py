@@ -364,7 +364,7 @@ def test_arrays_that_cannot_be_a_model_are_refused_at_once() -> None:
 
 def test_a_bag_of_trees_has_nothing_to_average() -> None:
     mine = strategy("SimProx")()
-    with pytest.raises(Invalid, match="bytes and no parameters, as those of XGBoost.*keep Flower's own strategy"):
+    with pytest.raises(Invalid, match=r"bytes and no parameters, as those of XGBoost.*keep Flower's own strategy"):
         fm.ask(mine, 1, fm.record({"0": torch.zeros(5, dtype=torch.uint8)}))
     with pytest.raises(Invalid, match="none of the 1 arrays is a parameter"):
         fm.ask(mine, 1, fm.record({"0": torch.zeros(5, dtype=torch.int64)}))
