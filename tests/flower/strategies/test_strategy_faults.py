@@ -368,3 +368,10 @@ def test_a_bag_of_trees_has_nothing_to_average() -> None:
         fm.ask(mine, 1, fm.record({"0": torch.zeros(5, dtype=torch.uint8)}))
     with pytest.raises(Invalid, match="none of the 1 arrays is a parameter"):
         fm.ask(mine, 1, fm.record({"0": torch.zeros(5, dtype=torch.int64)}))
+
+
+def test_arguments_of_flowers_former_strategies_are_named_as_such() -> None:
+    with pytest.raises(Invalid, match=r"FedAvg.fraction_fit is an argument of Flower's former strategies"):
+        strategy("FedAvg")(fraction_fit=0.5)
+    with pytest.raises(Invalid, match=r"FedAvg.fraction_trian is not a setting .did you mean 'fraction_train'"):
+        strategy("FedAvg")(fraction_trian=0.5)
