@@ -29,10 +29,11 @@ from consilience.selection.uniform import Uniform
 
 ALGORITHM = "algorithm"  # the ConfigRecord that tells clients the algorithm's name and settings
 METRICS = 2**22  # bytes of a reply's metrics and configs
-FORMER = frozenset(
-    "fraction_fit min_fit_clients min_evaluate_clients min_available_clients initial_parameters on_fit_config_fn "
-    "on_evaluate_config_fn evaluate_fn accept_failures fit_metrics_aggregation_fn evaluate_metrics_aggregation_fn".split()
-)
+FORMER = {
+    *("fraction_fit", "min_fit_clients", "min_evaluate_clients", "min_available_clients", "initial_parameters"),
+    *("on_fit_config_fn", "on_evaluate_config_fn", "evaluate_fn", "accept_failures", "fit_metrics_aggregation_fn"),
+    "evaluate_metrics_aggregation_fn",
+}
 OURS = tuple(field.name for field in fields(Settings))
 
 
