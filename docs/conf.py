@@ -54,6 +54,7 @@ NAVIGATION = {
             "faults",
         ),
         *("performance", "gpu", "ray", "deploy", "security", "flower"),
+        *(f"coming/{name}" for name in ("flower", "pfl_research", "pfllib", "fedlab")),
     ],
     "See it": ["compare", "tune", "diagnose", "report", "dashboard", "reproductions", "comparison"],
     "Methods": [
