@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from consilience.core.algorithm import Algorithm
-from consilience.core.arrivals import Pace, Replies
+from consilience.core.arrivals import Pace, Replies, pool_of
 from consilience.core.capabilities import DrawsSecretly, QueriesBeforeSelection, capability
 from consilience.core.client_flags import AllBut
-from consilience.core.exchange import Pool, Presence
-from consilience.core.protocols import Engine, NamesEmptyClients, PreparesAhead
+from consilience.core.protocols import Engine, PreparesAhead
 
+NOBODY = np.empty(0, dtype=np.int64)
 MANY = 20_000  # clients: where flags of all are drawn, choosing among more takes the host as long as it saves
 
 
@@ -27,8 +25,9 @@ class Ahead:
     def __init__(self, algorithm: Algorithm, engine: Engine, pace: Pace) -> None:
         secret = capability(algorithm.server, DrawsSecretly) is not None
         queries = capability(algorithm.selection, QueriesBeforeSelection) is not None
-        able = isinstance(engine, PreparesAhead) and engine.prepares_ahead
-        self._engine: Any = engine if able and not secret and not queries and pace.buffer is None else None
+        known = not secret and not queries and pace.buffer is None
+        able = known and isinstance(engine, PreparesAhead) and engine.prepares_ahead
+        self._engine: PreparesAhead | None = engine if able else None  # type: ignore[assignment]
         self._algorithm = algorithm
         self._guess: np.ndarray | None = None
 
@@ -36,21 +35,12 @@ class Ahead:
         """Have the batches of a round prepared, after what is known of the one before."""
         if self._engine is None:
             return
-        if self._guess is not None and not np.array_equal(self._guess, done.chosen):
+        if self._guess is not None and not np.array_equal(self._guess, done.arrived.ids):
             self._engine = None
             return
-        engine, turn = self._engine, done.pending.dispatches
-        available = engine.available(turn, seed)
-        if not isinstance(available, AllBut) and len(available) > MANY:
+        pool, _ = pool_of(self._engine, done.pending, done.losses, NOBODY, seed, None)
+        if not isinstance(pool.available, AllBut) and len(pool.available) > MANY:
             self._engine = None
             return
-        pool = Pool(
-            sizes=engine.sizes,
-            losses=done.losses,  # type: ignore[arg-type]
-            available=available,
-            presence=Presence(done.pending.absent, turn + 1),
-            seconds=done.pending.took,  # type: ignore[arg-type]
-            empty=engine.empty if isinstance(engine, NamesEmptyClients) else None,
-        )
-        self._guess = np.unique(self._algorithm.selection.choose(turn, pool, seed))
-        engine.prepare_round(self._algorithm.client, self._guess, round=round, seed=seed)
+        self._guess = np.unique(self._algorithm.selection.choose(done.pending.dispatches, pool, seed))
+        self._engine.prepare_round(self._algorithm.client, self._guess, round=round, seed=seed)

@@ -173,9 +173,10 @@ class Federation:
 
     def _described(self) -> list[tuple[str, str]]:
         sizes = self.train.sizes
-        found = [("clients", f"{len(self):,}"), ("rows", f"{int(sizes.sum()):,}")]
+        found = [("client" if len(self) == 1 else "clients", f"{len(self):,}"), ("rows", f"{int(sizes.sum()):,}")]
         if len(self) > 1:
-            found.append(("a client", f"{int(sizes.min()):,} to {int(sizes.max()):,}"))
+            least, most = int(sizes.min()), int(sizes.max())
+            found.append(("a client", f"{least:,}" if least == most else f"{least:,} to {most:,}"))
         found.append(("test rows", f"{0 if self.test is None else len(self.test.y):,}"))
         return [*found, ("classes", str(self.classes))] if self.classes else [*found, ("targets", "real-valued")]
 

@@ -6,7 +6,7 @@ import functools
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from consilience.experiments.config.catalogue import ENGINES, KINDS
 from consilience.experiments.config.config import Config
 from consilience.experiments.experiment import Experiment
 from consilience.experiments.model_checks import try_client, try_model
+from consilience.experiments.node_rows import described, example_of, refuse_reading_here
 from consilience.experiments.privacy_ledger import refuse_overspending
 from consilience.experiments.stopping import best_so_far
 from consilience.options.parts import made
@@ -86,6 +87,8 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+    if config.data.name == "node_files" and data is None:
+        return _on_nodes(config, resumed)
     data = _readable(config, read_data(config) if data is None else data)
     federation, rows = spread(config, data)
     validation = None
@@ -99,14 +102,7 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
     task = try_model(task, federation, f"model.name = {config.model.name!r}", f"data.name = {config.data.name!r}")
     task = try_client(algorithm, task, federation)
     best_so_far(config.validation, task)  # refuses a metric that is not there
-    environment = config.environment.built
-    made("environment", lambda: environment.check_against(len(federation)), {})
-    settings = {**config.engine, "environment": environment, "rounds_ahead": config.rounds}
-    where = ENGINES[settings.pop("name", "vectorised")]
-    engine = made("engine", lambda: where(task, federation, **settings), {})
-    try_surroundings(config, algorithm, engine)
-    _try_budget(0 if resumed else config.rounds, algorithm, engine)
-    try_selection(algorithm, federation, config.seed)
+    engine = _engine(config, task, federation, resumed)
     prints = {"data": data_fingerprint(data), "partition": fingerprint(rows)}
     if task.frozen_digest:
         prints["frozen_weights"] = task.frozen_digest
@@ -115,12 +111,52 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
         federation=federation,
         parts=rows,
         task=task,
-        environment=environment,
+        environment=config.environment.built,
         engine=engine,
         algorithm=algorithm,
         data=data,
         prints=prints,
         validation=validation,
+    )
+
+
+def _engine(config: Config, task: contract.Task, federation: Any, resumed: bool) -> RunnerEngine:
+    """The engine of the settings, with which the algorithm's own conditions hold."""
+    environment = config.environment.built
+    made("environment", lambda: environment.check_against(len(federation)), {})
+    settings = {**config.engine, "environment": environment, "rounds_ahead": config.rounds}
+    where = ENGINES[settings.pop("name", "vectorised")]
+    engine = made("engine", lambda: where(task, federation, **settings), {})
+    algorithm = config.algorithm.built
+    try_surroundings(config, algorithm, engine)
+    _try_budget(0 if resumed else config.rounds, algorithm, engine)
+    try_selection(algorithm, federation, config.seed)
+    return engine
+
+
+def _on_nodes(config: Config, resumed: bool) -> Simulation:
+    """A run whose rows lie on the machines of a Ray cluster: here, they are only described."""
+    refuse_reading_here(config)
+    found = described(config)
+    data, parts = example_of(found, config.data.name)
+    example = Federation.from_clients([(data.x, data.y)], classes=found.classes)
+    kind = kind_of(config, data)
+    task: contract.Task = Task(_model(config, data, kind), kind, loss=None if config.loss == "auto" else config.loss)
+    task = try_model(task, example, f"model.name = {config.model.name!r}", f"data.name = {config.data.name!r}")
+    task = try_client(config.algorithm.built, task, example)
+    prints = {"data": found.fingerprint, "partition": fingerprint(parts)}
+    if task.frozen_digest:
+        prints["frozen_weights"] = task.frozen_digest
+    return Simulation(
+        config=config,
+        federation=cast(Federation, found),
+        parts=parts,
+        task=task,
+        environment=config.environment.built,
+        engine=_engine(config, task, found, resumed),
+        algorithm=config.algorithm.built,
+        data=data,
+        prints=prints,
     )
 
 

@@ -15,8 +15,9 @@ import torch
 
 from consilience.core import tree
 from consilience.core.exchange import Pool
-from consilience.core.federation import Federation
+from consilience.core.federation import Federation, Rows
 from consilience.core.rounds import run
+from consilience.core.settings import Invalid
 from consilience.core.stored_rows import is_stored
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
@@ -70,6 +71,8 @@ class Cost:
 def size(simulation: Simulation) -> Size:
     """The numbers that need no training."""
     federation, config, start = simulation.federation, simulation.config, simulation.engine.start()
+    if not isinstance(federation.train, Rows):
+        raise Invalid("data.name = 'node_files' leaves rows where they lie: there is nothing to estimate from here")
     sizes = federation.train.sizes.numpy()
     algorithm = simulation.algorithm
     counts, steps = zip(*_work(simulation))

@@ -212,7 +212,7 @@ def test_groups_are_nearly_equal_and_keep_the_order() -> None:
 def test_how_many_clients_fit_depends_on_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     fits = []
     for free in (1, 10**6, 10**12):
-        monkeypatch.setattr(tuning, "_free", lambda _, free=free: free)
+        monkeypatch.setattr(estimates, "_free", lambda _, free=free: free)
         engine = tiny.engine(tiny.convnet, clients_at_once=None)
         train(engine, rounds=1)
         fits.append(engine.choice.clients_at_once)

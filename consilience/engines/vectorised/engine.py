@@ -21,7 +21,7 @@ from consilience.core.tree import Tree
 from consilience.engines.placement import FloatingType, Placement
 from consilience.engines.simulated import SimulatedEngine
 from consilience.engines.vectorised import timing
-from consilience.engines.vectorised.arithmetic import Arithmetic, Precision
+from consilience.engines.vectorised.arithmetic import Arithmetic, Precision, resolve_precision
 from consilience.engines.vectorised.drawn_plans import Draw, DrawnPlans, longest_first
 from consilience.engines.vectorised.local_work import LocalWork, channel_keys, on_device
 from consilience.engines.vectorised.program import Context, Program, memories
@@ -47,8 +47,8 @@ class Vectorised(SimulatedEngine):
 
     environment: which clients are slow, unavailable or silent; by default none.
     device: "auto" (the GPU if there is one), "cpu", "cuda" or "cuda:1".
-    dtype, precision: "float32" or "float64"; "full", "tf32" or "bf16" arithmetic. deterministic: only kernels
-    that repeat bit for bit.
+    dtype, precision: "float32" or "float64"; "full", "tf32" or "bf16" arithmetic, or "auto": "tf32" where a GPU has it,
+    "full" on a CPU. deterministic: only kernels that repeat bit for bit.
     lane: "batched" (one vmapped step for all; "batched-matmul": with convolutions as matrix products), "streams"
     (clients side by side: CUDA graphs, or one per CPU core), "serial", or "auto", which measures them on the first
     round. `choice` is the one in use.
@@ -94,8 +94,8 @@ class Vectorised(SimulatedEngine):
         self._row_place = RowPlace(memory, None if memory_folder is None else Path(memory_folder))
         self._memory: ClientRows | None = None  # None until a rule trains
         self._without_memory: set[tuple[ClientRule, Channel]] = set()
-        self._bf16 = precision == "bf16"
-        self._arithmetic = Arithmetic(self.device, precision, deterministic)
+        self.precision = resolve_precision(precision, self.device, self.dtype)
+        self._arithmetic = Arithmetic(self.device, self.precision, deterministic)
         self._programs: dict[tuple[ClientRule, Channel], Program] = {}
         choice = LaneChoice(lane=lane, clients_at_once=clients_at_once, compile=compile)
         self._stager = Stager(self.device)
@@ -115,8 +115,8 @@ class Vectorised(SimulatedEngine):
 
     @property
     def resolved_settings(self) -> dict[str, Any]:
-        """The device, and what is known of the lane."""
-        return {"device": str(self.device), **self.choice.resolved}
+        """The device, the precision, and what is known of the lane."""
+        return {"device": str(self.device), "precision": self.precision, **self.choice.resolved}
 
     def use_lane(self, choice: LaneChoice) -> None:
         """Take the lane that another engine measured on the same run."""
@@ -266,7 +266,7 @@ class Vectorised(SimulatedEngine):
         """The rule and the channel bound to this engine's task; traces are kept with it."""
         known = self._programs.get((client, channel))
         if known is None:
-            known = Program(client, channel, self._task, self.dtype, self.device, self._bf16)
+            known = Program(client, channel, self._task, self.dtype, self.device, self.precision == "bf16")
             self._programs[client, channel] = known
         return known
 
