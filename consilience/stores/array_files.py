@@ -45,7 +45,8 @@ class ArrayFile:
 
     def __init__(self, path: Path, name: str | None = None) -> None:
         self.path, self.name = Path(path).absolute(), name
-        self._lock, self._fd, self._digest = threading.Lock(), -1, ""
+        self._lock, self._digest = threading.Lock(), ""
+        self._file: Any = None  # opened when a row is first read
         try:
             with open(self.path, "rb") as file:
                 found = _safetensors_place(file, self.path, name) if _is_safetensors(path) else _npy_place(file, path)
@@ -60,14 +61,10 @@ class ArrayFile:
             raise Invalid(f"{self.path} is shorter than its head says: fetch it again")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key not in ("_lock", "_fd")}
+        return {key: value for key, value in vars(self).items() if key not in ("_lock", "_file")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _lock=threading.Lock(), _fd=-1)
-
-    def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
-            os.close(self._fd)
+        vars(self).update(state, _lock=threading.Lock(), _file=None)
 
     def read(self, rows: np.ndarray, out: Tensor) -> None:
         """Fill `out`, [m, ...] in host memory, with these rows; those that follow one another are read together."""
@@ -94,11 +91,11 @@ class ArrayFile:
 
     def _fill(self, at: int, view: memoryview) -> None:
         with self._lock:
-            if self._fd < 0:
-                self._fd = os.open(self.path, os.O_RDONLY)
+            if self._file is None:
+                self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115
         done = 0
         while done < len(view):
-            count = os.preadv(self._fd, [view[done:]], at + done)
+            count = os.preadv(self._file.fileno(), [view[done:]], at + done)
             if not count:
                 raise OSError(f"{self.path} is shorter than it was when the run began: put it back")
             done += count
