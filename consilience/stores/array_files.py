@@ -7,6 +7,7 @@ import json
 import math
 import os
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,7 @@ class ArrayFile:
         with self._lock:
             if self._file is None:
                 self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115
+                weakref.finalize(self, self._file.close)
         done = 0
         while done < len(view):
             count = os.preadv(self._file.fileno(), [view[done:]], at + done)
