@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": LEARNED | {"privacy", "stores"},  # a private server counts what it spends, a splitting one keeps rows
     "environments": {"core"},
     "models": {"core", "layers"},
-    "data": LEARNED | {"models"},  # a data set may be stored as the features of a frozen encoder
+    "data": LEARNED | {"models", "stores"},  # a data set may be features of a frozen encoder, or stay in its files
     "engines": LEARNED | {"environments", "stores"},
     "options": PARTS | {"core"},
     "algorithms": PARTS | LEARNED | {"options", "privacy"},

@@ -136,22 +136,7 @@ def _dispatch(
         return done
     turn = pending.dispatches  # equals the round where clients are chosen once a round
     busy = np.union1d(pending.jobs.ids, done.arrived.ids)  # a client in the buffer would start from the same model
-    available = engine.available(turn, seed)
-    if isinstance(available, AllBut):
-        away, free = available.away, available.without(busy)
-    else:
-        away, free = np.flatnonzero(~available), available.copy()
-        free[busy] = False
-    absent = pending.absent.write(away, pending.absent[away] + 1)
-    pool = Pool(
-        sizes=engine.sizes,
-        losses=done.losses,  # type: ignore[arg-type]
-        available=free,  # type: ignore[arg-type]
-        presence=Presence(absent, turn + 1),
-        seconds=pending.took,  # type: ignore[arg-type]
-        secret=secret,
-        empty=engine.empty if isinstance(engine, NamesEmptyClients) else None,
-    )
+    pool, absent = pool_of(engine, pending, done.losses, busy, seed, secret)
     pool, losses, asked = _ask(algorithm, engine, pool, done.losses, server.model(here.server), turn, seed)
     chosen = np.unique(algorithm.selection.choose(turn, pool, seed))  # ascending, no client twice
     chosen = chosen[~np.isin(chosen, busy)]
@@ -169,6 +154,32 @@ def _dispatch(
         down=done.down + broadcast.nbytes(len(chosen)) + asked.down,
         up=done.up + asked.up,
     )
+
+
+def pool_of(
+    engine: Engine, pending: PendingReplies, losses: ClientVector, busy: np.ndarray, seed: int, secret: bytes | None
+) -> tuple[Pool, ClientVector]:
+    """What the server knows of the clients at the next choice; and how often each has been away, this one included."""
+    turn = pending.dispatches
+    available = engine.available(turn, seed)
+    free: np.ndarray | AllBut
+    if isinstance(available, AllBut):
+        away, free = available.away, available.without(busy)
+    else:
+        flags = available.copy()
+        flags[busy] = False
+        away, free = np.flatnonzero(~available), flags
+    absent = pending.absent.write(away, pending.absent[away] + 1)
+    pool = Pool(
+        sizes=engine.sizes,
+        losses=losses,  # type: ignore[arg-type]
+        available=free,  # type: ignore[arg-type]
+        presence=Presence(absent, turn + 1),
+        seconds=pending.took,  # type: ignore[arg-type]
+        secret=secret,
+        empty=engine.empty if isinstance(engine, NamesEmptyClients) else None,
+    )
+    return pool, absent
 
 
 def _seconds(
