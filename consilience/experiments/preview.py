@@ -16,8 +16,8 @@ import torch
 from consilience.core import tree
 from consilience.core.exchange import Pool
 from consilience.core.federation import Federation, Rows
-from consilience.core.settings import Invalid
 from consilience.core.rounds import run
+from consilience.core.settings import Invalid
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
 from consilience.experiments.assembly import Simulation
