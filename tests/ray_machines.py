@@ -132,8 +132,8 @@ def _autoscaling(port: int, cpus: int, most: int) -> dict[str, Any]:
             "gcs_address": f"127.0.0.1:{port}",
             "disable_node_updaters": True,
         },
-        "available_node_types": {"head": {**one, "max_workers": 0}, "more": {**one, "max_workers": most}},
-        "head_node_type": "head",
+        "available_node_types": {"ray.head.default": {**one, "max_workers": 0}, "more": {**one, "max_workers": most}},
+        "head_node_type": "ray.head.default",
         "upscaling_speed": 10,
         "idle_timeout_minutes": 1,
         **dict.fromkeys(("auth", "docker", "file_mounts"), {}),  # noqa: RUF024
