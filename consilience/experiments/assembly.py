@@ -20,6 +20,7 @@ from consilience.core.federation import Federation, Rows
 from consilience.core.kind import Kind
 from consilience.core.protocols import Engine, RunnerEngine
 from consilience.core.settings import Invalid, options_of
+from consilience.core.stored_rows import is_stored
 from consilience.data import datasets
 from consilience.data.dataset import Dataset, Texts
 from consilience.data.federate import federate
@@ -216,6 +217,9 @@ def data_fingerprint(data: Dataset) -> str:
     groups = {"groups": data.groups, "test_groups": data.test_groups}
     for path, leaf in tree.flatten({**rows, **{k: v for k, v in groups.items() if v is not None}}).items():
         digest.update(f"{path} {leaf.dtype} {tuple(leaf.shape)}\n".encode())
+        if is_stored(leaf):
+            digest.update(leaf.source.print_of(leaf.rows).encode())  # type: ignore[attr-defined]
+            continue
         digest.update(leaf.contiguous().view(-1).view(torch.uint8).numpy().data if leaf.numel() else b"")
     return digest.hexdigest()
 

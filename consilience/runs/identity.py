@@ -18,7 +18,7 @@ from consilience.runs.redact import redacted
 
 HARMLESS = (
     *("name", "rounds", "runs", "data_dir", "log", "checkpoint.every", "checkpoint.keep", "engine.address"),
-    *("engine.memory", "engine.memory_folder"),
+    *("engine.memory", "engine.memory_folder", "engine.rows"),
     *("engine.min_workers", "engine.num_cpus", "engine.resources", "engine.placement"),
     *("validation.patience", "validation.export", "evaluation.maps"),
 )

@@ -14,7 +14,6 @@ import torch
 
 from consilience.core import tree
 from consilience.core.client_flags import AllBut
-from consilience.core.client_rows import ClientRows
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.federation import Federation, Rows
 from consilience.core.plans import Split
@@ -33,11 +32,12 @@ from consilience.engines.ray.transfer import balanced_owners, packed, without_fr
 from consilience.engines.ray.worker import WorkerSetup
 from consilience.engines.simulated import SimulatedEngine
 from consilience.engines.vectorised import timing
-from consilience.engines.vectorised.arithmetic import Precision, prepare_libraries
+from consilience.engines.vectorised.arithmetic import Precision, prepare_libraries, resolve_precision
 from consilience.engines.vectorised.local_work import on_device
 from consilience.engines.vectorised.tuning import LaneChoice, LaneName
 from consilience.engines.workload import Workload, planned_steps
 from consilience.environments.environment import Environment
+from consilience.stores.client_rows import ClientRows
 
 LARGEST = 2**62
 LARGE = 4096  # bytes of a client's tensor from which on it stays in the object store
@@ -87,7 +87,8 @@ class RayCluster(SimulatedEngine):
             raise Invalid(f"workers = {workers} is more than the {with_rows} clients that have rows: use fewer")
         self._nodes = federation if isinstance(federation, NodeFederation) else None
         super().__init__(task, cast(Federation, federation), environment, Placement.of(device, dtype))
-        prepare_libraries(self.device, precision, deterministic)
+        self.precision = resolve_precision(precision, self.device, self.dtype)
+        prepare_libraries(self.device, deterministic)
         self.environment.check_against(len(federation))
         self.choice = LaneChoice(lane=lane, clients_at_once=clients_at_once, compile=compile)
         self._given_task = task
@@ -105,7 +106,7 @@ class RayCluster(SimulatedEngine):
             "environment": environment,
             "device": worker_device(self.device, num_gpus),  # Ray shows each worker only the GPU it may use
             "dtype": dtype,
-            "precision": precision,
+            "precision": self.precision,
             "deterministic": deterministic,
             "lane": lane,
             "clients_at_once": clients_at_once,
@@ -127,8 +128,8 @@ class RayCluster(SimulatedEngine):
 
     @property
     def resolved_settings(self) -> dict[str, Any]:
-        """The device, and what is known of the lane, which one worker measures for all."""
-        return {"device": str(self.device), **self.choice.resolved}
+        """The device, the precision, and what is known of the lane, which one worker measures for all."""
+        return {"device": str(self.device), "precision": self.precision, **self.choice.resolved}
 
     def store(self, rows: Split) -> Rows:
         """The rows on the driver's device, for what does not run on the workers."""

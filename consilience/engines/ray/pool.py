@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from consilience.core import tree
-from consilience.core.client_rows import NOWHERE, ClientRows
 from consilience.core.tree import Tree
 from consilience.engines.ray.processes import Process
 from consilience.engines.ray.resources import WorkerResources, request
@@ -19,6 +18,7 @@ from consilience.engines.ray.transfer import WorkerReplies, packed
 from consilience.engines.ray.worker import WorkerSetup
 from consilience.engines.vectorised.tuning import LaneChoice
 from consilience.engines.workload import Workload
+from consilience.stores.client_rows import NOWHERE, ClientRows
 
 FAILURES = 3  # deaths of the process of a share in one exchange after which its clients count as dropped
 log = logging.getLogger(__name__)

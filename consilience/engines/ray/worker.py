@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from consilience.core import task as contract
 from consilience.core import tree
-from consilience.core.client_rows import ClientRows
 from consilience.core.exchange import Broadcast
 from consilience.core.federation import Federation, Rows
 from consilience.core.kind import Kind
@@ -31,6 +30,7 @@ from consilience.engines.ray.transfer import (
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.engines.vectorised.tuning import LaneChoice
 from consilience.engines.workload import Workload
+from consilience.stores.client_rows import ClientRows
 from consilience.task.task import Task
 
 
@@ -202,7 +202,7 @@ class Worker:
 
 def _lengths(leaf: Tensor) -> np.ndarray:
     """[m] the length of each row: infinite if it overflows, NaN if a value is not finite."""
-    found = quick(leaf).cpu().numpy() if leaf.is_floating_point() else np.zeros(len(leaf))
+    found = quick(leaf).double().cpu().numpy() if leaf.is_floating_point() else np.zeros(len(leaf))
     if np.isfinite(found).all():
         return found
     finite = tree.all_finite({"leaf": leaf}).cpu().numpy()
