@@ -7,9 +7,11 @@ import numpy as np
 from consilience.core.algorithm import Algorithm
 from consilience.core.arrivals import Pace, Replies, pool_of
 from consilience.core.capabilities import DrawsSecretly, QueriesBeforeSelection, capability
+from consilience.core.client_flags import AllBut
 from consilience.core.protocols import Engine, PreparesAhead
 
 NOBODY = np.empty(0, dtype=np.int64)
+MANY = 20_000  # clients: where flags of all are drawn, choosing among more takes the host as long as it saves
 
 
 class Ahead:
@@ -37,5 +39,8 @@ class Ahead:
             self._engine = None
             return
         pool, _ = pool_of(self._engine, done.pending, done.losses, NOBODY, seed, None)
+        if not isinstance(pool.available, AllBut) and len(pool.available) > MANY:
+            self._engine = None
+            return
         self._guess = np.unique(self._algorithm.selection.choose(done.pending.dispatches, pool, seed))
         self._engine.prepare_round(self._algorithm.client, self._guess, round=round, seed=seed)

@@ -25,6 +25,11 @@ class DrawnPlans:
         found = self._kept.pop(_key(work, ids, steps, round, seed), None)
         return draw(ids, steps) if found is None else found
 
+    @property
+    def kept(self) -> list[Plan]:
+        """Those that were drawn ahead, in the order of their groups."""
+        return list(self._kept.values())
+
     def draw_ahead(
         self, work: Work, workload: Workload, groups: Iterable[np.ndarray], round: int, seed: int, draw: Draw
     ) -> None:

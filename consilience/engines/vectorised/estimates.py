@@ -44,10 +44,11 @@ class Sizes(NamedTuple):
     carry: int
     activations: int
     columns: int  # that convolutions written as matrix products add
+    rows: int = 0  # of the largest client, where they are read as they are needed
 
     def fitting(self, device: torch.device) -> int:
         """How many clients' carries, gradients and activations fit into a third of the free memory."""
-        each = 4 * self.carry + 3 * self.activations + 1
+        each = 4 * self.carry + 3 * self.activations + 2 * self.rows + 1
         return int(np.clip(_free(device) / 3 // each, 1, 4096))
 
 

@@ -14,6 +14,7 @@ import torch
 from consilience.core.federation import Rows
 from consilience.core.plans import Plan
 from consilience.core.settings import Invalid
+from consilience.core.stored_rows import stored_bytes
 from consilience.core.tree import Tree
 from consilience.engines.vectorised import obstacles
 from consilience.engines.vectorised.estimates import Sizes, balance, narrowing, sizes_of
@@ -24,6 +25,7 @@ from consilience.engines.vectorised.lanes.batched import Batched
 from consilience.engines.vectorised.lanes.cuda import GraphBatched, GraphStreams
 from consilience.engines.vectorised.lanes.serial import Serial, Threads
 from consilience.engines.vectorised.program import Context, Program
+from consilience.stores.staging import Stager
 
 TRIAL_SECONDS = 0.15  # per lane and repetition; at 0.06 what threads cost at their start counted for a third ...
 SLOW_TRIAL_SECONDS = 0.06  # ... unless a step takes this long anyway
@@ -41,7 +43,10 @@ Prepare = Callable[[np.ndarray, int | None], tuple[Tree, Context, Plan]]
 class Tuner:
     """Holds the lanes; measures once, then always uses the same one."""
 
-    def __init__(self, device: torch.device, choice: LaneChoice, rounds_ahead: int | None) -> None:
+    def __init__(
+        self, device: torch.device, choice: LaneChoice, rounds_ahead: int | None, stager: Stager | None = None
+    ) -> None:
+        self._stager = stager or Stager(device)
         self.choice, self._device, self._rounds_ahead = choice, device, rounds_ahead
         self._lanes: dict[Any, Lane] = {}
         self._problems: dict[str, Exception] = {}  # of lanes that cannot run the model
@@ -77,7 +82,8 @@ class Tuner:
         given = self.choice.clients_at_once
         if given is None or self._device.type == "cuda":
             carry, _, plan = prepare(order[:1], 1)
-            self._sizes = sizes_of(program.task, carry, plan, store)
+            self._sizes = sizes_of(program.task, carry, *self._stager.stage(plan, store))
+            self._sizes = self._sizes._replace(rows=stored_bytes(store.x) * int(store.sizes.max()))
         if given is None:
             self.choice = replace(self.choice, clients_at_once=self._sizes.fitting(self._device))
         if self._device.type == "cuda":
@@ -239,6 +245,7 @@ class Tuner:
     ) -> tuple[float, int]:
         """(seconds, rows) that some clients take for so many steps."""
         carry, context, plan = prepare(group, steps)
+        plan, store = self._stager.stage(plan, store)
         self._wait()
         began = time.perf_counter()
         program = program.by_matmul() if name == "batched-matmul" else program

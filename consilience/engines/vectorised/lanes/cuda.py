@@ -58,7 +58,7 @@ class GraphBatched:
         return tree.concatenate([head, tree.rows(carry, slice(half, width))])
 
     def _for(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Captured:
-        key = (id(program), len(plan.steps), plan.width, room_for(plan))
+        key = (id(program), len(plan.steps), plan.width, room_for(plan), store.y.data_ptr())
         if key not in self._captured:
             layout = CarryLayout(pytree.tree_leaves(carry))
             self._captured[key] = Captured(
@@ -129,7 +129,7 @@ class GraphStreams:
                     block[client].copy_(static)
 
     def _for(self, slot: int, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Captured:
-        key = (slot, id(program), plan.width, room_for(plan))
+        key = (slot, id(program), plan.width, room_for(plan), store.y.data_ptr())
         if key not in self._captured:
             one = tree.rows(carry, 0)
             common = self._common.setdefault(key[1:], SharedCapture(context))
