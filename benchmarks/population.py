@@ -222,7 +222,7 @@ def resume(algorithm: Any, engine: Any, found: Any, rounds: int) -> str:
 def digest(snapshot: Any) -> str:
     """Of the server's state, of all losses, and of the memory of every client that has one."""
     from consilience.core import tree
-    from consilience.core.client_rows import ClientRows
+    from consilience.stores.client_rows import ClientRows
 
     found = hashlib.sha256(snapshot.losses.tobytes())
     for leaf in tree.leaves(snapshot.server):

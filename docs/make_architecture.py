@@ -20,7 +20,7 @@ CORE = {
         *("settings", "renamed", "rate_schedules"),
     ),
     "the loop": ("rounds", "arrivals", "conclusion", "progress", "notebook"),
-    "rows of clients that are given, kept and versioned": ("given_rows", "client_rows", "row_blocks", "versions"),
+    "rows of clients as they are given, and numbers of clients in versions": ("given_rows", "versions"),
     "what a task promises, and how it is tested": ("task", "kind", "metrics", "evaluate"),
     "replies: refused, bounded, left where they are": ("screening", "clipping", "lengths", "refusal", "remote"),
 }

@@ -15,27 +15,28 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 PARTS = {"selection", "client", "channel", "server"}
 LEARNED = {"core", "layers", "task"}
-RECIPES = PARTS | LEARNED | {"privacy", "options", "algorithms"}
+RECIPES = PARTS | LEARNED | {"stores", "privacy", "options", "algorithms"}
 WORLD = RECIPES | {"meta", "data", "environments", "models", "wire"}
 RUNNING = WORLD | {"engines", "runs", "experiments"}
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     "wire": {"core"},
+    "stores": {"core"},
     "privacy": {"core"},
     "layers": {"core"},
     "task": {"core", "layers"},
     "channel": {"core"},
     "client": LEARNED,
     "selection": {"core", "privacy"},  # Poisson sampling draws from the round's secret key
-    "server": LEARNED | {"privacy"},  # a private server counts what it spends
+    "server": LEARNED | {"privacy", "stores"},  # a private server counts what it spends, a splitting one keeps rows
     "environments": {"core"},
     "models": {"core", "layers"},
     "data": LEARNED | {"models"},  # a data set may be stored as the features of a frozen encoder
-    "engines": LEARNED | {"environments"},
+    "engines": LEARNED | {"environments", "stores"},
     "options": PARTS | {"core"},
     "algorithms": PARTS | LEARNED | {"options", "privacy"},
     "meta": RECIPES,
-    "runs": LEARNED | {"wire"},
+    "runs": LEARNED | {"wire", "stores"},
     "experiments": WORLD | {"engines", "runs"},
     "flower": RUNNING,
     "reporting": {"core", "task", "runs"},

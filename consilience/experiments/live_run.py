@@ -114,7 +114,7 @@ class Run:
                 seed=config.seed,
                 resume=self._resume,
                 limits=config.limits,
-                keys=None if self._privacy is None else self._privacy.keys,
+                keys=None if self._privacy is None else self._privacy.round_key,
             )
             traffic, began = self._traffic, time.perf_counter()
             for done in rounds:

@@ -76,7 +76,7 @@ class Observer:
             **_refusals(round.cohort, scores, personal),
         }
         row |= {"simulated_seconds": round.clock, **_staleness(round)}
-        row |= {key: round.notes[key] for key in ("epsilon", "private") if key in round.notes}
+        row |= {key: round.notes[key] for key in ("epsilon", "private", "bound") if key in round.notes}
         row |= {key: count for key in WHERE_NEEDED if (count := round.cohort.counts.get(key, 0))}
         timing = _timing(round, seconds, time.perf_counter() - trained)
         clients = client_row(round, scores, personal, drift)

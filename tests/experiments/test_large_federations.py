@@ -12,7 +12,6 @@ import torch
 
 from consilience.algorithms.ditto import ditto
 from consilience.core import tree
-from consilience.core.client_rows import ClientRows
 from consilience.core.federation import Federation, NumberedNames, Rows
 from consilience.core.rounds import run as train
 from consilience.engines.vectorised.engine import Vectorised
@@ -21,6 +20,7 @@ from consilience.experiments.config import config
 from consilience.runs import checkpoint, client_log
 from consilience.runs.result import Result
 from consilience.selection import Uniform
+from consilience.stores.client_rows import ClientRows
 from consilience.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("untraced")

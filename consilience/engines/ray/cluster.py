@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from consilience.core import tree
-from consilience.core.client_rows import ClientRows
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.federation import Federation, Rows
 from consilience.core.plans import Split
@@ -33,6 +32,7 @@ from consilience.engines.vectorised.program import Program, memories
 from consilience.engines.vectorised.tuning import LaneChoice, LaneName
 from consilience.engines.workload import Workload, planned_steps
 from consilience.environments.environment import Environment
+from consilience.stores.client_rows import ClientRows
 
 LARGEST = 2**62
 LARGE = 4096  # bytes of a client's tensor from which on it stays in the object store

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from consilience.core import tree
-from consilience.core.client_rows import NOWHERE, ClientRows
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.engines.ray import session
@@ -20,6 +19,7 @@ from consilience.engines.ray.transfer import WorkerReplies, packed
 from consilience.engines.ray.worker import Worker, WorkerSetup
 from consilience.engines.vectorised.tuning import LaneChoice
 from consilience.engines.workload import Workload
+from consilience.stores.client_rows import NOWHERE, ClientRows
 
 FAILURES = 3  # deaths of one worker in one exchange after which its clients count as dropped
 log = logging.getLogger(__name__)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
-from consilience.core.client_rows import NOWHERE
 from consilience.core.remote import RemoteTensor
 from consilience.core.tree import Tree
 from consilience.engines.ray.transfer import RemoteLeaf, WorkerReplies, packed, unpacked
 from consilience.engines.ray.worker import in_client_order
+from consilience.stores.client_rows import NOWHERE
 
 _CPU = torch.device("cpu")
 Reduce = Callable[[int, tuple[Any, ...]], Callable[[], list[Any]]]

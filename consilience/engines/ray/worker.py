@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from consilience.core import task as contract
 from consilience.core import tree
-from consilience.core.client_rows import ClientRows
 from consilience.core.exchange import Broadcast
 from consilience.core.federation import Federation, Rows
 from consilience.core.kind import Kind
@@ -32,6 +31,7 @@ from consilience.engines.ray.transfer import (
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.engines.vectorised.tuning import LaneChoice
 from consilience.engines.workload import Workload
+from consilience.stores.client_rows import ClientRows
 from consilience.task.task import Task
 
 

@@ -10,12 +10,10 @@ import numpy as np
 import torch
 
 from consilience.core import plans, progress, tree
-from consilience.core.client_rows import BlockStorage, ClientRows
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.federation import Federation, Rows
 from consilience.core.plans import Plan, Split, Work
 from consilience.core.protocols import Channel, ClientRule
-from consilience.core.row_blocks import RowPlace
 from consilience.core.settings import Count, Invalid
 from consilience.core.task import Task
 from consilience.core.tree import Tree
@@ -28,6 +26,9 @@ from consilience.engines.vectorised.program import Context, Program, memories
 from consilience.engines.vectorised.tuning import LaneChoice, LaneName, Tuner
 from consilience.engines.workload import Workload, planned_steps
 from consilience.environments.environment import Environment
+from consilience.stores.block_storage import BlockStorage
+from consilience.stores.client_rows import ClientRows
+from consilience.stores.row_blocks import RowPlace
 
 RunClients = Callable[..., Tree]
 """What `Vectorised.run_clients` is: (client, channel, broadcast, workload, round=, seed=) -> replies."""
