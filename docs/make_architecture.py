@@ -19,7 +19,7 @@ CORE = {
         *("tree", "exchange", "protocols", "capabilities", "algorithm", "federation", "class_names", "plans", "rng"),
         *("settings", "renamed", "rate_schedules"),
     ),
-    "the loop": ("rounds", "arrivals", "conclusion", "progress", "notebook"),
+    "the loop": ("rounds", "arrivals", "pending", "conclusion", "progress", "notebook"),
     "rows of clients as they are given, and numbers of clients in versions": ("given_rows", "versions"),
     "what a task promises, and how it is tested": ("task", "kind", "metrics", "evaluate"),
     "replies: refused, bounded, left where they are": ("screening", "clipping", "lengths", "refusal", "remote"),
