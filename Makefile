@@ -40,7 +40,7 @@ test: $(TESTED) ## everything that must pass, minutes; ruff and mypy beside the 
 	@$(MAKE) --no-print-directory --jobs 2 lint pytest
 
 pytest: $(TESTED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadscope --no-loadscope-reorder
 
 test-slow: $(TESTED) ## the longer checks, such as MNIST accuracy
 	$(BIN)/python -m pytest -m slow

@@ -2,10 +2,11 @@
 
     python benchmarks/duw_starts.py --data path/to/data --minutes 9                  # on a GPU, six processes
     python benchmarks/duw_starts.py --data path/to/data --environments 1 --starts 5 --results folder
+    python benchmarks/duw_starts.py --data path/to/data --tenth --device cpu --lane serial --jobs 1 --minutes 60
 
 Each start of each environment is a process of examples/duw_environment.py. Starts that are stored with all their digits
-are not run again; what the time does not allow is left for the next call. `benchmarks/reproduce.py --merge folder`
-takes the rows over.
+are not run again; what the time does not allow is left for the next call, which goes on from the states that --work
+keeps. `benchmarks/reproduce.py --merge folder` takes the rows over.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from reproduction_cells import RESULTS, ROOT, store, stored
 from consilience.environments import preset
 from consilience.runs import identity
 
-EXPERIMENT = "duw_environment_{}"
 Weights = Sequence[Sequence[float]]
 
 
@@ -40,12 +40,21 @@ def main() -> int:
     parser.add_argument("--starts", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--lane", default="auto")
+    parser.add_argument(
+        "--work", type=Path, help="where states of learning are kept, to go on with; else they are lost"
+    )
     parser.add_argument("--iterations", type=int, help="the paper's number by default")
+    parser.add_argument(
+        "--tenth", action="store_true", help="a tenth of the paper's unfolded runs at ten times its rate; stored apart"
+    )
     parser.add_argument("--jobs", type=int, default=6)
     parser.add_argument("--minutes", type=float, default=9.0)
     given = parser.parse_args()
+    if given.work is not None:
+        given.work.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * given.minutes
-    waiting = [(e, s) for e in given.environments for s in given.starts if not known(e, s, given.results)]
+    waiting = [(e, s) for e in given.environments for s in given.starts if not known(e, s, given)]
     running: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
     with tempfile.TemporaryDirectory() as name, shared_gpu() as said:
         print(said, flush=True)
@@ -58,17 +67,24 @@ def main() -> int:
                 if process.poll() is not None:
                     del running[environment, start]
                     finish(environment, start, process.returncode, given, Path(name))
-        for process in running.values():
+        for (environment, start), process in running.items():
             process.kill()
             process.wait()
+            said = (Path(name) / f"{environment}-{start}" / "log").read_text(encoding="utf-8").splitlines()
+            print(f"environment {environment}: {said[-1] if said else 'nothing yet'}", flush=True)
     left = len(waiting) + len(running)
     print(f"{left} starts are left" if left else "all starts are stored")
     return 0
 
 
-def known(environment: int, start: int, results: Path) -> bool:
+def experiment(environment: int, given: argparse.Namespace) -> str:
+    """The name under which rows are stored."""
+    return f"duw_environment_{environment}{'_tenth' if given.tenth else ''}"
+
+
+def known(environment: int, start: int, given: argparse.Namespace) -> bool:
     """Whether a start's learned weights are stored with their digits."""
-    rows = stored([RESULTS, results], EXPERIMENT.format(environment))
+    rows = stored([RESULTS, given.results], experiment(environment, given))
     return any(row["seed"] == start and row["status"] == "finished" and row.get("learned") for row in rows)
 
 
@@ -79,7 +95,12 @@ def begin(environment: int, start: int, given: argparse.Namespace, work: Path) -
     command = [sys.executable, str(ROOT / "examples" / "duw_environment.py"), "--data", given.data]
     command += ["--environment", str(environment), "--starts", str(start), "--device", given.device]
     command += ["--out", str(out), "--results", str(out / "rows.json")]
-    command += ["--iterations", str(given.iterations)] if given.iterations else []
+    command += ["--lane", given.lane, *(["--work", str(given.work)] if given.work else [])]
+    iterations, paper = given.iterations, preset(f"duw_{environment}").settings["unfolding"]
+    if given.tenth:
+        iterations = iterations or paper["iterations"] // 10
+        command += ["--lr", str(10 * paper["lr"])]
+    command += ["--iterations", str(iterations)] if iterations else []
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with open(out / "log", "wb") as log:
         return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": paths})
@@ -93,7 +114,7 @@ def finish(environment: int, start: int, code: int, given: argparse.Namespace, w
         print(f"{place}: failed\n{(out / 'log').read_text(encoding='utf-8')[-1500:]}", flush=True)
         return
     rows = [row_of(found, given.device) for found in json.loads((out / "rows.json").read_text(encoding="utf-8"))]
-    store(given.results, EXPERIMENT.format(environment), rows)
+    store(given.results, experiment(environment, given), rows)
     print(f"{place}: " + ", ".join(f"{row['method']} {row['final']:.4f}" for row in rows), flush=True)
 
 

@@ -16,6 +16,7 @@ one that has imported everything: nothing is left over from the case before, and
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import hashlib
 import json
@@ -119,6 +120,7 @@ def network() -> nn.Module:
     return nn.Sequential(*parts)
 
 
+@functools.cache
 def rows_and_labels() -> tuple[torch.Tensor, torch.Tensor]:
     """Rows that all clients share."""
     made = torch.Generator().manual_seed(1)
@@ -222,7 +224,7 @@ def resume(algorithm: Any, engine: Any, found: Any, rounds: int) -> str:
 def digest(snapshot: Any) -> str:
     """Of the server's state, of all losses, and of the memory of every client that has one."""
     from consilience.core import tree
-    from consilience.core.client_rows import ClientRows
+    from consilience.stores.client_rows import ClientRows
 
     found = hashlib.sha256(snapshot.losses.tobytes())
     for leaf in tree.leaves(snapshot.server):

@@ -19,6 +19,7 @@ import os
 import shutil
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,10 @@ def main() -> int:
         "--jobs", type=int, default=max(1, (os.cpu_count() or 1) - MOST_ON_GPU - 1), help="processes on the processor"
     )
     parser.add_argument("--gpu-jobs", type=int, default=MOST_ON_GPU, help="processes on the GPU, at most 6")
-    parser.add_argument("--only", default="", help="experiments, with commas between")
+    parser.add_argument(
+        "--only", default="", help="experiments, with commas between; NAME:4 for the first four seeds of one"
+    )
+    parser.add_argument("--without", default="", help="methods to leave out, with commas between")
     parser.add_argument("--again", type=int, default=0, metavar="K", help="repeat K stored cells and compare the bits")
     parser.add_argument("--list", action="store_true", help="print the plan and run nothing")
     parser.add_argument(
@@ -72,14 +76,19 @@ def main() -> int:
     known: Known = {}
     for one in experiments:
         rows = stored([RESULTS, options.results], one.name)
-        known[one.name] = cells_of(one, rows, options.data), rows
+        cells = [cell for cell in cells_of(one, rows, options.data) if cell.method not in options.without.split(",")]
+        known[one.name] = cells, rows
     if options.list:
         print_plan(known, options.data)
         return 0
     if options.data is None:
         parser.error("--data is missing: name the directory that holds the data sets")
     devices = usable(options.device)
-    ready = {name: found for name, found in known.items() if runnable(found[0][0].experiment, devices, options.data)}
+    ready = {
+        name: found
+        for name, found in known.items()
+        if found[0] and runnable(found[0][0].experiment, devices, options.data)
+    }
     todo = repeats(ready, options.again) if options.again else ordered(ready)
     if not todo:
         print("nothing is left to run with these options; --list shows the plan")
@@ -98,14 +107,18 @@ def merge(folder: Path, results: Path) -> int:
 
 def chosen(names: str) -> tuple[Experiment, ...]:
     """The experiments named on the command line, or all."""
-    every = read_experiments()
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
-    unknown = [name for name in wanted if name not in {one.name for one in every}]
-    if unknown:
-        raise SystemExit(
-            f"--only {unknown[0]}: there is no such experiment, but {', '.join(one.name for one in every)}"
-        )
-    return tuple(one for one in every if not wanted or one.name in wanted)
+    every = {one.name: one for one in read_experiments()}
+    wanted = dict(name.strip().partition(":")[::2] for name in names.split(",") if name.strip())
+    for name, count in wanted.items():
+        if name not in every:
+            raise SystemExit(f"--only {name}: there is no such experiment, but {', '.join(every)}")
+        if count and not (count.isdigit() and int(count)):
+            raise SystemExit(f"--only {name}:{count}: after the colon give a number of seeds, at least 1")
+    if not wanted:
+        return tuple(every.values())
+    return tuple(
+        replace(every[name], seeds=every[name].seeds[: int(count) if count else None]) for name, count in wanted.items()
+    )
 
 
 def usable(wanted: str) -> tuple[str, ...]:

@@ -19,8 +19,8 @@ CORE = {
         *("tree", "exchange", "protocols", "capabilities", "algorithm", "federation", "class_names", "plans", "rng"),
         *("settings", "renamed", "rate_schedules"),
     ),
-    "the loop": ("rounds", "arrivals", "conclusion", "progress", "notebook"),
-    "rows of clients that are given, kept and versioned": ("given_rows", "client_rows", "row_blocks", "versions"),
+    "the loop": ("rounds", "arrivals", "pending", "conclusion", "progress", "notebook"),
+    "rows of clients as they are given, and numbers of clients in versions": ("given_rows", "versions"),
     "what a task promises, and how it is tested": ("task", "kind", "metrics", "evaluate"),
     "replies: refused, bounded, left where they are": ("screening", "clipping", "lengths", "refusal", "remote"),
 }

@@ -4,7 +4,8 @@
 
 Accuracies per round go to the screen and, as rows, into the JSON file `--results` (rows of the same environment, start,
 algorithm, iterations and learning rate are replaced, all others stay), learned weights to
-`results/environment_2_start_0.safetensors` and so on, which `duw_fedavg(schedule=...)` reads.
+`results/environment_2_start_0.safetensors` and so on, which `duw_fedavg(schedule=...)` reads. With `--work DIR` the
+state of learning is kept there, and a run that was interrupted goes on from it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 import consilience as cs
 from consilience.core.tree import Tree
@@ -30,6 +32,7 @@ TEST_SCALES = {
     "accuracy": "same",
     "accuracy_authors_scale": "authors",
 }  # the authors' code scales test pictures differently
+SAVE_SECONDS = 5.0  # between two saved states of learning
 SAME = ("environment", "start", "algorithm", "iterations", "lr")  # what makes two rows the same measurement
 
 
@@ -45,6 +48,7 @@ def main() -> None:
     parser.add_argument("--lane", default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder of the learned weights")
+    parser.add_argument("--work", type=Path, default=None, help="folder of the states of learning, to go on from")
     parser.add_argument("--results", type=Path, default=None, help="JSON file of rows; results/duw_ENVIRONMENT.json")
     given = parser.parse_args()
     paper = preset(f"duw_{given.environment}")
@@ -57,10 +61,11 @@ def main() -> None:
     for start in given.starts:
         module = cs.build_model("mlp", (1, 28, 28), 10, seed=start, hidden=paper.settings["hidden"])
         engine = cs.Vectorised(
-            Task(module), federation, environment=paper.environment, lane=given.lane, device=given.device
+            Task(module), federation, environment=paper.environment, lane=given.lane, device=given.device, compile=False
         )
         began = time.monotonic()
-        schedule = learn(engine, local, {**settings, "rounds": rounds, "seed": start, "loss": given.loss})
+        state = given.work and given.work / f"{given.environment}-{start}-{settings['lr']}-{given.loss}.safetensors"
+        schedule = learn(engine, local, {**settings, "rounds": rounds, "seed": start, "loss": given.loss}, state)
         seconds = round(time.monotonic() - began)
         schedule.save(given.out / f"environment_{given.environment}_start_{start}.safetensors")
         print(schedule.text(), flush=True)
@@ -84,18 +89,25 @@ def main() -> None:
         store(found, given.results or given.out / f"duw_{given.environment}.json")
 
 
-def learn(engine: cs.Vectorised, local: dict[str, float], settings: dict[str, Any]) -> Schedule:
-    """The schedule of one start model, saying how far it is."""
+def learn(engine: cs.Vectorised, local: dict[str, float], settings: dict[str, Any], state: Path | None) -> Schedule:
+    """The schedule of one start model, saying how far it is; it goes on from the file `state` where there is one."""
     began = time.monotonic()
 
     def told(steps: Iterator[Iteration]) -> Iterator[Iteration]:
+        saved = began
         for step in steps:
+            now = time.monotonic()
             if step.number in (1, 2, 5) or step.number % 10 == 0:
                 place = f"start {settings['seed']} iteration {step.number}/{settings['iterations']}"
-                print(f"{place} loss {step.loss:.2f} {time.monotonic() - began:.0f} s", flush=True)
+                print(f"{place} loss {step.loss:.2f} {now - began:.0f} s", flush=True)
+            if state is not None and now - saved > SAVE_SECONDS and step.number < settings["iterations"]:
+                saved, part = now, state.with_suffix(".part")
+                save_file(step.state, part)
+                part.replace(state)
             yield step
 
-    return learned(told(learning(cs.duw_fedavg(**local), engine, **settings)))
+    resume = load_file(state) if state is not None and state.exists() else None
+    return learned(told(learning(cs.duw_fedavg(**local), engine, **settings, resume=resume)))
 
 
 def ends(schedule: Schedule) -> list[float]:

@@ -53,7 +53,7 @@ DECLARED: dict[str, Declared] = {
         excused={
             "test_dropped_and_idle_clients_leave_sound_values": "its weights are one over the number expected",
             "test_a_round_in_which_nobody_answers_changes_nothing": NOISE,
-            "test_stand_ins_for_everybody_keep_the_model": NOISE,
+            "test_broadcast_models_in_place_of_all_replies_keep_the_model": NOISE,
             "test_clients_without_steps_send_back_what_they_got": NOISE,
             "test_replies_memories_and_states_keep_their_structure": "its state lists what each round has spent",
         },
@@ -84,7 +84,7 @@ DECLARED: dict[str, Declared] = {
         options={"ranks": (2, 1, 2, 1, 1)},
         models=tiny.MODELS_WITH_ADAPTERS,
         excused={
-            "test_stand_ins_for_everybody_keep_the_model": PADDING,
+            "test_broadcast_models_in_place_of_all_replies_keep_the_model": PADDING,
             "test_clients_without_steps_send_back_what_they_got": PADDING,
         },
     ),

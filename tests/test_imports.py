@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,27 +16,28 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 PARTS = {"selection", "client", "channel", "server"}
 LEARNED = {"core", "layers", "task"}
-RECIPES = PARTS | LEARNED | {"privacy", "options", "algorithms"}
+RECIPES = PARTS | LEARNED | {"stores", "privacy", "options", "algorithms"}
 WORLD = RECIPES | {"meta", "data", "environments", "models", "wire"}
 RUNNING = WORLD | {"engines", "runs", "experiments"}
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     "wire": {"core"},
+    "stores": {"core"},
     "privacy": {"core"},
     "layers": {"core"},
     "task": {"core", "layers"},
     "channel": {"core"},
     "client": LEARNED,
     "selection": {"core", "privacy"},  # Poisson sampling draws from the round's secret key
-    "server": LEARNED | {"privacy"},  # a private server counts what it spends
+    "server": LEARNED | {"privacy", "stores"},  # a private server counts what it spends, a splitting one keeps rows
     "environments": {"core"},
     "models": {"core", "layers"},
-    "data": LEARNED | {"models"},  # a data set may be stored as the features of a frozen encoder
-    "engines": LEARNED | {"environments"},
+    "data": LEARNED | {"models", "stores"},  # a data set may be features of a frozen encoder, or stay in its files
+    "engines": LEARNED | {"environments", "stores"},
     "options": PARTS | {"core"},
     "algorithms": PARTS | LEARNED | {"options", "privacy"},
     "meta": RECIPES,
-    "runs": LEARNED | {"wire"},
+    "runs": LEARNED | {"wire", "stores"},
     "experiments": WORLD | {"engines", "runs"},
     "flower": RUNNING,
     "reporting": {"core", "task", "runs"},
@@ -91,6 +93,7 @@ def _type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
+@functools.cache
 def parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"), str(file))
 

@@ -36,6 +36,7 @@ SPELLED = {  # as older packages say it
     "zlib/libpng License": "Zlib",
 }
 LOOKED_AT = {  # by a person: what the metadata does not say, and why it is all right
+    "axe-playwright-python": "MIT in its licence file, and MPL-2.0 for the axe-core that it holds; only tests use it",
     "byzfl": "MIT in its repository; an oracle of the tests, which nothing else uses",
     "docutils": "public domain and BSD; the GPL is that of an Emacs mode, which only makes the documentation",
 }

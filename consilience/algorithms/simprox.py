@@ -12,6 +12,7 @@ from consilience.selection.sliding_window import SlidingWindow
 from consilience.server.averaging.weighting.simprox import Previous, SimProxWeights
 from consilience.server.geometry.gaussian_cosine import CompareOn, Similarity
 from consilience.server.geometry.model_similarity import ModelSimilarity
+from consilience.server.geometry.similarity import Metric
 from consilience.server.protocols import read_by
 
 
@@ -24,7 +25,7 @@ def simprox(
     temperature: Positive | None = None,
     previous_model: Previous = "global",
     scaled_norms: bool = False,
-    similarity: Similarity | ModelSimilarity = "both",
+    similarity: Similarity | Metric | ModelSimilarity = "both",
     compare_on: CompareOn = "weights",
     sketch: Count | None = None,
     **common: Unpack[Common],

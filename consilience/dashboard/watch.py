@@ -103,7 +103,9 @@ class Watch:
                         "key": c.key,
                         "title": c.heading or c.title,
                         "axis": c.axis or c.title,
-                        "caption": c.caption,
+                        "caption": f"{c.caption.rstrip('.')}. {c.better.capitalize()} is better."
+                        if c.better
+                        else c.caption,
                         "better": c.better,
                         "detail": not c.has_figure,
                     }

@@ -7,11 +7,11 @@ from typing import Literal, NamedTuple
 import torch
 
 from consilience.core import tree
-from consilience.core.client_rows import placed
 from consilience.core.federation import Rows
 from consilience.core.settings import Invalid, nearest
 from consilience.core.task import Task
 from consilience.core.tree import Tree
+from consilience.stores.block_storage import placed
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 FloatingType = Literal["float32", "float64"]

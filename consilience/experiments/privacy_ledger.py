@@ -26,6 +26,7 @@ from consilience.privacy import (
     epsilon_so_far,
     noise_for,
 )
+from consilience.privacy.round_keys import fresh, name_of, release_of
 from consilience.runs.checkpoint import Checkpoint
 from consilience.runs.disk import explain, read_file, write_file
 from consilience.runs.folder import RunFolder
@@ -58,7 +59,9 @@ def refuse_overspending(
         )
     with_noise = ""
     with contextlib.suppress(Invalid):  # where no noise would be enough
-        enough = noise_for(budget, rounds=rounds, rate=spending.rate, delta=spending.delta, after=after)
+        enough = noise_for(
+            budget, rounds=rounds, rate=spending.rate, delta=spending.delta, after=after, discrete=spending.discrete
+        )
         with_noise = f", or algorithm.noise = {enough:.4g} for all {'that are left' if done else 'of them'}"
     raise Invalid(
         f"rounds = {done + rounds} would cost epsilon = {cost:.4g}, and algorithm.epsilon = {budget:g}: "
@@ -117,24 +120,42 @@ class PrivacyLedger:
         spent = epsilon_so_far(done, self._private.spending.delta)
         return replace(round, notes={**round.notes, "epsilon": spent, "private": private})
 
+    def round_key(self, round: int) -> bytes:
+        """The key of a round; where clients add the noise, the round is charged now, before any of them is asked.
+
+        Their noise is new each time: a round that is done again is another release.
+        """
+        if not self._private.charged_first:
+            return self.keys(round)
+        key = fresh(round)
+        self._charge(round, release_of(key), name_of(key))
+        return key
+
     def position(self) -> tuple[int, str]:
         """The ledger's byte length and SHA-256, for the checkpoint."""
         return self._log.position()
 
     def _charged(self, round: Round) -> int:
         """The place of this release in the ledger, from 1; written now if it is a new one."""
-        release, key = round.notes["release"], round.notes["key"]
+        if self._private.charged_first:  # whatever became of it
+            return len(self._rows)
+        if round.notes["release"] not in self._places:
+            self._charge(round.number, round.notes["release"], round.notes["key"])
+        return self._places[round.notes["release"]]
+
+    def _charge(self, round: int, release: str, key: str) -> None:
+        """Write down a release, unless the budget does not hold it."""
         spending, budget = self._private.spending, self._private.epsilon
-        if release in self._places:
-            return self._places[release]
-        row = {"round": round.number, "noise": spending.noise, "rate": 1.0 if key in self._key_names else spending.rate}
+        rate = 1.0 if key in self._key_names else spending.rate
+        row: dict[str, Any] = {"round": round, "noise": spending.noise, "rate": rate}
         row |= {"private": self._private.noise_seed is None, "key": key, "release": release}
+        row |= {"discrete": True} if spending.discrete else {}
         done = self._done + Counter([_mechanism(row)])
         if budget is not None and epsilon_so_far(done, spending.delta) > budget:
             cost = epsilon_of(done, spending.delta)
             if cost > budget:
                 raise Spent(
-                    f"round {round.number} would bring epsilon to {cost:.4g}, above the budget of {budget:g} "
+                    f"round {round} would bring epsilon to {cost:.4g}, above the budget of {budget:g} "
                     f"(delta = {spending.delta:g}), with all {len(self._rows)} releases before it: it is not released"
                 )
         self._log.append(row)
@@ -143,9 +164,8 @@ class PrivacyLedger:
         self._key_names.add(key)
         self._done = done
         self._all_private = self._all_private and bool(row["private"])
-        self._last = max(self._last, round.number)
+        self._last = max(self._last, round)
         self._record()
-        return len(self._rows)
 
     def _record(self) -> None:
         """The sum of the ledger, and where it ends, in `run.json`."""
@@ -214,6 +234,8 @@ def _refuse(log: RowLog, reason: str) -> None:
 def _is_sound(row: Mapping[str, Any]) -> bool:
     if any(type(row.get(name)) is not kind for name, kind in _KINDS.items()):
         return False
+    if type(row.get("discrete", False)) is not bool:
+        return False
     return bool(row["round"] > 0 and 0 < row["noise"] < float("inf") and 0 < row["rate"] <= 1)
 
 
@@ -227,7 +249,7 @@ def _begins_with(log: RowLog, position: Any) -> bool:
 
 
 def _mechanism(row: Mapping[str, Any]) -> Mechanism:
-    return Mechanism(row["noise"], row["rate"])
+    return Mechanism(row["noise"], row["rate"], row.get("discrete", False))
 
 
 def _create(log: RowLog) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +35,7 @@ class Iteration:
     weights: Tensor  # [T, K]
     slope: Tensor  # [T, K] dLoss/dTheta
     gradient: str  # the way to it
+    state: dict[str, Tensor]  # with which `learning(resume=...)` goes on as if it had never stopped
 
 
 def learning(
@@ -51,8 +52,9 @@ def learning(
     start: Tree | None = None,
     initial: Initial = None,
     loss: ReportedLoss = "task",
+    resume: Mapping[str, Tensor] | None = None,
 ) -> Iterator[Iteration]:
-    """Learn a schedule, yielding every iteration; see `learn_schedule`."""
+    """Learn a schedule, yielding every iteration; see `learn_schedule`. `resume`: the state of an earlier iteration."""
     rounds, iterations = check_value("rounds", rounds, Count), check_value("iterations", iterations, Count)
     lr, seed = check_value("lr", lr, Positive), check_value("seed", seed, Whole)
     constraint, keep = check_value("constraint", constraint, Constraint), check_value("keep", keep, Keep)
@@ -61,10 +63,18 @@ def learning(
     # Paper: w^(0) is initialised inside the loop. Here: one and the same start, as in the authors' code.
     start = engine.start() if start is None else start
     slope = slope_of(way, algorithm, engine, start, keep=keep, loss=loss)
-    table = initial_table(initial, algorithm, engine, start, rounds=rounds, seed=seed)
-    theta = simplex.free(table, constraint).requires_grad_()
+    state = _resumed(resume, rounds, iterations) if resume is not None else None
+    if state is None:
+        table = initial_table(initial, algorithm, engine, start, rounds=rounds, seed=seed)
+        theta = simplex.free(table, constraint)
+        state = {"theta": theta, "mean": theta * 0, "square": theta * 0}
+        state |= {"losses": torch.zeros(0, dtype=torch.float64), "moved": torch.zeros(rounds, dtype=torch.bool)}
+    theta = state["theta"].clone().requires_grad_()
     optimiser = torch.optim.Adam([theta], lr=lr)
-    for number in range(iterations):
+    done = len(state["losses"])
+    moments = {"exp_avg": state["mean"].clone(), "exp_avg_sq": state["square"].clone()}
+    optimiser.state[theta] = {"step": torch.tensor(float(done)), **moments}
+    for number in range(done, iterations):
         table = simplex.weights(theta, constraint)
         run_seed = rng.key(seed, "unfolding", number) % 2**63  # batches and failures are drawn afresh for every run
         try:
@@ -81,23 +91,40 @@ def learning(
         table.backward(found)
         optimiser.step()
         weights = simplex.weights(theta, constraint).detach().clone()
-        yield Iteration(number=number + 1, loss=total, weights=weights, slope=found, gradient=way)
+        state = {
+            "theta": theta.detach().clone(),
+            "mean": moments["exp_avg"].clone(),
+            "square": moments["exp_avg_sq"].clone(),
+            "losses": torch.cat([state["losses"], torch.tensor([total], dtype=torch.float64)]),
+            "moved": state["moved"] | (found != 0).any(1).cpu(),
+        }
+        yield Iteration(number=number + 1, loss=total, weights=weights, slope=found, gradient=way, state=state)
+
+
+def _resumed(state: Mapping[str, Tensor], rounds: int, iterations: int) -> dict[str, Tensor]:
+    """A saved state, checked against what is to be learned."""
+    absent = [name for name in ("theta", "mean", "square", "losses", "moved") if name not in state]
+    if absent:
+        raise Invalid(f"resume has no {absent[0]}: pass the `state` of an iteration")
+    if len(state["theta"]) != rounds:
+        raise Invalid(f"resume has weights for {len(state['theta'])} rounds, not for {rounds}: pass rounds as before")
+    if len(state["losses"]) >= iterations:
+        raise Invalid(f"resume has all {len(state['losses'])} iterations: pass a larger number than {iterations}")
+    return dict(state)
 
 
 def learned(steps: Iterable[Iteration]) -> Schedule:
     """The schedule at the end of all iterations."""
-    losses, moved = [], None
-    for step in steps:
-        losses.append(step.loss)
-        depends = (step.slope != 0).any(1)
-        moved = depends if moved is None else moved | depends
-    if moved is None:
+    step = None
+    for step in steps:  # noqa: B007 only the last one is needed
+        pass
+    if step is None:
         raise Invalid("a schedule is learned in at least one iteration")
     return Schedule(
         weights=step.weights,
-        losses=torch.tensor(losses, dtype=torch.float64),
+        losses=step.state["losses"],
         gradient=step.gradient,
-        idle_rounds=tuple(int(t) + 1 for t in torch.nonzero(~moved).flatten()),
+        idle_rounds=tuple(int(t) + 1 for t in torch.nonzero(~step.state["moved"]).flatten()),
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from consilience.server.averaging.weighting.schedule import ScheduleWeights, load_tensors, save_table
 
 _SHADES = " .:-=+*#%@"
+_COLUMNS = 12  # rounds of a table on the terminal
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -47,12 +48,16 @@ class Schedule:
         )
 
     def text(self) -> str:
-        """Client x round as a table of numbers, each with a shade of its size."""
+        """Client x round as a table of numbers, each with a shade of its size; of many rounds, some of them."""
         highest = float(self.weights.max())
-        lines = ["client " + " ".join(f"round {t + 1:<3}" for t in range(len(self.weights)))]
+        rounds = len(self.weights)
+        shown = sorted({round(at * (rounds - 1) / (_COLUMNS - 1)) for at in range(_COLUMNS)})
+        lines = ["client " + " ".join(f"round {t + 1:<3}" for t in shown)]
         for client, row in enumerate(self.weights.T.tolist()):
-            cells = (f"{weight:7.4f} {_shade(weight / highest if highest > 0 else 0.0)}" for weight in row)
+            cells = (f"{row[t]:7.4f} {_shade(row[t] / highest if highest > 0 else 0.0)}" for t in shown)
             lines.append(f"{client:6} " + " ".join(cells))
+        if len(shown) < rounds:
+            lines.append(f"({len(shown)} of {rounds} rounds)")
         return "\n".join(lines)
 
     def plot(self, path: Path | str, names: tuple[str, ...] = ()) -> None:

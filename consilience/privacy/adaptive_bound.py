@@ -45,7 +45,10 @@ class AdaptiveBound:
 
     def share(self, within: int, replies: int, noise: float, expected: float) -> float:
         """The noisy share of updates within the bound; `noise` is a standard normal number."""
-        found = 0.5 + (within - replies / 2 + self.deviation(expected) * noise) / expected
+        return self.limited(0.5 + (within - replies / 2 + self.deviation(expected) * noise) / expected)
+
+    def limited(self, found: float) -> float:
+        """A noisy share, no farther from the quantile than may move the bound."""
         return min(max(found, self.quantile - FARTHEST), self.quantile + FARTHEST)
 
     def next(self, bound: float, share: float) -> float:

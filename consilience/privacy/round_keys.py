@@ -37,10 +37,20 @@ def name_of(key: bytes) -> str:
     return derived(key, "name").hex()[:32]
 
 
+def release_of(key: bytes) -> str:
+    """A public name for what clients add noise to in a round of this key."""
+    return name_of(derived(key, "release"))
+
+
+def stream(key: bytes, purpose: str, count: int) -> bytes:
+    """So many bytes for one purpose; fewer of them are the first of more."""
+    return hashlib.shake_256(derived(key, purpose)).digest(count)
+
+
 def uniforms(key: bytes, purpose: str, count: int) -> np.ndarray:
     """[count] float64 numbers in [0, 1), multiples of 2^-53; fewer of them are the first of more."""
-    stream = hashlib.shake_256(derived(key, purpose)).digest(8 * count)
-    return (np.frombuffer(stream, dtype="<u8") >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    bits = np.frombuffer(stream(key, purpose, 8 * count), dtype="<u8")
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def normals(key: bytes, purpose: str, count: int) -> np.ndarray:

@@ -22,12 +22,13 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
-from consilience.core.client_rows import NOWHERE, BlockStorage, ClientRows, RowLayout
 from consilience.core.remote import RemoteTensor
 from consilience.core.tree import Tree
 from consilience.core.versions import ClientVector, Mark
 from consilience.runs.disk import append_file, open_file, sync_folder, write_file
 from consilience.runs.tree_file import DEEPEST
+from consilience.stores.block_storage import BlockStorage, RowLayout
+from consilience.stores.client_rows import NOWHERE, ClientRows
 
 WHOLE = 1 << 20  # bytes of all clients' rows up to which a checkpoint holds all of them by itself
 SLACK = 1 << 20  # bytes by which the file may be longer than twice the rows that it is needed for

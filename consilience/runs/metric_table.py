@@ -132,6 +132,7 @@ TRAINING = (
         caption="How far clients' models moved from the model they were sent.",
     ),
     Column(key="epsilon", title="epsilon", role="training"),
+    Column(key="bound", title="bound", role="training", detail=True),
 )
 
 

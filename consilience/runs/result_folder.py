@@ -139,7 +139,7 @@ def draw(history: Sequence[Mapping[str, Any]], titles: Mapping[str, str], axes: 
 def _shown_in_notebooks(figure: Any) -> Any:
     """The class of figures with a picture for notebooks, which know those of pyplot alone."""
 
-    class Drawing(figure):  # type: ignore[misc]
+    class Drawing(figure):
         """A figure that no window owns."""
 
         def _repr_png_(self) -> bytes:

@@ -12,7 +12,6 @@ import torch
 
 from consilience.algorithms.ditto import ditto
 from consilience.core import tree
-from consilience.core.client_rows import ClientRows
 from consilience.core.federation import Federation, NumberedNames, Rows
 from consilience.core.rounds import run as train
 from consilience.engines.vectorised.engine import Vectorised
@@ -21,6 +20,7 @@ from consilience.experiments.config import config
 from consilience.runs import checkpoint, client_log
 from consilience.runs.result import Result
 from consilience.selection import Uniform
+from consilience.stores.client_rows import ClientRows
 from consilience.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("untraced")
@@ -67,6 +67,7 @@ def test_a_sample_of_clients_is_tested_and_recorded(tmp_path: Path) -> None:
     expected = row["personal_accuracy_spread"] * np.sqrt(5 / 4) * np.sqrt((1 - 5 / 12) / 5)
     assert row["personal_accuracy_standard_error"] == pytest.approx(expected, rel=1e-12)
     assert {key for key in row if "clients_" not in key and "standard_error" not in key} == set(every)
+    assert row["client_clients_tested"] == 5 and 0 < row["client_accuracy_standard_error"] < 0.5
 
 
 def test_a_population_of_a_million_costs_its_cohorts(monkeypatch: pytest.MonkeyPatch) -> None:

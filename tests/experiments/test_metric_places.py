@@ -85,6 +85,6 @@ def test_metrics_are_recorded_tested_again_compared_reported_and_tracked(
     tracker = trackers.opened(log, folder, {})
     assert tracker is not None
     tracker.add(row)
-    tracker.close()
+    tracker.finish("finished")
     found = {name.rpartition("/")[2]: value for name, value in logged.items()}
     assert {key: found[key] for key in keys} == {key: row[key] for key in keys}

@@ -18,6 +18,7 @@ from consilience.core.settings import Invalid
 from consilience.environments.environment import Environment
 from consilience.meta import Schedule, learning, simplex
 from consilience.meta.initial import initial_table
+from consilience.meta.learning import learned
 from consilience.meta.schedule import variance_table
 from consilience.selection import Uniform
 
@@ -44,6 +45,20 @@ def test_a_first_step_of_adam_by_hand() -> None:
     inner = 2 * theta * (slope - slope @ (theta**2)[:, None])
     moved = (theta - 0.01 * inner / (np.abs(inner) + 1e-8)) ** 2
     np.testing.assert_allclose(step.weights, moved / moved.sum(1, keepdims=True), rtol=1e-6)
+
+
+def test_learning_goes_on_from_a_state_as_if_it_had_never_stopped() -> None:
+    settings: dict[str, Any] = {"rounds": 2, "lr": 0.05, "seed": 3}
+    whole = list(learning(cs.fedavg(**LOCAL), tiny.engine(tiny.mlp), iterations=4, **settings))
+    rest = list(learning(cs.fedavg(**LOCAL), tiny.engine(tiny.mlp), iterations=4, resume=whole[1].state, **settings))
+    assert [step.number for step in rest] == [3, 4]
+    for one, other in zip(whole[2:], rest):
+        assert one.loss == other.loss and torch.equal(one.weights, other.weights)
+    assert torch.equal(learned(whole).losses, learned(rest).losses)  # of all four runs
+    with pytest.raises(Invalid, match="weights for 2 rounds, not for 3"):
+        next(learning(cs.fedavg(**LOCAL), tiny.engine(tiny.mlp), rounds=3, resume=whole[1].state))
+    with pytest.raises(Invalid, match="all 4 iterations"):
+        next(learning(cs.fedavg(**LOCAL), tiny.engine(tiny.mlp), iterations=4, resume=whole[3].state, **settings))
 
 
 def spoiled() -> Federation:

@@ -17,11 +17,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 from broken_disk import Crash, crash, error, failing, quick_flushes, short_write  # noqa: F401
 
 from consilience.core import tree
-from consilience.core.client_rows import BlockStorage, ClientRows, placed
 from consilience.core.tree import Tree
 from consilience.core.versions import ClientVector
 from consilience.runs import checkpoint, client_log, manifest
 from consilience.runs.client_log import ClientLog
+from consilience.stores.block_storage import BlockStorage, placed
+from consilience.stores.client_rows import ClientRows
 
 CLIENTS, WIDTH = 300, 64
 Trees = dict[str, Tree]

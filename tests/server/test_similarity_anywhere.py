@@ -178,6 +178,7 @@ def test_a_server_that_sees_sums_alone_cannot_compare_models() -> None:
         ("simprox", "{name='mixed', parts=[{name='layerwise', metric='osad'}, {name='gaussian_cosine'}]}", None),
         ("simprox", "Cosine", "cosine"),
         ("simprox", "gaussian_cosine", GaussianCosine()),
+        ("simprox", "cka_linear", Layerwise(metric="cka_linear")),
         ("simfedswap", "gaussian_cosine", GaussianCosine()),
         ("simfedswap", "{name='gaussian_cosine', take='cosine', compare_on='updates'}", None),
     ],
@@ -195,9 +196,10 @@ def test_configs_refuse_what_has_no_meaning() -> None:
     for given, message in (
         (
             "cosin",
-            r"is not one of both, cosine, gaussian, adapters, .*layerwise, mixed \(did you mean 'cosine'\?\)",
+            r"is not one of both, cosine, gaussian, cka_linear, .*adapters, .*layerwise, mixed .*mean 'cosine'\?\)",
         ),
         ("{name='layerwise', metric='hsic'}", "put it inside Mixed"),
+        ("osad", "put it inside Mixed"),
     ):
         with pytest.raises(Invalid, match=message):
             config.load(None, ["algorithm=simprox", f"algorithm.similarity={given}"]).algorithm  # noqa: B018

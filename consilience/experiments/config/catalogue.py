@@ -96,7 +96,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """Defaults for omitted sections."""
 
-SHARED = "options"
+SHARED, ALL = "options", "all"
 """What the options are asked for by that all algorithms share."""
 
 _FROM_DATA = ("vocabulary",)  # options of models taken from the data where the config does not set them
@@ -171,6 +171,10 @@ class Entry:
     text: str = ""  # the whole docstring
     recipe: Factory | None = None  # of an algorithm
     headline: str = ""  # what it is, in a line
+
+
+SECTIONS = ("algorithms", "datasets", "partitions", "environments", "models", "engines")
+"""Kinds that a section of a config chooses by name; the other kinds are parts of algorithms."""
 
 
 def listing() -> dict[str, list[Entry]]:

@@ -41,7 +41,7 @@ class Deploy:
     secure_aggregation (experimental): the server sees only the sum of the replies. secure_clip: no value of an update
     counts for more. secure_levels: number of levels from -clip to clip. secure_threshold: more than this share of the
     nodes must stay connected to the end of a round. secure_neighbours: with how many others, at random, each node
-    shares keys; left out, with all.
+    shares keys; left out, with all. secure_colluding: in private sums, so many nodes may tell the server their noise.
     """
 
     clients: Count = 4
@@ -56,6 +56,7 @@ class Deploy:
     secure_levels: Levels = 1 << 22
     secure_threshold: Share = 0.5
     secure_neighbours: Neighbours | None = None
+    secure_colluding: Whole = 0
 
     def __post_init__(self) -> None:
         check(self)
@@ -95,8 +96,18 @@ class DeployedConfig(Config):
         return self.checkpoint.every * self.checkpoint.keep + 2
 
     def build_algorithm(self) -> Algorithm:
-        """The algorithm that the settings name."""
-        return self.algorithm.built
+        """The algorithm that the settings name; in private secure sums clients clip and add the noise."""
+        built, deploy = self.algorithm.built, self.deploy
+        if not deploy.secure_aggregation:
+            return built
+        return eligibility.with_noise_shares(
+            built,
+            clients=deploy.clients,
+            nodes=deploy.min_available or deploy.clients,
+            colluding=deploy.secure_colluding,
+            clip=deploy.secure_clip,
+            threshold=deploy.secure_threshold,
+        )
 
     def build_terms(self) -> SecureTerms | None:
         """The terms of secure sums; None where replies go in clear."""

@@ -110,6 +110,11 @@ class FlowerEngine:
             refuse_other_flower()
             refuse_tables(start)
         self._remembers = bool(tree.flatten(memories(algorithm.client.init(start), algorithm.channel.init(start))))
+        if secure is not None and secure.noise is not None and self._remembers:
+            raise Invalid(
+                "clients of this algorithm keep a memory, whose digest the server is told: in a private secure sum "
+                "nothing may depend on rows but what has noise. Leave algorithm.terms or deploy.secure_aggregation out"
+            )
         self._digests = [""] * clients
         self._templates: dict[str, Template] = {}
         self._turn = 0  # secure sums begun

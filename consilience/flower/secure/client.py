@@ -13,7 +13,7 @@ from consilience.core import rng, tree
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.flower.engine import wire
-from consilience.flower.secure import masks
+from consilience.flower.secure import masks, private
 from consilience.flower.secure.terms import FEWEST, MODULUS, SecureTerms, VectorLayout
 from consilience.wire.template import Template
 
@@ -33,25 +33,32 @@ def masked(message: Any, context: Any, terms: SecureTerms, answer: Answer) -> An
     _refuse_other_terms(configs, message.metadata.dst_node_id, terms)
     _refuse_earlier_turns(message.content, context, configs)
     info, pairs = _masks_of(message.content, configs)
+    bound = private.bound_in(message.content) if terms.noise is not None and pairs else None
     with _numpy_as_it_was(), masks.bound(info, masks.CLIENT) as drawn:
         reply = secaggplus_mod(message, context, lambda asked, ctx: Message(answer(asked.content, ctx), reply_to=asked))
     if drawn.drawn != pairs:  # a Flower that draws them elsewhere
         raise Invalid(f"{drawn.drawn} masks were drawn from the generator of secure sums, not {pairs}: not sent")
+    if bound is not None:
+        private.add_noise(reply.content.config_records[RECORD_KEY_CONFIGS], terms, bound, _nodes(context))
     return reply
 
 
 def contribution(context: Any, seed: int, said: wire.ReplyReport, reply: Tree, shared: Tree, terms: SecureTerms) -> Any:
     """A reply as SecAgg+ takes it: one clipped vector and its weight; beside it, in clear, what is said of it.
 
-    The reply was checked to be finite: behind a mask that cannot be seen.
+    The reply was checked to be finite: behind a mask that cannot be seen. A private one may be anything, and is
+    clipped; nothing in clear depends on its rows.
     """
     from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
     from flwr.compat.common.recorddict_compat import fitres_to_recorddict
 
     layout, weight = VectorLayout(Template.of(reply)), terms.weight(said.examples)
     _refuse_overweight(context, weight)
-    vector = layout.vector(reply, shared)
-    beyond = int((np.abs(vector) > terms.clip).sum())
+    if terms.noise is None:
+        vector = layout.vector(reply, shared)
+        beyond = int((np.abs(vector) > terms.clip).sum())
+    else:
+        vector, beyond = private.vector(reply, shared, terms.noise), 0
     parameters = ndarrays_to_parameters([np.clip(vector, -terms.clip, terms.clip)])
     status = Status(code=Code.OK, message="")
     content = fitres_to_recorddict(FitRes(status, parameters, num_examples=weight, metrics={}), keep_input=True)
@@ -122,6 +129,13 @@ def _refuse_earlier_turns(content: Any, context: Any, configs: Any) -> None:
     if turn < begun or (turn != begun and configs.get(Key.STAGE) != Stage.SETUP):
         raise Invalid(f"this belongs to secure sum {turn}, and {begun} has begun here")
     wire.put_json(context.state, name, turn)
+
+
+def _nodes(context: Any) -> int:
+    """How many nodes this sum began with."""
+    from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_STATE, Key
+
+    return int(context.state.config_records[RECORD_KEY_STATE][Key.SAMPLE_NUMBER])
 
 
 def _refuse_overweight(context: Any, weight: int) -> None:

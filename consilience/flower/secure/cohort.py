@@ -19,7 +19,7 @@ from consilience.flower.engine import wire
 from consilience.flower.engine.inbox import memory_of
 from consilience.flower.engine.limited_log import LimitedLog
 from consilience.flower.engine.mail import Mail
-from consilience.flower.secure import masks
+from consilience.flower.secure import masks, private
 from consilience.flower.secure.post import InClear, SumRequest, SumResult
 from consilience.flower.secure.sum import refusals_of, secure_sum
 from consilience.flower.secure.terms import SecureTerms, VectorLayout
@@ -47,7 +47,8 @@ class SecureRound:
         """Go through the four stages; `make_content` writes the order of the clients at some places."""
         if self.received.personal:
             raise Invalid("a secure sum is of replies to one broadcast, and here every client is sent its own")
-        layout, places = VectorLayout(self.template), {int(client): k for k, client in enumerate(self.workload.ids)}
+        template = self.template if terms.noise is None else private.template_of(self.template, terms.noise)
+        layout, places = VectorLayout(template), {int(client): k for k, client in enumerate(self.workload.ids)}
         asked = SumRequest(
             contents={node: make_content(np.array([places[client]])) for client, node in self.nodes.items()},
             case=self.case,
@@ -57,6 +58,7 @@ class SecureRound:
             heaviest=float(max((terms.weight(self._size(client)) for client in self.nodes), default=1)),
             length=layout.length,
             look=lambda node, content: self._look(node, content, layout),
+            bound=float(self.received.shared[private.BOUND]) if terms.noise is not None else 0.0,
         )
         return secure_sum(mail, terms, asked, deadline), layout
 

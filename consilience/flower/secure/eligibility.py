@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from consilience.channel import Chain, Clip, Noise, Plain
@@ -12,9 +13,10 @@ from consilience.core.protocols import Channel, ServerRule
 from consilience.core.screening import Limits
 from consilience.core.settings import Invalid
 from consilience.flower.secure.terms import FEWEST, MODULUS, SecureTerms
-from consilience.privacy import SpendsPrivacy
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.averaging.weighting.by_size import ByExamples, UniformWeights
+from consilience.server.rules.private_averaging import PrivateAveraging
+from consilience.server.rules.private_sum import PrivateSum
 
 WEIGHTS: Mapping[type, Any] = {ByExamples: "examples", UniformWeights: "uniform"}
 SUMMABLE = (Plain, Clip, Noise)  # channels whose server half is the same for a sum as for each reply
@@ -26,7 +28,11 @@ def secure_terms(
 ) -> SecureTerms:
     """The terms of secure sums of this algorithm's replies; `Invalid`, with the reason, if there can be none."""
     server = algorithm.server
-    _refuse_private(server)
+    if isinstance(server, PrivateSum):
+        _refuse_questions(algorithm)
+        return SecureTerms(
+            weights="uniform", clip=clip, levels=levels, threshold=threshold, neighbours=neighbours, noise=server.shares
+        )
     _refuse_readers(server)
     if not isinstance(server, Averaging) or type(server.weighting) not in WEIGHTS:
         part = server.weighting if isinstance(server, Averaging) else server
@@ -43,14 +49,31 @@ def secure_terms(
     return SecureTerms(weights=weights, clip=clip, levels=levels, threshold=threshold, neighbours=neighbours)
 
 
-def _refuse_private(server: ServerRule) -> None:
-    """Refuse secure sums for a private run: each of the two would break the other's promise."""
-    if capability(server, SpendsPrivacy) is not None:
+def with_noise_shares(
+    algorithm: Algorithm, *, clients: int, nodes: int, colluding: int, clip: float, threshold: float
+) -> Algorithm:
+    """The algorithm; a private one with clients that clip and add the noise, since behind masks the server cannot.
+
+    nodes: so many at least begin a sum.
+    """
+    server = algorithm.server
+    if not isinstance(server, PrivateAveraging):
+        return algorithm
+    needed = SecureTerms(threshold=threshold).needed(nodes)
+    if needed <= colluding:
         raise Invalid(
-            f"algorithm.name = 'dp_fedavg' cannot have {ON}: the server must clip each update itself, since a hostile "
-            "member does not, and behind masks it sees none of them; and a sum that fails when one node falls silent "
-            "lets that node decide about all others' updates, which the privacy proof excludes. Leave one out"
+            f"deploy.secure_colluding = {colluding}: of {nodes} nodes {needed} must stay, which may all be among them. "
+            "Raise deploy.secure_threshold, or deploy.min_available"
         )
+    return replace(
+        algorithm,
+        server=PrivateSum.of(
+            server,
+            clients=clients,
+            colluding=colluding,
+            most=lambda shares: shares.most_bound(clip=clip, needed=needed),
+        ),
+    )
 
 
 def refuse_settings(

@@ -50,6 +50,7 @@ class SumRequest:
     heaviest: float  # weight
     length: int  # values in the vector
     look: Callable[[int, Any], InClear]  # `Refused` if what a node says is invalid
+    bound: float = 0.0  # to which clients clip their updates, in a private sum
 
 
 class SecurePost:

@@ -101,7 +101,20 @@ def _usable(mean: np.ndarray | None, terms: SecureTerms, asked: SumRequest, foun
             f"what is left when the masks are off is no mean of values within {terms.clip:g}: a node has sent "
             "something else, and it cannot be known which"
         )
+    elif terms.noise is not None and _is_too_long(mean, terms, asked, len(found.in_clear)):
+        found.why = (
+            "what is left when the masks are off is longer than a sum of clipped updates and their noise: a node has "
+            "not clipped its own, and it cannot be known which"
+        )
     return None if found.why else mean
+
+
+def _is_too_long(mean: np.ndarray, terms: SecureTerms, asked: SumRequest, nodes: int) -> bool:
+    """Whether a private sum is longer than its members can make it."""
+    assert terms.noise is not None
+    needed = terms.needed(len(asked.contents))
+    most = terms.noise.longest_sum(asked.bound, step=terms.step, values=len(mean), needed=needed, nodes=nodes)
+    return bool(np.linalg.norm(mean) * nodes > most)
 
 
 class _Strategy:

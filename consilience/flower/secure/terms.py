@@ -14,6 +14,7 @@ from torch import Tensor
 from consilience.core import tree
 from consilience.core.settings import Invalid, Positive, Range, check
 from consilience.core.tree import Tree
+from consilience.privacy.noise_shares import NoiseShares
 from consilience.wire.template import Template
 
 MODULUS = 1 << 32  # what masks are drawn from: Flower's largest
@@ -34,7 +35,7 @@ class SecureTerms:
 
     threshold: more than this share of the nodes. With half of them or fewer, a server that tells some that a client is
     gone and others that it is there could take off both of its masks. neighbours: with how many others, at random, each
-    node shares its keys and masks; left out, with all.
+    node shares its keys and masks; left out, with all. noise: what each client adds, for a sum that is private.
     """
 
     weights: Literal["examples", "uniform"] = "examples"
@@ -42,11 +43,14 @@ class SecureTerms:
     levels: Levels = 1 << 22
     threshold: Share = 0.5
     neighbours: Neighbours | None = None
+    noise: NoiseShares | None = None
 
     def __post_init__(self) -> None:
         check(self)
         if self.neighbours is not None and self.neighbours % 2:
             raise Invalid(f"SecureTerms.neighbours = {self.neighbours} is odd: as many lie on either side of each node")
+        if self.noise is not None and (self.neighbours is not None or self.weights != "uniform"):
+            raise Invalid("a private sum is one of all nodes, in which each counts the same: leave neighbours out")
 
     @property
     def step(self) -> float:

@@ -106,10 +106,12 @@ def _map(run: RunData, found: dict[int, Updates]) -> Figure | None:
     names = [run.client_names()[k] for k in shown]
     frames = tuple((str(number), places[number][shown]) for number in numbers)
     by_group = groups_of(run, directions)
-    colourings = [Colouring("group", [by_group[k] for k in shown]), *_colourings(run, shown, numbers)]
+    told = len(set(by_group) - {"-"})
+    grouped = [Colouring("group", [by_group[k] for k in shown])]
+    others = _colourings(run, shown, numbers)
+    colourings = [*grouped, *others] if told > 1 or not others else others  # one colour for all says nothing
     axes = ("first direction of difference", "second direction of difference")
     chart = Points(names=names, frames=frames, colourings=colourings, axes=axes)
-    told = len(set(by_group) - {"-"})
     clear = f"{told} groups can be told apart." if told > 1 else "No clear groups were found."
     some = "" if len(shown) == run.count else f" {len(shown)} of {run.count} clients were recorded."
     caption = (
@@ -150,7 +152,7 @@ def _transfer(run: RunData, found: dict[int, Updates]) -> Figure | None:
         "lies along the column's own update, as a share of that update. Blue helps (1 would be as much as its own "
         "training), white does nothing, red undoes what the client has learned. A good federation is mostly blue; a "
         "red row is a client whose data work against the others. Estimated from random projections (error about 0.03 "
-        f"in a round, less in the mean). {_WARNING}"
+        f"in a round, less in the mean); empty: never in the same round. {_WARNING}"
     )
     return Figure(name="transfer", title="Who helps whom", caption=caption, chart=chart)
 

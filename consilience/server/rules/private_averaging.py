@@ -50,6 +50,7 @@ class PrivateAveraging:
     needs_each_reply = True  # it clips each
     # whether one client's update is used must not depend on another's: the sum would move by more than `bound`
     independent_replies = True
+    charged_first = False  # after a crash a round is done again with its key
     moves_without_replies = True  # a round without replies adds noise, too: else its absence would tell
 
     def __post_init__(self) -> None:
@@ -71,12 +72,7 @@ class PrivateAveraging:
 
     def init(self, start: Tree, clients: int) -> Tree:
         """The start model; refuses what would be released without noise."""
-        if start["buffers"]:
-            first = next(iter(start["buffers"]))
-            raise Invalid(
-                f"the model keeps statistics of its data ({first}), which clipping and noise do not cover: use a model "
-                "without batch norm, such as norm = 'group'"
-            )
+        refuse_statistics(start)
         bound = {}
         if self.adaptive is not None:
             self.adaptive.update_noise(self.noise, self.rate * clients)  # refuses where there is no such noise
@@ -124,7 +120,7 @@ class PrivateAveraging:
         merged = {name: moved(name, value) for name, value in before.items()}
         params, step = take_step(self.step, before, merged, state["step"], cohort.round)
         model = {"params": params, "buffers": {}}
-        after = {**state, "model": model, "step": step, "spent": _with_one_more(state["spent"], self.noise, self.rate)}
+        after = {**state, "model": model, "step": step, "spent": with_one_more(state["spent"], self.noise, self.rate)}
         notes: Notes = {
             "release": name_of(derived(key, "release", release)),
             "key": name_of(key),
@@ -155,7 +151,17 @@ class PrivateAveraging:
         return state["model"]
 
 
-def _with_one_more(spent: Tensor, noise: float, rate: float) -> Tensor:
+def refuse_statistics(start: Tree) -> None:
+    """Refuse a model with buffers, which would be released without noise."""
+    if start["buffers"]:
+        first = next(iter(start["buffers"]))
+        raise Invalid(
+            f"the model keeps statistics of its data ({first}), which clipping and noise do not cover: use a model "
+            "without batch norm, such as norm = 'group'"
+        )
+
+
+def with_one_more(spent: Tensor, noise: float, rate: float) -> Tensor:
     """[mechanisms, (noise, rate, rounds)] after one more round: it grows with new mechanisms only."""
     same = (spent[:, 0] == noise) & (spent[:, 1] == rate)
     if not bool(same.any()):

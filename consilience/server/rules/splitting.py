@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
-from consilience.core.client_rows import BlockStorage, ClientRows, table_of
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.settings import Fraction, Invalid, Positive, check
 from consilience.core.tree import Tree
 from consilience.server.averaging.combining.weighted_mean import WeightedMean, weighted_mean
 from consilience.server.protocols import Weighting, read_by
+from consilience.stores.block_storage import BlockStorage, table_of
+from consilience.stores.client_rows import ClientRows
 
 
 @dataclass(frozen=True, kw_only=True)

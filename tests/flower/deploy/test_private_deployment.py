@@ -237,7 +237,6 @@ def test_the_budget_ends_a_run(app: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        ({"deploy": {"clients": 4, "secure_aggregation": True}}, "must clip each update itself"),
         ({"defence": "auto", "untrusted": 1}, r"at most 2 f bound / \(rate x clients\)"),
         ({"limits": {"min_valid": 2}}, "drops all replies"),
         ({"limits": {"examples_ratio": 5.0}}, "compares the clients' rows"),

@@ -61,7 +61,23 @@ def test_copies_count_as_one() -> None:
     found = weights([*FAN, [1.0, 0.0]], f=1)  # client 4 copies client 0
     assert found == pytest.approx([0.125, 0.25, 0.25, 0.25, 0.125])
     everyone = weights([[1.0, 0.0]] * 5, f=1)  # more than f + 1: the honest are alike
-    assert sum(everyone) == pytest.approx(1) and sorted(everyone)[1:] == pytest.approx([0.25] * 4)
+    assert everyone == pytest.approx([0.2] * 5)
+
+
+def test_who_moves_with_the_others_is_not_left_out_though_f_allows_it() -> None:
+    assert weights([*FAN, [0.5, 0.1]], f=2) == pytest.approx([0.2] * 5)
+
+
+def test_who_was_left_out_has_no_vote() -> None:
+    """Client 4 is unlike the honest ones, and the two hostile clients move against it: their votes must not count."""
+    hostile = [[-1.0, -1.0], [0.0, -1.0]]
+    odd = [-0.25, 1.0]
+    updates = [*FAN, odd, *hostile]
+    cosine = np.array(updates) / np.linalg.norm(updates, axis=1)[:, None]
+    one_shot = scores(cosine @ cosine.T, np.ones(7), np.arange(7), 2)
+    assert sorted(np.argsort(one_shot)[:2].tolist()) != [5, 6], "this was to be the case where one pass fails"
+    found = weights(updates, f=2)
+    assert found[5:] == [0.0, 0.0]
 
 
 def test_accomplices_do_not_vouch_for_each_other() -> None:

@@ -14,7 +14,8 @@ from consilience.core.settings import Count, Invalid, OnlyWith, Positive, Probab
 from consilience.core.tree import Tree
 from consilience.server.geometry.gaussian_cosine import CompareOn, GaussianCosine, Similarity
 from consilience.server.geometry.geometry import Geometry, measure, measure_updates
-from consilience.server.geometry.model_similarity import Bounded, ModelSimilarity
+from consilience.server.geometry.model_similarity import Bounded, Layerwise, ModelSimilarity
+from consilience.server.geometry.similarity import METRICS, Metric
 
 Previous = Literal["global", "own"]
 OWN = ("both", "cosine", "gaussian")  # SimProx's own similarities
@@ -31,7 +32,8 @@ class SimProxWeights:
     `previous_model="own"`: g_i is the distance from the client's own last model, which it reports
     (`PreviousModel(report=True)`).
     `scaled_norms`: g_i is divided by the square root of the number of parameters.
-    `similarity`: one of the two measures alone, or any other similarity of models with values in [-1, 1] as S.
+    `similarity`: one of the two measures alone, or as S any other similarity of models with values in [-1, 1]; the name
+    of a metric, such as "cka_linear", is its mean over the layers.
     `compare_on="updates"`: cosines between updates, not whole models.
     `sketch`: compare random projections of this length (see `sketching.sketch` for the error).
     """
@@ -43,13 +45,15 @@ class SimProxWeights:
     temperature: Positive | None = None
     previous_model: Previous = "global"
     scaled_norms: bool = False
-    similarity: Similarity | ModelSimilarity = "both"
+    similarity: Similarity | Metric | ModelSimilarity = "both"
     compare_on: Annotated[CompareOn, OnlyWith("similarity", OWN)] = "weights"
     sketch: Annotated[Count | None, OnlyWith("similarity", OWN)] = None
     needs_each_reply = True  # similarities need every model
 
     def __post_init__(self) -> None:
         check(self)
+        if self.similarity in METRICS:  # short for a mean over the layers
+            object.__setattr__(self, "similarity", Layerwise(metric=self.similarity))  # type: ignore[arg-type]
         if not isinstance(self.similarity, ModelSimilarity):
             check_value("SimProxWeights.similarity", self.similarity, Similarity)
         if isinstance(self.similarity, Bounded) and not self.similarity.bounded:
@@ -85,11 +89,11 @@ class SimProxWeights:
         notes |= {"movement": movement, "all_alike": agree, "zero_updates": (geometry.movement == 0).sum()}
         return weights.to(cohort.examples.device), state, notes
 
-    def _own(self, take: Similarity) -> GaussianCosine:
-        """SimProx's own similarity; what is compared was chosen when it was measured."""
+    def _own(self, take: Similarity | Metric) -> GaussianCosine:
+        """SimProx's own similarity (metrics have become `Layerwise`); what is compared was chosen in measuring."""
         if take == "both":
             return GaussianCosine(lambda_0=self.lambda_0, tau=self.tau)
-        return GaussianCosine(take=take)
+        return GaussianCosine(take=take)  # type: ignore[arg-type]
 
     def _movement(self, geometry: Geometry, cohort: Cohort, model: Tree) -> Tensor:
         """[m] g of eq 11."""

@@ -27,8 +27,10 @@ class VouchedWeights(Wraps):
     (cosines of at least `min_cosine`; groups of more than f + 1 must be honest, and are none) count as one reply. Then
     client j's score is the mean cosine of its update with the others', without the f highest, since f accomplices would
     vouch for each other; cosines are averaged over weight matrices (labels that differ between clients show most in the
-    last layer), and scores over rounds. Of what f allows after the long ones and the copies, the
-    lowest scores are left out. No client counts more than `most` times the median weight.
+    last layer), and scores over rounds. Of what f allows after the long ones and the copies, the lowest score is left
+    out and votes no more, and so on; then all are scored once more by those who are left, and whoever has a score of
+    zero or more, so that it moves with them, counts after all. No client counts more than `most` times the median
+    weight.
     """
 
     inner: Weighting = field(default_factory=ByExamples)
@@ -64,9 +66,17 @@ class VouchedWeights(Wraps):
         share = np.where(far, 0.0, 1 / np.bincount(labels, minlength=len(labels))[labels])  # of one reply
         ids = torch.from_numpy(np.asarray(cohort.ids)).to(state["score"].device)
         before, rounds = state["score"][ids].cpu().numpy(), state["rounds"][ids].cpu().numpy()
-        now = scores(_by_matrix(cohort.reply["model"]["params"], model["params"]), share, labels, left)
-        score = np.where(rounds > 0, self.memory * before + (1 - self.memory) * now, now)
-        kept = share * _best(score, labels, ~far, left)
+        by_matrix = _by_matrix(cohort.reply["model"]["params"], model["params"])
+
+        def scored(voters: np.ndarray, f: int) -> np.ndarray:
+            now = scores(by_matrix, share * voters, labels, f)
+            return np.where(rounds > 0, self.memory * before + (1 - self.memory) * now, now)
+
+        voters = ~far
+        for hostile in range(left, 0, -1):
+            voters = voters & (labels != _lowest(scored(voters, hostile), labels, voters))
+        score = scored(voters, 0)
+        kept = share * (voters | (~far & (score >= 0)))
         given = weights.detach().to("cpu", torch.float64).numpy()
         given = np.minimum(given, self.most * np.median(given)) * kept
         if not given.sum() > 0:
@@ -121,9 +131,8 @@ def _spare(labels: np.ndarray, near: np.ndarray) -> int:
     return int(near.sum()) - len(np.unique(labels[near]))
 
 
-def _best(score: np.ndarray, labels: np.ndarray, near: np.ndarray, f: int) -> np.ndarray:
-    """[m] False for the members of the f groups with the lowest mean scores."""
-    groups = np.unique(labels[near])
-    means = np.array([score[near & (labels == group)].mean() for group in groups])
-    lowest = groups[np.argsort(means, kind="stable")[:f]]
-    return near & ~np.isin(labels, lowest)
+def _lowest(score: np.ndarray, labels: np.ndarray, voters: np.ndarray) -> int:
+    """The group of copies, among the voters', with the lowest mean score."""
+    groups = np.unique(labels[voters])
+    means = [score[voters & (labels == group)].mean() for group in groups]
+    return int(groups[int(np.argmin(means))])

@@ -8,10 +8,11 @@ import tiny
 import torch
 
 from consilience.core import tree
-from consilience.core.client_rows import BlockStorage, ClientRows, placed, table_of
-from consilience.core.row_blocks import RowPlace
 from consilience.core.tree import Tree
 from consilience.core.versions import ClientVector
+from consilience.stores.block_storage import BlockStorage, placed, table_of
+from consilience.stores.client_rows import ClientRows
+from consilience.stores.row_blocks import RowPlace
 
 CPU = torch.device("cpu")
 CLIENTS = 40
@@ -39,7 +40,7 @@ def rows_of(chance: np.random.Generator, count: int) -> Tree:
 def test_every_version_is_what_a_copied_array_would_be(
     kind: str, tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("consilience.core.client_rows.BLOCK_BYTES", 7 * 96)  # several blocks
+    monkeypatch.setattr("consilience.stores.block_storage.BLOCK_BYTES", 7 * 96)  # several blocks
     storage = BlockStorage(row(), CPU, RowPlace(kind, tmp_path), CLIENTS)  # type: ignore[arg-type]
     table, dense = ClientRows(storage, CLIENTS), tree.repeat(row(), CLIENTS)
     kept, chance = [(table, dense)], np.random.default_rng(0)
