@@ -17,7 +17,7 @@ TASKS = {
     "tuned_domains": "digits, feature shift",
 }
 METHODS = ("feddyn", "fedavgm", "fedadam", "fedyogi", "simprox", "fedprox", "scaffold", "moon")
-WIDTH, LEFT, PANEL, GAP, ROW, TOP = 860, 92, 236, 16, 24, 64
+WIDTH, LEFT, PANEL, GAP, ROW, TOP = 860, 92, 220, 40, 24, 64
 MINUS, PLUS = -50.0, 20.0  # points shown
 SHOWN, HIDDEN, ZERO = "#0b6e4f", "#8a8f98", "#c3c7cd"
 
