@@ -38,9 +38,10 @@ class Ahead:
         if self._guess is not None and not np.array_equal(self._guess, done.arrived.ids):
             self._engine = None
             return
-        pool, _ = pool_of(self._engine, done.pending, done.losses, NOBODY, seed, None)
-        if not isinstance(pool.available, AllBut) and len(pool.available) > MANY:
+        turn, many = done.pending.dispatches, len(self._engine.sizes) > MANY
+        if many and not isinstance(self._engine.available(turn, seed), AllBut):
             self._engine = None
             return
-        self._guess = np.unique(self._algorithm.selection.choose(done.pending.dispatches, pool, seed))
+        pool, _ = pool_of(self._engine, done.pending, done.losses, NOBODY, seed, None)
+        self._guess = np.unique(self._algorithm.selection.choose(turn, pool, seed))
         self._engine.prepare_round(self._algorithm.client, self._guess, round=round, seed=seed)
