@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TESTED := $(VENV)/.ready-to-test
 
-.PHONY: run compare test pytest test-slow lint docs site bench audit sbom dist clean help
+.PHONY: run compare test pytest test-slow lint docs notebooks site bench audit sbom dist clean help
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -40,7 +40,7 @@ test: $(TESTED) ## everything that must pass, minutes; ruff and mypy beside the 
 	@$(MAKE) --no-print-directory --jobs 2 lint pytest
 
 pytest: $(TESTED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadgroup --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadscope --no-loadscope-reorder
 
 test-slow: $(TESTED) ## the longer checks, such as MNIST accuracy
 	$(BIN)/python -m pytest -m slow
@@ -51,6 +51,10 @@ docs: $(READY) ## rewrite the tables that are read off the code
 	$(BIN)/python docs/make_architecture.py
 	$(BIN)/python docs/make_reproductions.py
 	$(BIN)/python docs/make_choosing.py
+	$(BIN)/python docs/make_picture.py
+
+notebooks: $(TESTED) ## execute the tutorial's pages and store them as notebooks, minutes
+	$(BIN)/python docs/make_notebooks.py
 
 $(VENV)/.docs: $(READY)
 	$(PIP) -e '.[docs]'

@@ -16,6 +16,7 @@ one that has imported everything: nothing is left over from the case before, and
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import hashlib
 import json
@@ -119,6 +120,7 @@ def network() -> nn.Module:
     return nn.Sequential(*parts)
 
 
+@functools.cache
 def rows_and_labels() -> tuple[torch.Tensor, torch.Tensor]:
     """Rows that all clients share."""
     made = torch.Generator().manual_seed(1)

@@ -19,7 +19,7 @@ import consilience as cs, torch
 assert "site-packages" in cs.__file__, cs.__file__
 x = torch.randn(60, 4); y = (x.sum(1) > 0).long()
 federation = cs.Federation.from_clients([(x[k::3], y[k::3]) for k in range(3)], test=(x, y))
-result = cs.train(torch.nn.Linear(4, 2), federation, cs.simprox(lr=0.5), rounds=3, progress=False)
+result = cs.train(torch.nn.Linear(4, 2), federation, cs.fedavg(lr=0.5), rounds=3, progress=False)
 print(f"consilience {cs.__version__} from a wheel: accuracy {result.history[-1]['accuracy']:.2f}")
 """
 

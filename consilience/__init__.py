@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from consilience.runs.result import Result
     from consilience.selection import Everyone, SlidingWindow, Uniform
     from consilience.server.averaging.weighting.schedule import ScheduleWeights
+    from consilience.stores.array_files import open_rows
     from consilience.task.task import Task
     from consilience.training import train
     from consilience.tuning.tune import tune
@@ -86,6 +87,7 @@ __all__ = [
     "learn_schedule",
     "load",
     "load_data",
+    "open_rows",
     "partition",
     "run",
     "simprox",
@@ -124,6 +126,7 @@ _MODULES = {
     "learn_schedule": "meta",
     "load": "experiments.loading",
     "load_data": "data.datasets:load",
+    "open_rows": "stores.array_files",
     "partition": "data.partition",
     "run": "core.rounds",
     "tokenized": "data.tokenized",

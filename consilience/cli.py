@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from consilience.commands.check import check
+from consilience.commands.help_text import PlainHelp
 from consilience.commands.init import init
 from consilience.commands.listing import list_
 from consilience.commands.predict import predict
@@ -38,6 +39,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    cls=PlainHelp,
 )
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and the run folder.")]
 Log = Annotated[str, typer.Option(help="Log there, too: csv, tensorboard, mlflow or wandb.", show_default=False)]

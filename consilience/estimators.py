@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, check_random_
 from consilience import algorithms, models
 from consilience.core.algorithm import Algorithm
 from consilience.core.federation import Federation
-from consilience.core.settings import Invalid, nearest
+from consilience.core.settings import Invalid
 from consilience.training import train
 
 LOCAL: dict[str, Any] = {"lr": 0.02, "momentum": 0.9, "epochs": 1}  # of a recipe that is given by name
@@ -77,10 +77,7 @@ class _Federated(BaseEstimator):
             if self.options:
                 raise Invalid("options are for an algorithm that is given by name: make the Algorithm with them")
             return self.algorithm
-        known = algorithms.names()
-        if self.algorithm not in known:
-            raise Invalid(f"algorithm = {self.algorithm!r} is unknown{nearest(self.algorithm, known)}")
-        return algorithms.recipe(self.algorithm)(**{**LOCAL, **(self.options or {})})
+        return algorithms.given({"name": self.algorithm, **LOCAL, **(self.options or {})})
 
     def _owners(self, clients: Any, rows: int, draw: np.random.RandomState) -> np.ndarray:
         """Who owns each row: as given, or dealt out at random to `n_clients`."""
@@ -125,7 +122,7 @@ class FederatedClassifier(ClassifierMixin, _Federated):
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """[N, C] the chance of each class."""
+        """[N, C] the probability of each class."""
         output = self._output(X)
         chances = np.exp(output - output.max(1, keepdims=True))
         return chances / chances.sum(1, keepdims=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
+from consilience import algorithms, models
 from consilience.core import task as contract
 from consilience.core.algorithm import Algorithm
 from consilience.core.capabilities import PoolsData, capability
@@ -18,7 +19,7 @@ from consilience.core.kind import Kind
 from consilience.core.metrics import Loss
 from consilience.core.rounds import run
 from consilience.core.screening import Limits
-from consilience.core.settings import Count, Invalid, Whole, check_value
+from consilience.core.settings import Count, Invalid, Whole, check_value, options_of
 from consilience.core.tree import rows, to
 from consilience.data.validation import held_back
 from consilience.engines.vectorised.engine import Vectorised
@@ -31,24 +32,24 @@ from consilience.experiments.model_checks import try_client, try_model
 from consilience.experiments.privacy_ledger import counted, refuse_overspending
 from consilience.experiments.record import Observer
 from consilience.experiments.stopping import Validation, best_so_far, placed
-from consilience.options.parts import read_options
+from consilience.options.parts import made, read_options
 from consilience.reporting.progress import shown
 from consilience.runs.observation import Observation
 from consilience.runs.result import Result
-from consilience.task.kinds import kind_of_targets
+from consilience.task.kinds import kind_named, kind_of_targets, kind_with_loss
 from consilience.task.task import Task
 
 
 def train(
-    model: nn.Module | Task,
+    model: nn.Module | Task | str,
     federation: Federation | Sequence[tuple[Any, Tensor]],
-    algorithm: Algorithm,
+    algorithm: Algorithm | str | Mapping[str, Any],
     *,
     rounds: Count = 10,
     seed: Whole = 0,
     kind: str | Kind | None = None,
     loss: str | Loss | None = None,
-    environment: Environment | None = None,
+    environment: Environment | Mapping[str, Any] | None = None,
     evaluate_every: Whole = 1,
     evaluate_local: bool = False,
     progress: bool = True,
@@ -65,15 +66,15 @@ def train(
     Ctrl-C ends training early: the result then has the rounds that were finished, and `result.stopped` says so.
 
     model: any `nn.Module`, whose present values are the start and which is not changed; or a `Task`, which
-        can have a kind of task and metrics of your own.
+        can have a kind of task and metrics of your own; or the name of a model of the library, such as "mlp".
     federation: `Federation.from_clients([(x, y), ...], test=(x, y))`, or the pairs alone if nothing is to be tested.
-    algorithm: a recipe such as `simprox(lr=0.05)`, or four parts of your own in an `Algorithm`.
+    algorithm: a recipe such as `simprox(lr=0.05)`, its name, or four parts of your own in an `Algorithm`.
     rounds: number of rounds (10).
     seed: decides the selection, the batches, dropout and the environment's draws (0): equal seeds give equal bits.
     kind: the kind of task, by name or a `Kind`; by default that of these targets: classification for class numbers,
         multi_label for several 0 and 1 a row, else regression. Tokens and pixels need their kind.
     loss: a name or a function (output, target) -> [B]; by default that of the kind.
-    environment: which clients are slow, unavailable or silent; by default none.
+    environment: which clients are slow, unavailable or silent, such as `{"stragglers": 0.5}`; by default none.
     evaluate_every: test after every so many rounds and after the last (1); 0 is never.
     evaluate_local: test the clients' own models as well, as they are before the server merges them.
     progress: show a progress bar.
@@ -83,6 +84,7 @@ def train(
     """
     rounds, seed = check_value("rounds", rounds, Count), check_value("seed", seed, Whole)
     evaluate_every = check_value("evaluate_every", evaluate_every, Whole)
+    algorithm, environment = algorithms.given(algorithm), _environment(environment)
     if not isinstance(federation, Federation):
         federation = Federation.from_clients(federation)
     settings, held = validation or Validation(), None
@@ -91,7 +93,7 @@ def train(
         federation, held, _ = held_back(federation, nowhere, share=settings.share, seed=seed)
     if capability(algorithm.selection, PoolsData) is not None:
         federation = federation.pooled()
-    task = _task(model, federation, kind, loss)
+    task = _task(model, federation, kind, loss, seed)
     task = try_model(task, federation, f"the model {type(task.module).__name__}", "the federation's data")
     task = try_client(algorithm, task, federation)
     refuse_idle_rounds(algorithm, rounds)
@@ -146,13 +148,30 @@ def train(
 
 
 def _task(
-    model: nn.Module | Task, federation: Federation, kind: str | Kind | None, loss: str | Loss | None
+    model: nn.Module | Task | str, federation: Federation, kind: str | Kind | None, loss: str | Loss | None, seed: int
 ) -> contract.Task:
     if isinstance(model, Task):
         if loss is not None or kind is not None:
             given = "loss" if loss is not None else "kind"
             raise Invalid(f"{given} is part of the Task already: give a module and a {given}, or a Task alone")
         return model
+    if not isinstance(model, (nn.Module, str)):
+        called = f": call it, {model.__name__}(...)" if isinstance(model, type) else ""
+        raise Invalid(f"model is {type(model).__name__}, not an nn.Module, a Task or the name of a model{called}")
     if kind is None and not isinstance(loss, str):
         kind = kind_of_targets(federation.train.y, federation.classes)
+    if isinstance(model, str):
+        x, y = federation.train.x, federation.train.y
+        shapes: Any = {k: tuple(v.shape[1:]) for k, v in x.items()} if isinstance(x, Mapping) else tuple(x.shape[1:])
+        asked = kind if kind is not None else kind_with_loss(str(loss))
+        asked = kind_named(asked) if isinstance(asked, str) else asked
+        model = models.build(model, shapes, asked.outputs(y, federation.classes), seed=seed)
     return Task(model, kind, loss=loss)
+
+
+def _environment(given: Environment | Mapping[str, Any] | None) -> Environment | None:
+    if given is None or isinstance(given, Environment):
+        return given
+    if not isinstance(given, Mapping):
+        raise Invalid(f"environment = {given!r} is not an Environment: write cs.Environment(stragglers=0.5)")
+    return made("environment", Environment, read_options("environment", given, options_of(Environment), "environment"))

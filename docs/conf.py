@@ -37,7 +37,7 @@ smartquotes = False
 NAVIGATION = {
     "Tutorial": [
         *("tutorial/1_first_run", "tutorial/2_own_model_and_data", "tutorial/3_heterogeneous_clients"),
-        *("tutorial/4_own_recipe", "tutorial/5_to_deployment"),
+        *("tutorial/4_own_recipe", "tutorial/5_transformer", "tutorial/6_to_deployment"),
     ],
     "How-to guides": [
         *(
@@ -54,6 +54,7 @@ NAVIGATION = {
             "faults",
         ),
         *("performance", "gpu", "ray", "deploy", "security", "flower"),
+        *(f"coming/{name}" for name in ("flower", "pfl_research", "pfllib", "fedlab")),
     ],
     "See it": ["compare", "tune", "diagnose", "report", "dashboard", "reproductions", "comparison"],
     "Methods": [

@@ -2,7 +2,8 @@
 
 `python docs/make_comparison.py` writes them; with `--check` it fails if they are not up to date. `--store RUNS` first
 takes results over from a folder that holds tune-NAME and compare-NAME for the recipes tune_NAME.toml, and measures how
-heterogeneous these tasks are (their data are read from $CONSILIENCE_DATA).
+heterogeneous these tasks are (their data are read from $CONSILIENCE_DATA). `--store RUNS METHOD ...` takes over these
+methods alone, which were tuned again; all else stays as it is stored.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import sys
 import tomllib
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -38,8 +40,8 @@ def results() -> list[dict[str, Any]]:
     return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
 
 
-def store(runs: Path) -> None:
-    """Results of the runs, as far as the page and the advice need them."""
+def store(runs: Path, only: Sequence[str] = ()) -> None:
+    """Results of the runs, as far as the page and the advice need them; of some methods, into what is stored."""
     for name in TITLES:
         folder = runs / f"compare-{name}"
         if not (folder / "results.json").exists():
@@ -59,11 +61,27 @@ def store(runs: Path) -> None:
             "seeds": found["seeds"],
             "rounds": study["base"]["rounds"],
             "baseline": found["baseline"],
-            "heterogeneity": measured(name),
+            "heterogeneity": {} if only else measured(name),
             "methods": [_kept(method, tuned[method["label"]]) for method in found["methods"]],
         }
+        if only:
+            kept = _replaced(json.loads((RESULTS / f"tuned_{name}.json").read_text(encoding="utf-8")), kept, only)
         text = json.dumps(kept, indent=1, sort_keys=True)
         (RESULTS / f"tuned_{name}.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _replaced(stored: dict[str, Any], new: dict[str, Any], only: Sequence[str]) -> dict[str, Any]:
+    """What is stored, with some methods as they are in a newer study of the same task with the same budget."""
+    same = ("trials", "tuning_seeds", "validation", "seeds", "rounds", "baseline")
+    other = [key for key in same if stored[key] != new[key]]
+    if other:
+        raise SystemExit(
+            f"{new['task']}: {other[0]} is {new[other[0]]!r} and was {stored[other[0]]!r}: store all methods"
+        )
+    found = {method["label"]: method for method in new["methods"] if method["label"] in only}
+    again = sorted({*stored.get("tuned_again", []), *found})
+    methods = [found.get(method["label"], method) for method in stored["methods"]]
+    return {**stored, "methods": methods, "tuned_again": again, "torch": sorted({*stored["torch"], *new["torch"]})}
 
 
 def measured(name: str) -> dict[str, float]:
@@ -108,11 +126,13 @@ def tables() -> str:
 
 def _task(task: dict[str, Any]) -> str:
     seeds = ", ".join(map(str, task["seeds"]))
+    again = " and ".join(f"`{label}`" for label in task.get("tuned_again", []))
     lines = [
         f"### {task['title'][:1].upper()}{task['title'][1:]}",
         "",
         f"`{task['recipe']}`: {len(task['methods'])} methods, {task['trials']} trials each, then seeds {seeds}; "
-        f"{task['rounds']} rounds; PyTorch {', '.join(task['torch'])}; stored {task['stored']}.",
+        f"{task['rounds']} rounds; PyTorch {', '.join(task['torch'])}; stored {task['stored']}."
+        + (f" Tuned again later, with another range of `step`: {again}." if again else ""),
         "",
         "| method | accuracy | against `fedavg` | clients' own rows | worst tenth | validation | MB up | options |",
         "|---|---|---|---|---|---|---|---|",
@@ -209,7 +229,7 @@ def methods_of(name: str) -> list[str]:
 def main(arguments: list[str]) -> int:
     """The command."""
     if arguments[:1] == ["--store"]:
-        store(Path(arguments[1]))
+        store(Path(arguments[1]), arguments[2:])
     wanted = written()
     if "--check" in arguments:
         return int(any(not file.exists() or file.read_text(encoding="utf-8") != text for file, text in wanted.items()))

@@ -21,6 +21,7 @@ from verdicts import CONFIRMED, CONTRADICTED, OPEN, RESULTS, Found, Table, basel
 
 PAGE = Path(__file__).with_name("reproductions.md")
 DUW = Path(__file__).parent / "methods" / "duw.md"
+STARTS = ("1", "2", "3", "4", "3_tenth")  # of docs/results/duw_environment_NAME.json
 NAMES = {"fedavg": "FedAvg", "dr_fedavg": "DR-FedAvg", "duw_fedavg": "DUW-FedAvg"}
 BEGIN, END = "<!-- {}: written by docs/make_reproductions.py -->", "<!-- end of {} -->"
 
@@ -92,23 +93,24 @@ def count_table(claims: Sequence[Table]) -> str:
     return "\n".join(lines)
 
 
-def round_table(name: str) -> str:
-    """Mean accuracy of the methods of an experiment at its tests; the last one with its deviation over the seeds."""
-    rows = [row for row in stored([RESULTS], name) if row["status"] == "finished"]
+def round_table(name: str, key: str = "accuracy") -> str:
+    """Means of the methods of an experiment at its tests; the last one with its deviation over the seeds."""
+    every = stored([RESULTS], name)
+    rows = [row for row in every if row["status"] == "finished"] or [row for row in every if row["status"] == "printed"]
     methods = {
         label: [row for row in rows if row["method"] == label] for label in dict.fromkeys(r["method"] for r in rows)
     }
     if not methods:
         return "No run is stored with its tests yet."
     tests = min(len(row["tests"]) for row in rows)  # methods with fewer, longer rounds are tested as often
-    shown = sorted({round(step * tests / 6) for step in range(1, 7)} - {0})
+    shown = sorted({round(step * tests / 6) for step in range(1, 7)} - {0}) if tests > 10 else range(1, tests + 1)
     first = max(rows, key=lambda row: row["rounds"])["tests"]
     lines = ["| round | " + " | ".join(str(first[at - 1]["round"]) for at in shown) + " | seeds |"]
     lines += ["|---" * (len(shown) + 2) + "|"]
     for label, mine in methods.items():
         cells = []
         for at in shown:
-            values = [100 * row["tests"][at - 1]["accuracy"] for row in mine]
+            values = [100 * row["tests"][at - 1][key] for row in mine]
             cells.append(f"{statistics.fmean(values):.1f}")
             if at == shown[-1] and len(values) > 1:
                 cells[-1] += f" ± {statistics.stdev(values):.1f}"
@@ -149,13 +151,16 @@ def tables() -> dict[Path, dict[str, str]]:
     """The tables of each page, by name."""
     claims = tomllib.loads((RESULTS / "claims.toml").read_text(encoding="utf-8"))["claim"]
     found = {"counts": count_table(claims), "remaining": remaining_table()}
-    for name in re.findall(r"<!-- rounds of (\w+): written by", PAGE.read_text(encoding="utf-8")):
+    text = PAGE.read_text(encoding="utf-8")
+    for name in re.findall(r"<!-- rounds of (\w+): written by", text):
         found[f"rounds of {name}"] = round_table(name)
+    for name in re.findall(r"<!-- clients' models of (\w+): written by", text):
+        found[f"clients' models of {name}"] = round_table(name, "local_accuracy_mean")
     holds = survives([judged(claim, measured(claim))[1] for claim in claims])
     for paper in dict.fromkeys(claim["paper"] for claim in claims):
         mine = [place for place, claim in enumerate(claims) if claim["paper"] == paper]
         found[f"claims of {paper}"] = claim_table([claims[place] for place in mine], [holds[place] for place in mine])
-    return {PAGE: found, DUW: {f"starts of environment {number}": start_table(number) for number in "1234"}}
+    return {PAGE: found, DUW: {f"starts of environment {name}": start_table(name) for name in STARTS}}
 
 
 def written() -> dict[Path, str]:

@@ -184,16 +184,32 @@ def _of(rows: Sequence[Table], method: str, printed: bool) -> dict[Any, Table]:
 
 def _value(row: Table, number: int, measure: str) -> float | None:
     """A test's value; or the mean of the last four tests up to it; or how much the loss jumps from test to test."""
-    key = {"last_four": "accuracy", "roughness": "loss"}.get(measure, measure)
+    if measure in ("spread_first", "spread_last"):
+        return _spread(row, measure) if number == row["rounds"] else None
+    if measure == "f1_gap":
+        f1, accuracy = _value(row, number, "f1"), _value(row, number, "accuracy")
+        return None if f1 is None or accuracy is None else f1 - accuracy
+    key = {"last_four": "accuracy", "mean_of_rounds": "accuracy", "roughness": "loss"}.get(measure, measure)
     if not any(test["round"] == number and key in test for test in row["tests"]):
         return None
     tests = [float(test[key]) for test in row["tests"] if test["round"] <= number and key in test]
     if measure == "last_four":
         return math.fsum(tests[-LAST_TESTS:]) / LAST_TESTS if len(tests) >= LAST_TESTS else None
+    if measure == "mean_of_rounds":
+        return math.fsum(tests) / len(tests)
     if measure == "roughness":
         steps = [b - a for a, b in itertools.pairwise(tests)]
         return statistics.stdev(steps) if len(steps) > 1 else None
     return tests[-1]
+
+
+def _spread(row: Table, measure: str) -> float | None:
+    """The largest minus the smallest learned weight, in the first three rounds (means over them) or in the last."""
+    if "learned" not in row:
+        return None
+    rounds = row["learned"][:3] if measure == "spread_first" else row["learned"][-1:]
+    means = [math.fsum(weights) / len(rounds) for weights in zip(*rounds)]
+    return max(means) - min(means)
 
 
 def _rounds_to(row: Table, target: float) -> int | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
+from grouping import group_of
 from hypothesis import HealthCheck, settings
 
 from consilience.engines.vectorised import program
@@ -20,17 +22,23 @@ os.environ.setdefault("CONSILIENCE_REPORT", "0")  # no run draws a report, which
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Workers of pytest-xdist take whole files, whose tests share what they cached.
-
-    Contract tests go recipe by recipe and documents page by page. Contract tests come last: there are many short groups
-    of them, so that no worker waits long for another at the end.
-    """
+    """Contract tests come last: there are many short groups of them, so that no worker waits long at the end."""
     items.sort(key=lambda item: item.path.parent.name == "contract")
-    for item in items:
-        given = getattr(item, "callspec", None) and item.callspec.params
-        contract, document = item.path.parent.name == "contract", item.path.name.startswith("test_docs")
-        part = given and ((contract and given.get("name")) or (document and given.get("file")))
-        item.add_marker(pytest.mark.xdist_group(f"{item.path} {part}" if part else str(item.path)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Workers of pytest-xdist take whole groups of tests, which share fixtures and cached runs.
+
+    Not by `xdist_group` marks: with pytest 9.2, pytest-xdist 3.8 accepts them and groups nothing.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return ByGroup(config, log)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": LEARNED | {"privacy", "stores"},  # a private server counts what it spends, a splitting one keeps rows
     "environments": {"core"},
     "models": {"core", "layers"},
-    "data": LEARNED | {"models"},  # a data set may be stored as the features of a frozen encoder
+    "data": LEARNED | {"models", "stores"},  # a data set may be features of a frozen encoder, or stay in its files
     "engines": LEARNED | {"environments", "stores"},
     "options": PARTS | {"core"},
     "algorithms": PARTS | LEARNED | {"options", "privacy"},
@@ -54,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": RUNNING | {"training", "tuning", "compare", "diagnose", "estimators"},
 }
 ALWAYS = {"numpy", "safetensors", "torch"}  # allowed at the top of a module
-TERMINAL = {"rich", "typer"}  # core dependencies, for the command line only
+TERMINAL = {"click", "rich", "typer"}  # core dependencies (click is what typer builds on), for the command line only
 TALKING = {"experiments", "cli", "reporting", "dashboard", "training", "flower", "compare", "diagnose", "runs"}
 TALKING |= {"tuning", "commands"}
 
@@ -92,6 +93,7 @@ def _type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
+@functools.cache
 def parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"), str(file))
 

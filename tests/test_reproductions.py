@@ -148,6 +148,20 @@ def test_the_best_baseline_counts_and_measures_are_taken_by_seed(tmp_path: Path)
     assert value(measure="last_four", baseline="b") == pytest.approx(10.0)
     assert value(kind="lower", measure="rounds_to", target=70, baseline="c") == 1  # round 2 against round 3
     assert value(kind="lower", measure="roughness", baseline="b") == pytest.approx(0.5)  # changes -1, -1, -2, -1
+    assert value(measure="mean_of_rounds", baseline="b") == pytest.approx(10.0)
+
+
+def test_measures_of_one_method(tmp_path: Path) -> None:
+    learned = [[0.2, 0.8], [0.5, 0.5], [0.8, 0.2], [0.1, 0.9], [0.45, 0.55]]
+    one = row("a", 0, dict.fromkeys(range(1, 6), 0.5), learned=learned)
+    one["tests"][-1]["f1"] = 0.47
+    (tmp_path / "e.json").write_text(json.dumps({"rows": [one]}))
+    claim = {"kind": "at_most", "experiment": "e", "method": "a"}
+    for measure, expected in (("spread_first", 0.0), ("spread_last", 10.0), ("f1_gap", -3.0)):
+        assert verdicts.measured({**claim, "measure": measure}, tmp_path).mean == pytest.approx(expected), measure
+    del one["learned"]
+    (tmp_path / "e.json").write_text(json.dumps({"rows": [one]}))
+    assert verdicts.measured({**claim, "measure": "spread_last"}, tmp_path) is None
 
 
 def test_a_printed_difference_can_be_read_from_both_sides() -> None:

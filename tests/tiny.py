@@ -134,7 +134,7 @@ def engine(model: Callable[[], nn.Module] = mlp, data: Federation | None = None,
     options = {"device": "cpu", "dtype": "float64", "lane": "serial", "clients_at_once": 64, **options}
     workers = options.pop("workers", 3)
     made = Vectorised(Task(model()), federation() if data is None else data, **options)
-    made._tuner._lanes["streams", False] = Threads(workers)  # whatever the number of cores here
+    made._tuner._lanes["streams"] = Threads(workers)  # whatever the number of cores here
     return made
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Invalid, nearest
@@ -29,3 +30,15 @@ def recipe(name: str) -> Recipe:
     if name not in known:
         raise Invalid(f"algorithm {name!r} is unknown{nearest(name, known)}; known: {', '.join(known)}")
     return getattr(importlib.import_module(f"{__name__}.{name}"), name)
+
+
+def given(what: Any, key: str = "algorithm") -> Algorithm:
+    """An algorithm as it is, by the name of its recipe, or as a table of that name and options."""
+    if isinstance(what, Algorithm):
+        return what
+    table = {"name": what} if isinstance(what, str) else what
+    if isinstance(table, Mapping) and isinstance(table.get("name"), str):
+        return recipe(table["name"])(**{name: value for name, value in table.items() if name != "name"})
+    name = getattr(what, "__name__", "")
+    how = f": call it, {name}()" if callable(what) and name in names() else ": write cs.fedavg(lr=0.1), or 'fedavg'"
+    raise Invalid(f"{key} = {name or repr(what)} is no Algorithm but {type(what).__name__}{how}")

@@ -13,7 +13,8 @@ from consilience.client.memory.memory import ChecksSolver, Memory, OwnModel, Tra
 from consilience.client.personal_layers import PersonalLayers, joined, split
 from consilience.client.solver_wrappers import WeighsBatches, finished, solve
 from consilience.client.solvers import SGD, Solver
-from consilience.client.terms.term import Context, NeedsMemory, Term, WholeModel
+from consilience.client.terms.one_pass import with_features
+from consilience.client.terms.term import Context, NeedsMemory, ReadsFeatures, Term, WholeModel
 from consilience.core import tree
 from consilience.core.capabilities import ChecksTask
 from consilience.core.plans import Batch, Work
@@ -109,9 +110,13 @@ class LocalTraining:
 
         def objective(params: Tree) -> tuple[Tensor, tuple[Tensor, Tree]]:
             model = {"params": params, "buffers": buffers}
-            output, moved = task.apply(model, batch.x, train=True, mask=batch.mask, key=batch.key)
+            options: dict[str, Any] = {"train": True, "mask": batch.mask, "key": batch.key}
+            if self._reads_features and callable(getattr(task.module, "features", None)):
+                (output, z), moved = task.apply(model, batch.x, **options, through=with_features)
+            else:
+                (output, moved), z = task.apply(model, batch.x, **options), None
             loss = average(losses(task, output, batch, mixed), batch.mask)
-            context = Context(task, message, memory, buffers, output)
+            context = Context(task, message, memory, buffers, output, z)
             return sum((term(params, context, batch) for term in self.terms), loss), (loss.detach(), moved)
 
         grads, (loss, buffers) = gradient(objective, params)
@@ -139,6 +144,10 @@ class LocalTraining:
             kept[part.name], said = part.update(memory[part.name], done)
             reply = {**reply, **said}
         return reply, kept
+
+    @property
+    def _reads_features(self) -> bool:
+        return any(isinstance(term, ReadsFeatures) and term.reads_features for term in self.terms)
 
     @property
     def is_personal(self) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from consilience.commands.help_text import algorithm_names
 from consilience.runs.failures import guarded
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def init(
     test: Annotated[str, typer.Option(help="A second table with the test rows, beside the first.")] = "",
     clients: Annotated[int, typer.Option(min=1, help="Clients to spread rows over, where no column names them.")] = 10,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of training.")] = 20,
-    algorithm: Annotated[str, typer.Option(help="The method.")] = "fedavg",
+    algorithm: Annotated[str, typer.Option(help="The method.", autocompletion=algorithm_names)] = "fedavg",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: take what was guessed.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a config that is there.")] = False,
     check: Annotated[bool, typer.Option(help="Check the config by reading the data and timing a few steps.")] = True,
@@ -42,7 +43,7 @@ def init(
         from consilience.experiments.config import config
         from consilience.runs.disk import make_folder, replace_file
 
-        if out.exists() and not force:
+        if path.exists() and out.exists() and not force:  # data that are not there are told first
             raise Invalid(f"{out} is there already: --force replaces it, --out names another file")
         if target not in ("", "classes", "number"):
             raise Invalid(f"--target {target!r} is not one of classes, number")

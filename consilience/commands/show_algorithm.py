@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from consilience.commands.help_text import algorithm_names
 from consilience.runs.failures import guarded
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ METRICS = {"accuracy": "global", "clients_mean": "clients"}
 
 
 def show_algorithm(
-    name: Annotated[str, typer.Argument(help="The algorithm, such as simprox.")],
+    name: Annotated[str, typer.Argument(help="The algorithm, such as simprox.", autocompletion=algorithm_names)],
     measure: Annotated[bool, typer.Option(help="Run two short rounds of the example to measure messages.")] = True,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:

@@ -1,19 +1,51 @@
-"""The figures of a comparison: every seed of every method, and differences from the baseline."""
+"""The figures of a comparison: learning curves, every seed of every method, and differences from the baseline."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
 
 from consilience.compare.plan import Comparison
 from consilience.compare.results import MethodResult, Results
 from consilience.core.metrics import SHARE
 from consilience.reporting import charts
-from consilience.reporting.charts import METHOD, Axis, Figure, Strip, Strips
+from consilience.reporting.charts import METHOD, Axis, Chart, Figure, Lines, Strip, Strips
+from consilience.reporting.figures import curves
+from consilience.reporting.groups import grouped
+from consilience.reporting.runs import find, folders
 from consilience.runs.names import plain
 
 
 def figures(comparison: Comparison, results: Results) -> list[Figure]:
     """Those there are finished runs for; to be called within `style.drawing()`."""
-    found = [_values(results), _differences(comparison, results)]
+    found = [_values(results), _differences(comparison, results), *_curves(comparison, results)]
     return [figure for figure in found if figure is not None]
+
+
+def _curves(comparison: Comparison, results: Results) -> list[Figure]:
+    """The main metric over rounds, against traffic and against time, in the methods' own colours."""
+    if not any(folders(comparison.folder)):
+        return []
+    runs, _ = find([comparison.folder], tolerant=True)
+    groups = [group for group in grouped(runs) if any(run.rows for run in group.runs)]
+    methods = {_name(method): method for method in results.methods}
+    own = {charts.link(METHOD, g.label): methods[g.first.label] for g in groups if g.first.label in methods}
+    main = results.main.key
+    shown = [figure for figure in curves.over_rounds(groups) if figure.name == main]
+    shown += [figure for figure in curves.against_costs(groups) if figure.name.startswith(f"{main}_against_")]
+    return [replace(figure, chart=_coloured(figure.chart, results, own)) for figure in shown]
+
+
+def _coloured(chart: Chart, results: Results, own: Mapping[str, MethodResult]) -> Chart:
+    """Curves with the colour and the link that their method has in the other figures."""
+    if not isinstance(chart, Lines):
+        return chart
+    found = []
+    for series in chart.series:
+        if method := own.get(series.link):
+            series = replace(series, look=_look(results, method), link=charts.link(METHOD, method.method.label))
+        found.append(series)
+    return replace(chart, series=found)
 
 
 def _values(results: Results) -> Figure | None:

@@ -131,8 +131,9 @@ def _look_back(
 
 def _refuse_unusable(round: int, weights: Tensor | None, model: Tree) -> None:
     """Stop, before anything is kept, at weights or at a model that the next round could not use."""
-    if weights is not None and not (bool(weights.isfinite().all()) and bool((weights != 0).any())):
-        found = ", ".join(f"{weight:g}" for weight in weights.tolist()[:8])
+    given = None if weights is None else weights.detach().cpu().numpy()
+    if given is not None and not (np.isfinite(given).all() and (given != 0).any()):
+        found = ", ".join(f"{weight:g}" for weight in given.tolist()[:8])
         raise Diverged(f"round {round + 1}: the aggregation weights are {found} ..., all zero or not finite")
     what = unusable(model)
     if what:

@@ -1,4 +1,4 @@
-"""Who has which rows: all clients' data side by side in one store, resident on the device."""
+"""Who has which rows: all clients' data side by side, in memory or in a source from which rows are read."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from consilience.core import notebook, tree
 from consilience.core.class_names import are_names, numbered, sorted_names
 from consilience.core.given_rows import named_clients, rows_of
 from consilience.core.settings import Invalid
+from consilience.core.stored_rows import Preparation, concatenated, has_stored, is_stored, stored_values
 
 _SHOWN = 12  # clients in a notebook's table
 
@@ -27,6 +28,7 @@ class Rows:
     starts: Tensor  # [K] int64
     sizes: Tensor  # [K] int64
     weight: Tensor | None = None  # [N] of each row in the loss; None: 1
+    preparation: Any = None  # like x: what makes features of the values of each tensor in a batch; None: nothing
 
     @staticmethod
     def gather(
@@ -42,7 +44,7 @@ class Rows:
             index.append(torch.nonzero(~owned).flatten())
         order = torch.cat(index) if index else torch.empty(0, dtype=torch.int64)
         weights = None if weight is None else weight[order]
-        return Rows(x=tree.rows(x, order), y=y[order], starts=starts, sizes=sizes, weight=weights)
+        return Rows(x=tree.take(x, order.numpy()), y=y[order], starts=starts, sizes=sizes, weight=weights)
 
     def of(self, client: int) -> tuple[Any, Tensor]:
         """One client's rows."""
@@ -63,9 +65,34 @@ class Rows:
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Rows:
         """On a device, with floating features and targets in `dtype`."""
-        move = (lambda t: tree.cast_floating(tree.to(t, device), dtype)) if dtype else (lambda t: tree.to(t, device))
+
+        def move(leaf: Tensor) -> Tensor:
+            moved = leaf if is_stored(leaf) else leaf.to(device)  # stored rows are read when a plan names them
+            return moved.to(dtype) if dtype and leaf.is_floating_point() and not is_stored(leaf) else moved
+
+        def prepare(leaf: Tensor) -> Preparation | None:
+            how = leaf.source.preparation.on(device) if is_stored(leaf) else None  # type: ignore[attr-defined]
+            return how._replace(dtype=dtype) if how is not None and dtype else how
+
+        preparation = tree.map_leaves(prepare, self.x) if has_stored(self.x) else self.preparation
         weight = None if self.weight is None else move(self.weight)
-        return replace(self, x=move(self.x), y=move(self.y), weight=weight)
+        x = tree.map_leaves(move, self.x)
+        return replace(self, x=x, y=move(self.y), weight=weight, preparation=preparation)
+
+    def features(self, values: Any) -> Any:
+        """The features of values of x, in a batch."""
+        if self.preparation is None:
+            return values
+        return tree.map_leaves(lambda leaf, how: leaf if how is None else how(leaf), values, self.preparation)
+
+    def piece(self, part: slice) -> tuple[Any, Tensor]:
+        """(features, targets) of some rows, where the targets are."""
+        numbers = np.arange(*part.indices(len(self.y)))
+
+        def values(leaf: Tensor) -> Tensor:
+            return stored_values(leaf, numbers).to(self.y.device) if is_stored(leaf) else leaf[part]
+
+        return self.features(tree.map_leaves(values, self.x)), self.y[part]
 
 
 def numbered_names(clients: int) -> Sequence[str]:
@@ -117,6 +144,8 @@ class Federation:
         for place, split in (("training", self.train), ("test", self.test)):
             for leaf in tree.leaves(split.x) if split is not None else ():
                 # the sum is finite only if every value is; the full test is ten times slower and runs only if it is not
+                if is_stored(leaf):
+                    continue  # looked through by whoever reads a whole file, or refused with the reply
                 if leaf.is_floating_point() and not bool(leaf.sum().isfinite()) and not bool(leaf.isfinite().all()):
                     bad = self._owner_of_first_nonfinite(split, leaf)
                     raise Invalid(f"{place} data of client {bad!r} hold NaN or infinite values: clean or impute them")
@@ -144,9 +173,10 @@ class Federation:
 
     def _described(self) -> list[tuple[str, str]]:
         sizes = self.train.sizes
-        found = [("clients", f"{len(self):,}"), ("rows", f"{int(sizes.sum()):,}")]
+        found = [("client" if len(self) == 1 else "clients", f"{len(self):,}"), ("rows", f"{int(sizes.sum()):,}")]
         if len(self) > 1:
-            found.append(("a client", f"{int(sizes.min()):,} to {int(sizes.max()):,}"))
+            least, most = int(sizes.min()), int(sizes.max())
+            found.append(("a client", f"{least:,}" if least == most else f"{least:,} to {most:,}"))
         found.append(("test rows", f"{0 if self.test is None else len(self.test.y):,}"))
         return [*found, ("classes", str(self.classes))] if self.classes else [*found, ("targets", "real-valued")]
 
@@ -158,7 +188,8 @@ class Federation:
             sizes, order = rows.sizes[where], rows.owned(where)
             weight = None if rows.weight is None else rows.weight[order]
             starts = torch.cumsum(sizes, 0) - sizes
-            return Rows(x=tree.rows(rows.x, order), y=rows.y[order], starts=starts, sizes=sizes, weight=weight)
+            x = tree.take(rows.x, order.numpy())
+            return Rows(x=x, y=rows.y[order], starts=starts, sizes=sizes, weight=weight)
 
         return replace(
             self,
@@ -288,7 +319,7 @@ def _side_by_side(clients: Sequence[Given], names: Sequence[str]) -> Rows:
             first, other = f"client {names[0]} of {_shapes(shape)}", f"client {names[k]} has rows of {_shapes(mine)}"
             raise Invalid(f"{other}, {first}: they must be equal")
     sizes = torch.tensor([len(y) for _, y in clients], dtype=torch.int64)
-    x = tree.concatenate([x for x, _ in clients])
+    x = concatenated([x for x, _ in clients])
     y = torch.cat([y for _, y in clients])
     given = [one.to(torch.get_default_dtype()) for one in weights if one is not None]
     weight = torch.cat(given) if given else None

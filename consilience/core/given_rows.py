@@ -1,4 +1,4 @@
-"""A client's rows as people have them: tensors, arrays, lists, a PyTorch data set or a data loader."""
+"""A client's rows as users give them: tensors, arrays, lists, a PyTorch data set or a data loader."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from consilience.core.class_names import are_names
 from consilience.core.settings import Invalid
 
 _AT_ONCE = 256  # rows of a data set that are put together at a time
+
+_TARGETS = ("label", "labels", "target", "targets", "y")  # of rows that are dicts
 
 PAIR = "a pair (x, y) of tensors or arrays, a torch.utils.data.Dataset or a DataLoader"
 
@@ -87,7 +89,8 @@ def _array(values: Any, who: str) -> Tensor:
         raise Invalid(f"{who} holds {array.dtype} where numbers are needed: encode texts first, or see cs.from_frames")
     if array.ndim == 0:
         raise Invalid(f"{who} is a single number: it must hold one row for each target")
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    array = np.ascontiguousarray(array)
+    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
     if tensor.is_floating_point():
         return tensor.to(torch.get_default_dtype())
     return tensor if tensor.dtype in (torch.uint8, torch.bool) else tensor.to(torch.int64)
@@ -127,15 +130,29 @@ def _joined(pieces: list[Any], who: str) -> tuple[Any, ...]:
     """Batches (x, y) one behind the other."""
     if not pieces:
         raise Invalid(f"{who} has no rows: leave it out, or give it data")
-    for piece in pieces:
-        if not isinstance(piece, (tuple, list)) or len(piece) != 2:
-            raise Invalid(f"{who}: a row must be a pair (x, y), not {_kind(piece)}")
+    pieces = [_pair(piece, who) for piece in pieces]
     x = [_features(piece[0], who) for piece in pieces]
     targets = [_targets(piece[1], who) for piece in pieces]
     features = {k: torch.cat([part[k] for part in x]) for k in x[0]} if isinstance(x[0], dict) else torch.cat(x)
     if isinstance(targets[0], Tensor):
         return features, torch.cat(targets)
     return features, [name for part in targets for name in part]
+
+
+def _pair(piece: Any, who: str) -> tuple[Any, Any]:
+    """(x, y) of a batch; of a dict, such as those of Hugging Face, the target by its name and all else as x."""
+    if isinstance(piece, (tuple, list)) and len(piece) == 2:
+        return piece[0], piece[1]
+    if not isinstance(piece, Mapping):
+        raise Invalid(f"{who}: a row must be a pair (x, y), not {_kind(piece)}")
+    named = [name for name in _TARGETS if name in piece]
+    if len(named) != 1 or len(piece) < 2:
+        raise Invalid(
+            f"{who}: a row is a dict of {', '.join(map(str, piece))}: give one of its entries the name "
+            f"'label', or make rows pairs (x, y)"
+        )
+    x = {name: part for name, part in piece.items() if name != named[0]}
+    return (x if len(x) > 1 else next(iter(x.values()))), piece[named[0]]
 
 
 def _kind(value: Any) -> str:

@@ -144,7 +144,7 @@ class Plan:
 def batch_of(store: Rows, index: Tensor, mask: Tensor | None, key: Tensor, first: Tensor) -> Batch:
     """The rows of an index of any shape as a batch."""
     weight = None if store.weight is None else gather(store.weight, index)
-    return Batch(gather(store.x, index), gather(store.y, index), mask, key, first, weight)
+    return Batch(store.features(gather(store.x, index)), gather(store.y, index), mask, key, first, weight)
 
 
 def gather(rows: Any, index: Tensor) -> Any:

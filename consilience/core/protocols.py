@@ -196,6 +196,20 @@ class PlansSteps(Protocol):
 
 
 @runtime_checkable
+class PreparesAhead(Engine, Protocol):
+    """An engine that can draw the batches of a round while its device works on the round before."""
+
+    @property
+    def prepares_ahead(self) -> bool:
+        """Whether that would save time."""
+        ...
+
+    def prepare_round(self, client: ClientRule, ids: np.ndarray, *, round: int, seed: int) -> None:
+        """These clients will probably be asked next."""
+        ...
+
+
+@runtime_checkable
 class KeepsTime(Protocol):
     """An engine with a simulated clock; in others, replies take no time."""
 

@@ -75,6 +75,12 @@ class RemoteTensor(Tensor):
     def __init__(self, *_: Any) -> None:
         """All is done in `__new__`."""
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Rows that another process can read are not copied."""
+        if not getattr(self.source, "portable", False):
+            return super().__reduce_ex__(protocol)
+        return _rebuilt, (self.source, self.rows, tuple(self.shape), self.dtype, self.device)
+
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"RemoteTensor(shape={tuple(self.shape)}, dtype={self.dtype})"
 
@@ -142,6 +148,14 @@ _METADATA = {
     *(getattr(Tensor, name) for name in _METHODS),
     *(torch.is_floating_point, torch.is_complex, torch.numel),
 }
+
+
+def _rebuilt(
+    source: RemoteRows, rows: np.ndarray | None, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> RemoteTensor:
+    if rows is None:
+        return RemoteTensor.whole(source, shape[0], shape[1:], dtype, device)
+    return RemoteTensor(source, rows, shape[1:], dtype, device)
 
 
 def each(function: Work, stacked: Sequence[Tensor], *others: Sequence[Any], given: tuple[Any, ...] = ()) -> list[Any]:

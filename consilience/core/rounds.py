@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
+from consilience.core.ahead import Ahead
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.arrivals import gather, pace_of
 from consilience.core.capabilities import (
@@ -102,13 +103,15 @@ def run(
     here = resume or _first(algorithm, engine, start)
     engine.restore(here.memory)
     server, pace = algorithm.server, pace_of(algorithm, engine)
-    secretive = capability(server, DrawsSecretly)
+    secretive, ahead = capability(server, DrawsSecretly), Ahead(algorithm, engine, pace)
     for number in range(here.round, rounds):
         secret = None if secretive is None else secretive.round_key(number + 1, keys)
         done = gather(algorithm, engine, here, pace, seed, secret)
         ids, received = done.arrived.ids, done.pending.received(done.arrived)
         seen = _look(algorithm, engine, received, ids, number, seed)
         sent = engine.exchange(algorithm.client, algorithm.channel, seen, ids, round=number, seed=seed)
+        if number + 1 < rounds:
+            ahead.prepare(done, number + 1, seed)
         ended = conclude(
             algorithm,
             here.server,

@@ -50,6 +50,10 @@ class Limits:
                 raise Invalid(f"Limits.castable = {name!r} is not one of float16, bfloat16, float32, float64")
 
 
+_USUAL = Limits()
+_SENT = "sent"  # in front of the path of a tensor that was sent
+
+
 def screen(
     cohort: Cohort, received: Broadcast | None = None, limits: Limits | None = None, usual: float | None = None
 ) -> Cohort:
@@ -62,10 +66,10 @@ def screen(
     """
     if not len(cohort):
         return cohort
-    limits, everyone = limits or Limits(), cohort.ids
+    limits, everyone = limits or _USUAL, cohort.ids
     clips = limits.max_norm is not None
     # a quick test of all values; the exact tests follow only for replies that do not pass it
-    rough = _rough(cohort.reply)
+    rough, models = _rough(cohort.reply, received)
     if not all(np.isfinite(length).all() for length in rough.values()):
         finite = tree.all_finite(cohort.reply).cpu().numpy()
         if not finite.all():
@@ -76,7 +80,8 @@ def screen(
     if limits.max_norm is not None:
         cohort = clipped(cohort, start, limits.max_norm) if len(cohort) else cohort
     elif limits.max_ratio is not None:
-        cohort, _ = _without(cohort, rough, _out_of_proportion(cohort, start, limits.max_ratio, rough))
+        models = models if len(cohort) == len(everyone) else _rough({}, start)[1]
+        cohort, _ = _without(cohort, rough, _out_of_proportion(cohort, start, limits.max_ratio, rough, models))
     if limits.max_growth is not None and len(cohort) and (starts := _start_of(cohort, received)):
         usual = usual or median_length(cohort, received) or 0.0
         return clipped(cohort, starts, limits.max_growth * usual, ("params",)) if usual > 0 else cohort
@@ -144,11 +149,22 @@ def _groups(reply: Tree) -> dict[str, Tree]:
     return found
 
 
-def _rough(reply: Tree) -> dict[str, np.ndarray]:
-    """Group -> [m] lengths; not finite where a value is not, or a square."""
-    groups = _groups(reply)
-    lengths = quick_lengths({path: leaf for leaves in groups.values() for path, leaf in leaves.items()})
-    return {name: together([lengths[path] for path in leaves]) for name, leaves in groups.items()}
+def _rough(reply: Tree, received: Broadcast | None) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Group -> [m] lengths of the replies; path -> [1] or [m] of the model that was sent, all fetched at once.
+
+    They are not finite where a value is not, or a square.
+    """
+    groups, own = _groups(reply), received is not None and "model" in received.personal
+    sent = {} if received is None else received.personal if own else received.shared
+    starts = {
+        path: leaf if own else leaf.unsqueeze(0)
+        for leaves in _groups({name: part for name, part in sent.items() if name == "model"}).values()
+        for path, leaf in leaves.items()
+    }
+    replies = {path: leaf for leaves in groups.values() for path, leaf in leaves.items()}
+    lengths = quick_lengths({**replies, **{f"{_SENT}{path}": leaf for path, leaf in starts.items()}})
+    rough = {name: together([lengths[path] for path in leaves]) for name, leaves in groups.items()}
+    return rough, {path: lengths[f"{_SENT}{path}"] for path in starts}
 
 
 def _without(
@@ -181,7 +197,11 @@ def _overflowing(cohort: Cohort, name: str, rough: np.ndarray) -> list[Refusal]:
 
 
 def _out_of_proportion(
-    cohort: Cohort, received: Broadcast | None, ratio: float, rough: dict[str, np.ndarray]
+    cohort: Cohort,
+    received: Broadcast | None,
+    ratio: float,
+    rough: dict[str, np.ndarray],
+    models: dict[str, np.ndarray],
 ) -> list[Refusal]:
     """Clients whose update is longer than `ratio` times both the model they were sent and the round's median update.
 
@@ -192,17 +212,14 @@ def _out_of_proportion(
         return []
     refusals: dict[int, Refusal] = {}
     for name, leaves in _groups({"model": cohort.reply.get("model", {})}).items():
-        starts = tree.flatten({"model": sent["model"]})
-        if not name.startswith(MODEL) or not all(path in starts for path in leaves):
+        if not name.startswith(MODEL) or not all(path in models for path in leaves):
             continue
         times = ratio if name == PARAMS else ratio**2
-        stacked = {
-            p: starts[p] if starts[p].dim() == leaf.dim() else starts[p].unsqueeze(0) for p, leaf in leaves.items()
-        }
-        model = together(list(quick_lengths(stacked).values()))  # [1], or [m] where each was sent its own
+        model = together([models[path] for path in leaves])  # [1], or [m] where each was sent its own
         # |w - s| <= |w| + |s|; 0.9 for rounding
         if (rough[name] <= 0.9 * (times - 1) * model).all():
             continue
+        starts = tree.flatten({"model": sent["model"]})
         lengths = exact_lengths(list(leaves.values()), [starts[path] for path in leaves])
         moved = np.sort(lengths[lengths > 0])
         median = moved[(len(moved) - 1) // 2] if len(moved) else 0.0

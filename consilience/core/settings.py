@@ -28,7 +28,11 @@ SYNONYMS = {
     **dict.fromkeys(("local_epochs", "num_epochs", "n_epochs", "max_epochs"), "epochs"),
     **dict.fromkeys(("batchsize", "minibatch_size", "local_batch_size"), "batch_size"),
     **dict.fromkeys(
-        ("fraction", "fraction_fit", "client_fraction", "join_ratio", "participation", "sampling"), "selection"
+        (
+            *("fraction", "fraction_fit", "fraction_train", "client_fraction", "join_ratio", "participation"),
+            *("sampling", "clients_per_round", "cohort_size", "num_clients", "sample_ratio", "frac"),
+        ),
+        "selection",
     ),
     **dict.fromkeys(("aggregation", "aggregator", "aggregate", "robust"), "combine"),
     **dict.fromkeys(("weights", "client_weights"), "weighting"),
@@ -39,6 +43,9 @@ SYNONYMS = {
     **dict.fromkeys(("num_rounds", "n_rounds", "global_rounds"), "rounds"),
 }
 """What other libraries call our settings: named in refusals."""
+
+ELSEWHERE = {"rounds", "seed", "device", "environment", "kind", "loss", "lane", "dtype"}
+"""Settings of a run that are tried as settings of its algorithm."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +203,8 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], key: str) -> None
                 raise Invalid(f"{place} is now called {new}: write that (`consilience migrate` rewrites a config file)")
             other = SYNONYMS.get(str(name).lower().replace("-", "_"))
             hint = f": it is called {other!r} here" if other in known else nearest(name, known)
+            if "optimiser" in known and (other or name) in ELSEWHERE:  # the options of an algorithm
+                hint = f" of an algorithm: give {other or name} to cs.train, or write it above [algorithm] in a config"
             raise Invalid(f"{place} is not a setting{hint}; known here: {_listed(known)}")
 
 

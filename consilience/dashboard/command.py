@@ -23,7 +23,10 @@ def dashboard(
     control: Annotated[
         bool, typer.Option("--control", help="Buttons that stop and resume your own runs on this machine.")
     ] = False,
-    similarity: Annotated[bool, typer.Option(help="Show who resembles whom, and swaps.")] = False,
+    similarity: Annotated[
+        bool | None,
+        typer.Option(help="Show who resembles whom, and swaps; left out: of simulated clients, on this machine."),
+    ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
     """Watch runs in a browser while they go on; read-only and on this machine alone, unless told otherwise."""

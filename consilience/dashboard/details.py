@@ -59,12 +59,14 @@ def log_tail(run: WatchedRun, name: str) -> list[str]:
 
 def _facts(run: WatchedRun) -> list[list[str]]:
     """Cards: what happened so far, in numbers."""
-    last = run.last
-    found = [["round", f"{run.rounds:,} of {run.total:,}" if run.total else f"{run.rounds:,}", run.status]]
+    last, summary = run.last, run.summary(controlled=False)
+    share = f"{100 * run.rounds / run.total:.0f} %" if run.total else ""
+    found = [["round", f"{run.rounds:,} of {run.total:,}" if run.total else f"{run.rounds:,}", share]]
+    if summary["metric"] and is_number(summary["value"]):
+        best = f"best {summary['best']:.4f}" if is_number(summary["best"]) else ""
+        found.insert(0, [summary["metric"]["title"], f"{summary['value']:.4f}", best])
     if run.seconds:
-        mean = run.seconds / max(1, run.rounds)
-        left = run.left()
-        found.append(["time", duration(run.seconds), f"{mean:.3g} s a round" + (f", {left} left" if left else "")])
+        found.append(["time", duration(run.seconds), f"{run.seconds / max(1, run.rounds):.3g} s a round"])
     if is_number(last.get("simulated_seconds")) and last["simulated_seconds"]:
         found.append(
             ["simulated clock", duration(last["simulated_seconds"]), "what the environment says it would take"]

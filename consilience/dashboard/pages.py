@@ -24,7 +24,7 @@ _RECORDS = ("run.json", "config.toml", "metrics.jsonl", "timing.jsonl", "clients
 class Pages:
     """HTML by the runs' places below a folder; nothing outside it, and nothing that is not a run, has a page."""
 
-    def __init__(self, watch: Watch, *, refresh: int, with_similarity: bool, secret: str = "") -> None:
+    def __init__(self, watch: Watch, *, refresh: int, with_similarity: bool | None, secret: str = "") -> None:
         self._watch, self._refresh, self._with_similarity = watch, refresh, with_similarity
         self._secret = secret
         self._drawn: OrderedDict[tuple[str, ...], str] = OrderedDict()
@@ -104,7 +104,9 @@ class Pages:
                 compiled(groups, with_similarity=self._with_similarity),
                 problems,
                 template="dashboard_report.html",
-                hides_similarity=not self._with_similarity,
+                hides_similarity=not (
+                    self._with_similarity or (self._with_similarity is None and all(run.is_simulated for run in runs))
+                ),
             )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from consilience.core.settings import Invalid
-from consilience.dashboard.access import AccessRules
+from consilience.dashboard.access import AccessRules, is_loopback
 from consilience.dashboard.api import Api, encoded
 from consilience.dashboard.guard import App, Guard
 from consilience.dashboard.pages import Pages
@@ -106,8 +106,8 @@ def _static() -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in place.iterdir() if file.name.endswith((".js", ".css"))}
 
 
-def serve(folder: Path, access: AccessRules, *, port: int, refresh: int, with_similarity: bool) -> None:
-    """Serve until interrupted."""
+def serve(folder: Path, access: AccessRules, *, port: int, refresh: int, with_similarity: bool | None) -> None:
+    """Serve until interrupted; without a word on similarity it is shown of simulated clients, on this machine."""
     try:
         import matplotlib  # noqa: F401
         import uvicorn
@@ -115,6 +115,8 @@ def serve(folder: Path, access: AccessRules, *, port: int, refresh: int, with_si
         raise ImportError(_NEEDED) from problem
     if not folder.is_dir():
         raise Invalid(f"{str(folder)!r} is no folder: name the one that holds the run folders (default: runs)")
+    if with_similarity is None and not is_loopback(access.host):
+        with_similarity = False
     watch = Watch(folder, controlled=access.control)
     secret = access.page_secret if access.control else ""
     pages = Pages(watch, refresh=refresh, with_similarity=with_similarity, secret=secret)
@@ -140,7 +142,7 @@ def serve(folder: Path, access: AccessRules, *, port: int, refresh: int, with_si
     print(f"{access.scheme}://{name}:{listening.getsockname()[1]}/  ({does}; Ctrl-C ends it)", flush=True)
     if access.made_token:
         print(f"the browser asks for a password (any name): {access.token}", file=sys.stderr, flush=True)
-    if not with_similarity:
+    if with_similarity is False:
         print("who resembles whom is not shown; --similarity shows it", file=sys.stderr, flush=True)
     with listening, contextlib.suppress(KeyboardInterrupt):  # how a dashboard ends
         uvicorn.Server(config).run(sockets=[listening])

@@ -11,6 +11,7 @@ from consilience.core import tree
 from consilience.core.federation import Federation, Rows, numbered_names
 from consilience.core.rng import host
 from consilience.core.settings import Invalid
+from consilience.core.stored_rows import has_stored
 from consilience.data.dataset import Dataset, Texts
 from consilience.data.partition.apportion import by_owner
 from consilience.data.partition.assignment import Partition, assign
@@ -151,6 +152,8 @@ def _shifted(rows: Rows, shifts: Sequence[tuple[Shift, ...]], seed: int, purpose
     """Every client's features as it sees them."""
     if not any(shifts):
         return rows
+    if has_stored(rows.x):
+        raise Invalid("the partition changes features, and these stay in files: read them all, data.rows = 'memory'")
     x = rows.x  # gathered, so a copy of the data set already: changed in place
     for client, todo in enumerate(shifts):
         start, size = int(rows.starts[client]), int(rows.sizes[client])

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from consilience import models
+from consilience import algorithms, models
 from consilience.algorithms.fedavg import fedavg
 from consilience.core import notebook
 from consilience.core import task as contract
@@ -65,7 +65,7 @@ def diagnose(
     what: Federation | Sequence[tuple[Any, ...]] | Path | str | None = None,
     *overrides: str,
     model: nn.Module | Task | None = None,
-    algorithm: Algorithm | None = None,
+    algorithm: Algorithm | str | None = None,
     environment: Environment | None = None,
     rounds: Count = 5,
     seed: Whole = 0,
@@ -109,7 +109,7 @@ def diagnose(
     rounds, seed = check_value("rounds", rounds, Count), check_value("seed", seed, Whole)
     task = _task(model, federation, seed)
     usual = {key: value for key, value in DEFAULTS["algorithm"].items() if key != "name"}
-    plain = algorithm or fedavg(**usual)
+    plain = fedavg(**usual) if algorithm is None else algorithms.given(algorithm)
     tried = try_client(plain, try_model(task, federation, "the model", "the federation's data"), federation)
     found = diagnosis.examine(
         federation,

@@ -22,6 +22,12 @@ def seconds(
     return (computing + moving + 2 * _each(environment.latency, ids)) * jitter
 
 
+def stands_still(environment: Environment) -> bool:
+    """Whether every reply takes no time, whoever sends it."""
+    rates = (environment.rows_per_second, environment.download, environment.upload)
+    return all(rate is None for rate in rates) and not np.any(environment.latency)
+
+
 def wait_policy(environment: Environment) -> WaitPolicy:
     """How long the server waits in this environment."""
     partial_work = environment.stragglers > 0 and environment.rows_per_second is not None

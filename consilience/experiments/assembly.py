@@ -6,7 +6,7 @@ import functools
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from consilience.core.federation import Federation, Rows
 from consilience.core.kind import Kind
 from consilience.core.protocols import Engine, RunnerEngine
 from consilience.core.settings import Invalid, options_of
+from consilience.core.stored_rows import is_stored
 from consilience.data import datasets
 from consilience.data.dataset import Dataset, Texts
 from consilience.data.federate import federate
@@ -33,6 +34,7 @@ from consilience.experiments.config.catalogue import ENGINES, KINDS
 from consilience.experiments.config.config import Config
 from consilience.experiments.experiment import Experiment
 from consilience.experiments.model_checks import try_client, try_model
+from consilience.experiments.node_rows import described, example_of, refuse_reading_here
 from consilience.experiments.privacy_ledger import refuse_overspending
 from consilience.experiments.stopping import best_so_far
 from consilience.options.parts import made
@@ -85,6 +87,8 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+    if config.data.name == "node_files" and data is None:
+        return _on_nodes(config, resumed)
     data = _readable(config, read_data(config) if data is None else data)
     federation, rows = spread(config, data)
     validation = None
@@ -98,14 +102,7 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
     task = try_model(task, federation, f"model.name = {config.model.name!r}", f"data.name = {config.data.name!r}")
     task = try_client(algorithm, task, federation)
     best_so_far(config.validation, task)  # refuses a metric that is not there
-    environment = config.environment.built
-    made("environment", lambda: environment.check_against(len(federation)), {})
-    settings = {**config.engine, "environment": environment, "rounds_ahead": config.rounds}
-    where = ENGINES[settings.pop("name", "vectorised")]
-    engine = made("engine", lambda: where(task, federation, **settings), {})
-    try_surroundings(config, algorithm, engine)
-    _try_budget(0 if resumed else config.rounds, algorithm, engine)
-    try_selection(algorithm, federation, config.seed)
+    engine = _engine(config, task, federation, resumed)
     prints = {"data": data_fingerprint(data), "partition": fingerprint(rows)}
     if task.frozen_digest:
         prints["frozen_weights"] = task.frozen_digest
@@ -114,12 +111,52 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
         federation=federation,
         parts=rows,
         task=task,
-        environment=environment,
+        environment=config.environment.built,
         engine=engine,
         algorithm=algorithm,
         data=data,
         prints=prints,
         validation=validation,
+    )
+
+
+def _engine(config: Config, task: contract.Task, federation: Any, resumed: bool) -> RunnerEngine:
+    """The engine of the settings, with which the algorithm's own conditions hold."""
+    environment = config.environment.built
+    made("environment", lambda: environment.check_against(len(federation)), {})
+    settings = {**config.engine, "environment": environment, "rounds_ahead": config.rounds}
+    where = ENGINES[settings.pop("name", "vectorised")]
+    engine = made("engine", lambda: where(task, federation, **settings), {})
+    algorithm = config.algorithm.built
+    try_surroundings(config, algorithm, engine)
+    _try_budget(0 if resumed else config.rounds, algorithm, engine)
+    try_selection(algorithm, federation, config.seed)
+    return engine
+
+
+def _on_nodes(config: Config, resumed: bool) -> Simulation:
+    """A run whose rows lie on the machines of a Ray cluster: here, they are only described."""
+    refuse_reading_here(config)
+    found = described(config)
+    data, parts = example_of(found, config.data.name)
+    example = Federation.from_clients([(data.x, data.y)], classes=found.classes)
+    kind = kind_of(config, data)
+    task: contract.Task = Task(_model(config, data, kind), kind, loss=None if config.loss == "auto" else config.loss)
+    task = try_model(task, example, f"model.name = {config.model.name!r}", f"data.name = {config.data.name!r}")
+    task = try_client(config.algorithm.built, task, example)
+    prints = {"data": found.fingerprint, "partition": fingerprint(parts)}
+    if task.frozen_digest:
+        prints["frozen_weights"] = task.frozen_digest
+    return Simulation(
+        config=config,
+        federation=cast(Federation, found),
+        parts=parts,
+        task=task,
+        environment=config.environment.built,
+        engine=_engine(config, task, found, resumed),
+        algorithm=config.algorithm.built,
+        data=data,
+        prints=prints,
     )
 
 
@@ -180,6 +217,9 @@ def data_fingerprint(data: Dataset) -> str:
     groups = {"groups": data.groups, "test_groups": data.test_groups}
     for path, leaf in tree.flatten({**rows, **{k: v for k, v in groups.items() if v is not None}}).items():
         digest.update(f"{path} {leaf.dtype} {tuple(leaf.shape)}\n".encode())
+        if is_stored(leaf):
+            digest.update(leaf.source.print_of(leaf.rows).encode())  # type: ignore[attr-defined]
+            continue
         digest.update(leaf.contiguous().view(-1).view(torch.uint8).numpy().data if leaf.numel() else b"")
     return digest.hexdigest()
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from consilience.core.exchange import Cohort
-from consilience.core.federation import Federation, NumberedNames
+from consilience.core.federation import Federation, NumberedNames, Rows
 from consilience.core.rounds import Round
 from consilience.task.scores import ClientScores, Scores
 
@@ -52,7 +52,8 @@ def federation_facts(federation: Federation, label_names: tuple[str, ...]) -> di
         "test_rows": test.sizes.tolist() if test is not None else None,
     }
     classes = federation.classes
-    if classes is not None and len(federation) * classes <= MOST_COUNTS and not train.y.is_floating_point():
+    known = isinstance(train, Rows)  # not where rows lie on other machines
+    if known and classes is not None and len(federation) * classes <= MOST_COUNTS and not train.y.is_floating_point():
         facts["class_counts"] = _class_counts(federation, classes).tolist()
     return facts
 

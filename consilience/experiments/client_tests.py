@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -14,6 +15,7 @@ from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.capabilities import own_model_of
 from consilience.core.evaluate import VALIDATION, Evaluate
 from consilience.core.exchange import Broadcast, Cohort
+from consilience.core.federation import Rows
 from consilience.core.metrics import Metrics, host
 from consilience.core.protocols import RunnerEngine
 from consilience.core.tree import Tree
@@ -36,6 +38,27 @@ def tested_clients(sizes: Any, sample: int | None, seed: int) -> tuple[np.ndarra
     if wanted >= len(ids):
         return ids, None
     return np.sort(rng.host(seed, "tested clients").choice(ids, wanted, replace=False)), len(ids)
+
+
+def sampled_rows(test: Rows | None, sample: int | None, seed: int) -> tuple[Rows | None, int | None]:
+    """(test rows of a sample of the clients, if one was asked for; of how many they are a sample, or None)."""
+    if test is None or sample is None:
+        return test, None
+    ids, total = tested_clients(test.sizes, sample, seed)
+    if total is None:
+        return test, None
+    sizes = torch.zeros_like(test.sizes)
+    sizes[torch.from_numpy(ids)] = test.sizes[torch.from_numpy(ids)]
+    order = test.owned(torch.from_numpy(ids))
+    chosen = replace(
+        test,
+        x=tree.take(test.x, order.numpy()),
+        y=test.y[order.to(test.y.device)],
+        starts=torch.cumsum(sizes, 0) - sizes,
+        sizes=sizes,
+        weight=None,
+    )
+    return chosen, total
 
 
 def federated_test(engine: RunnerEngine, *, sample: int | None = None, seed: int = 0) -> FederatedTest | None:

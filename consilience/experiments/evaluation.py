@@ -47,7 +47,7 @@ def batches(test: Rows) -> Iterator[tuple[Any, Tensor]]:
     size = int(np.clip(fitting, 16, _MOST_ROWS))
     for start in range(0, len(test.y), size):
         piece = slice(start, start + size)
-        yield tree.rows(test.x, piece), test.y[piece]
+        yield test.piece(piece)
 
 
 class _Totals:

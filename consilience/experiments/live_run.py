@@ -18,7 +18,7 @@ from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.core.versions import ClientVector
 from consilience.experiments import privacy_ledger, trackers, update_log
-from consilience.experiments.client_tests import federated_test, federated_validation, personal_test
+from consilience.experiments.client_tests import federated_test, federated_validation, personal_test, sampled_rows
 from consilience.experiments.cohort_size import lone_client
 from consilience.experiments.config.config import Config
 from consilience.experiments.experiment import Experiment
@@ -91,9 +91,11 @@ class Run:
         experiment, config = self.experiment, self.config
         engine = experiment.engine
         sample, seed = config.evaluation.client_sample, config.seed
+        test, sampled_from = sampled_rows(engine.test_rows, sample, seed)
         observer = Observer(
             task=engine.task,
-            test=engine.test_rows,
+            test=test,
+            sampled_from=sampled_from,
             every=config.evaluation.every,
             rounds=config.rounds,
             local=config.evaluation.local,

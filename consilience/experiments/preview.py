@@ -15,8 +15,10 @@ import torch
 
 from consilience.core import tree
 from consilience.core.exchange import Pool
-from consilience.core.federation import Federation
+from consilience.core.federation import Federation, Rows
 from consilience.core.rounds import run
+from consilience.core.settings import Invalid
+from consilience.core.stored_rows import is_stored
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
 from consilience.experiments.assembly import Simulation
@@ -69,12 +71,13 @@ class Cost:
 def size(simulation: Simulation) -> Size:
     """The numbers that need no training."""
     federation, config, start = simulation.federation, simulation.config, simulation.engine.start()
+    if not isinstance(federation.train, Rows):
+        raise Invalid("data.name = 'node_files' leaves rows where they lie: there is nothing to estimate from here")
     sizes = federation.train.sizes.numpy()
     algorithm = simulation.algorithm
     counts, steps = zip(*_work(simulation))
-    rows = [*tree.leaves(federation.train.x), federation.train.y]
-    if federation.test is not None:
-        rows += [*tree.leaves(federation.test.x), federation.test.y]
+    splits = [split for split in (federation.train, federation.test) if split is not None]
+    rows = [leaf for split in splits for leaf in (*tree.leaves(split.x), split.y) if not is_stored(leaf)]
     kept = sum(tree.nbytes(part.init(start)) for part in (algorithm.client, algorithm.channel))
     return Size(
         clients=len(federation),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,7 @@ class Observer:
     remote_validation: FederatedTest | None = None  # where clients hold these rows back themselves
     best: BestSoFar | None = None  # told of every round: it may end the run
     maps: bool = False  # how clients' updates lie to each other is recorded
+    sampled_from: int | None = None  # clients with test rows, where `test` holds those of a sample
 
     def watch(self, rounds: Iterator[Round], before: Tree, traffic: tuple[int, int] = (0, 0)) -> Iterator[Observation]:
         """Pass rounds on with their rows; `before` is the model and `traffic` the bytes sent before the first one."""
@@ -111,7 +112,8 @@ class Observer:
             return self.remote(round.model)
         if not self._due(round) or self.test is None:
             return None
-        return evaluate(self.task, round.model, self.test)
+        found = evaluate(self.task, round.model, self.test)
+        return replace(found, clients=replace(found.clients, sampled_from=self.sampled_from))
 
     def _locally(self, round: Round, before: Tree) -> dict[str, Any]:
         """How good the clients' own models are on all test rows; nothing unless asked for."""

@@ -14,7 +14,7 @@ import pkgutil
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from consilience.core import renamed
@@ -57,11 +57,17 @@ def find(key: str, name: Any, protocol: type, words: Sequence[str] = ()) -> type
         new = renamed.part(name, known)
         if new is not None:
             raise Invalid(f"{key} = {name!r} is now called {new!r} (`consilience migrate` rewrites a config file)")
-    every = [*words, *known]
+    every = _named_once(words, known)
     hint = nearest(name, every)
     if protocol is Selection and isinstance(name, str):
         hint = _selection_hint(name) or hint
     raise Invalid(f"{key} = {name!r} is not one of {', '.join(every) or 'none'}{hint}")
+
+
+def _named_once(words: Iterable[str], parts: Iterable[str]) -> list[str]:
+    """Words and names of parts; a part that a word stands for, such as n_adam for nadam, is left out."""
+    words = tuple(words)
+    return [*words, *(name for name in parts if name.replace("_", "") not in words)]
 
 
 def _selection_hint(name: str) -> str:
@@ -86,7 +92,7 @@ def build(key: str, given: Any, protocol: type, words: Sequence[str] = ()) -> An
     if protocol is Selection and isinstance(given, (int, float)) and not isinstance(given, bool):
         return _share(key, given)
     table = {"name": given} if isinstance(given, str) else given
-    known = ", ".join([*words, *parts_of(protocol)])
+    known = ", ".join(_named_once(words, parts_of(protocol)))
     if not isinstance(table, Mapping):
         if not all(hasattr(given, member) for member in _members_of(protocol)):
             raise Invalid(f"{key} = {given!r} is not one of {known}: write a name, or a table {{name = ..., ...}}")

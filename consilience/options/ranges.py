@@ -115,7 +115,7 @@ RANGES: dict[str, SearchRange | str] = {
     "beta1": "Reddi et al. 2021 keep it, as Adam's users do",
     "beta2": "Reddi et al. 2021 keep it, as Adam's users do",
     "tau": _log(1e-5, 0.1),
-    "step": _log(0.5, 10.0),  # of FedSplit's prox, which refuses lr >= 2 step
+    "step": _log(1.0, 1000.0),  # of FedSplit's prox, which refuses lr >= 2 step: about 2 lr times the local steps
     "relaxation": _even(0.1, 1.0),
     # weights
     "lambda_0": _even(0.0, 1.0),

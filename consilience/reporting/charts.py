@@ -63,7 +63,7 @@ class Series:
     y: Values
     look: int = 0  # number of its colour and dashes
     bands: tuple[Band, ...] = ()
-    form: Literal["line", "thin", "step", "faint", "level"] = "line"
+    form: Literal["line", "dashed", "thin", "step", "faint", "level"] = "line"
     link: str = ""  # "method:fedavg"
 
     def data(self) -> dict[str, Any]:

@@ -15,15 +15,15 @@ MOST_DETAILED = 12
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FigureSet:
-    """All the pictures of a report: of all groups together, and of one run of each group."""
+    """All the pictures of a report: of all groups together, by section, and of one run of each group."""
 
-    common: list[Figure]
+    sections: list[tuple[str, list[Figure]]]
     details: list[tuple[Group, list[Figure]]]
     left_out: int  # groups without details
 
     def pictures(self) -> list[Figure]:
         """All of them."""
-        return [*self.common, *(picture for _, pictures in self.details for picture in pictures)]
+        return [picture for _, pictures in (*self.sections, *self.details) for picture in pictures]
 
 
 def compiled(groups: Sequence[Group], *, with_similarity: bool | None = None) -> FigureSet:
@@ -31,16 +31,20 @@ def compiled(groups: Sequence[Group], *, with_similarity: bool | None = None) ->
 
     To be called within `style.drawing()`.
     """
-    common = [*curves.over_rounds(groups), *fairness.at_the_end(groups), *curves.against_costs(groups)]
     details, shared = [], len({_partition(group) for group in groups}) == 1
-    common += holdings.partition(groups[0].first) if shared else []
+    sections = [
+        ("Quality over rounds", curves.over_rounds(groups)),
+        ("Cost", curves.against_costs(groups)),
+        ("Clients", [*fairness.at_the_end(groups), *(holdings.partition(groups[0].first) if shared else [])]),
+    ]
     for number, group in enumerate(groups[:MOST_DETAILED]):
         pictures = [] if shared else holdings.partition(group.first)
         pictures += _details(group, with_similarity)
         if len(groups) > 1:  # names of files differ
             pictures = [replace(picture, name=f"{number + 1}_{picture.name}") for picture in pictures]
         details.append((group, pictures))
-    return FigureSet(common=common, details=details, left_out=max(0, len(groups) - MOST_DETAILED))
+    sections = [(title, pictures) for title, pictures in sections if pictures]
+    return FigureSet(sections=sections, details=details, left_out=max(0, len(groups) - MOST_DETAILED))
 
 
 def _details(group: Group, with_similarity: bool | None) -> list[Figure]:

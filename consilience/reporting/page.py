@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +26,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri
 
 _MOST_BYTES = 4_800_000  # of scripts, data and drawings: with its tables a page stays below 5 MB
 _TOO_LARGE = "The figures are pictures, since there are too many for a small page: report on fewer runs at a time."
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")
 _UNFOLDED = 3  # groups whose details are open
 
 
@@ -73,7 +75,7 @@ def report(
         numbers=tables.final_numbers(groups),
         further=tables.further_numbers(groups),
         costs=tables.costs(groups),
-        common=figures.common,
+        sections=figures.sections,
         details=[_details(group, pictures, len(groups)) for group, pictures in figures.details],
         unfolded=_UNFOLDED,
         left_out=figures.left_out,
@@ -158,7 +160,10 @@ def _details(group: Group, pictures: Sequence[Figure], count: int) -> dict[str, 
 def _origin(run: RunData) -> str:
     versions = run.facts.get("versions", {})
     known = [f"{key} {versions[key]}" for key in ("consilience", "torch", "python") if key in versions]
-    return f"Created {run.facts.get('created', '?')}; {', '.join(known)}."
+    created = str(run.facts.get("created", "?"))
+    if _MOMENT.fullmatch(created):
+        created = f"{created[:10]} at {created[11:16]} UTC"
+    return f"Created {created}; {', '.join(known)}."
 
 
 def _warnings(runs: Sequence[RunData]) -> list[str]:

@@ -109,7 +109,7 @@ class _Status:
         self._speed, self._left = rate(observation.timing["clients_per_second"]), self._clock.left(observation)
         self._refused += sum(observation.row["rejected"].values())
         self._last_refused = _rejected(observation).strip() or self._last_refused
-        self._in_round = (0, self._in_round[1])
+        self._in_round = (0, self._in_round[1] if self._round < self._rounds else 0)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         narrow = options.max_width < _NARROW

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +50,8 @@ def _curve(axes: Any, series: Series, look: dict[str, Any], label: str | None) -
         axes.step(series.x, series.y, where="post", label=label, **look)
     elif series.form == "level":
         axes.plot(series.x, series.y, color=style.SOFT, lw=0.9, ls=":", label=label)
+    elif series.form == "dashed":
+        axes.plot(series.x, series.y, label=label, color=look["color"], ls=(0, (4, 4)))
     elif series.form == "thin":
         axes.plot(series.x, series.y, lw=0.8, alpha=0.6, label=label, **look)
     elif series.form == "faint":
@@ -141,7 +144,7 @@ def _matrices(chart: Heat) -> Canvas:
         name, matrix = shown[place]
         colours = style.heat(diverging=chart.scale.diverging)
         image = axes.imshow(matrix, cmap=colours, interpolation="none", vmin=low, vmax=high)
-        axes.set_title(f"{chart.over} {name}", pad=3)
+        axes.set_title(f"{chart.over} {name}" if name.isdecimal() else name, pad=3)
         axes.grid(False)
         axes.set_facecolor(style.EMPTY)
         axes.tick_params(labelsize=7, length=2)
@@ -198,7 +201,7 @@ def _points(chart: Points) -> Canvas:
     axes = figure.subplots()
     at, colouring = chart.frames[-1][1], chart.colourings[0]
     if colouring.groups:
-        for number, group in enumerate(dict.fromkeys(colouring.groups)):
+        for number, group in enumerate(sorted(set(colouring.groups), key=_counted)):
             mine = np.array([own == group for own in colouring.groups])
             hue = style.LINES[number % len(style.LINES)]
             axes.scatter(at[mine, 0], at[mine, 1], s=38, color=hue, label=group, lw=0, alpha=0.85)
@@ -235,6 +238,11 @@ def _graph(chart: Graph) -> Canvas:
     axes.set(xlim=(-1.45, 1.45), ylim=(-1.25, 1.25), aspect="equal")
     axes.axis("off")
     return figure
+
+
+def _counted(name: str) -> list[str | int]:
+    """Sorts `group 10` after `group 9`, as the browser does."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def evenly(count: int, most: int) -> list[int]:

@@ -23,7 +23,7 @@ LINES = ("#0072b2", "#d55e00", "#009e73", "#b0568e", "#9a6a00", "#3c9dd0", "#566
 """After Okabe and Ito's palette; yellow and sky blue are darkened to stand out on white."""
 
 DASHES = ("-", "--", "-.", ":")
-EMPTY = "#fefefe"  # behind a heat map, where nobody was: white, and black in the dark
+EMPTY = "#e4e7ec"  # behind a heat map, where nobody was: no colour of a scale; black in the dark
 
 _NAMES = {
     EMPTY: "--empty",

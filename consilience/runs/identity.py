@@ -18,7 +18,8 @@ from consilience.runs.redact import redacted
 
 HARMLESS = (
     *("name", "rounds", "runs", "data_dir", "log", "checkpoint.every", "checkpoint.keep", "engine.address"),
-    *("engine.memory", "engine.memory_folder"),
+    *("engine.memory", "engine.memory_folder", "engine.rows"),
+    *("engine.min_workers", "engine.num_cpus", "engine.resources", "engine.placement"),
     *("validation.patience", "validation.export", "evaluation.maps"),
 )
 """Settings that change no number of a run."""
@@ -133,7 +134,7 @@ def _same_bits(stored: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, 
         return ()
     threads = {table.get("threads") for table in (stored, now)}
     threads |= {engine.get("threads", table.get("threads")) for engine, table in zip(engines, (stored, now))}
-    if len(threads) > 1 or any(engine.get("device") != "cpu" for engine in engines):
+    if len(threads) > 1 or any(engine.get("device") != "cpu" or engine.get("num_gpus") for engine in engines):
         return ("engine.workers",)
     return ("engine.workers", "engine.name", "engine.threads")
 

@@ -71,7 +71,8 @@ class Result:
         last = self.history[-1] if self.history else {}
         said = f", {quality(last, self.task.metrics.rows)}" if last else ""
         early = ", interrupted" if self.stopped else ""
-        return notebook.line(f"Result({len(self.history)} rounds{early}{said}, {self.task!r})")
+        rounds = f"{len(self.history)} round{'' if len(self.history) == 1 else 's'}"
+        return notebook.line(f"Result({rounds}{early}{said}, {self.task!r})")
 
     def _repr_html_(self) -> str:
         names = self._columns()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,7 +123,7 @@ def draw(history: Sequence[Mapping[str, Any]], titles: Mapping[str, str], axes: 
     except ImportError as problem:
         raise ImportError('result.plot() needs matplotlib: pip install "consilience[report]"') from problem
     if axes is None:
-        figure = Figure(figsize=(6.4, 2.4 * len(titles)), layout="constrained")
+        figure = _shown_in_notebooks(Figure)(figsize=(6.4, 2.4 * len(titles)), layout="constrained")
         places = list(figure.subplots(len(titles), 1, squeeze=False, sharex=True)[:, 0])
     else:
         figure, places = axes.figure, [axes]
@@ -133,6 +134,20 @@ def draw(history: Sequence[Mapping[str, Any]], titles: Mapping[str, str], axes: 
         place.grid(alpha=0.3)
     places[-1].set_xlabel("round")
     return figure
+
+
+def _shown_in_notebooks(figure: Any) -> Any:
+    """The class of figures with a picture for notebooks, which know those of pyplot alone."""
+
+    class Drawing(figure):
+        """A figure that no window owns."""
+
+        def _repr_png_(self) -> bytes:
+            picture = io.BytesIO()
+            self.savefig(picture, format="png", dpi=90)
+            return picture.getvalue()
+
+    return Drawing
 
 
 def _plain(built_from: Any) -> Any:

@@ -54,6 +54,6 @@ def generate(params: Tree, labels: Tensor, noise: Tensor) -> Tensor:
 
 
 def draw_labels(shares: Tensor, key: Tensor, count: int) -> Tensor:
-    """[count] class numbers drawn by [C] shares, which sum to one."""
+    """[..., count] class numbers for each key, drawn by [C] shares, which sum to one."""
     edges = shares.to(torch.float64).cumsum(0)[:-1]
     return (rng.uniforms(key, count).unsqueeze(-1) >= edges).sum(-1)

@@ -17,6 +17,7 @@ from consilience.algorithms.fedavg import fedavg
 from consilience.algorithms.moon import moon
 from consilience.client.memory.models import PreviousModel
 from consilience.client.terms.contrastive import Contrastive
+from consilience.client.terms.one_pass import with_features
 from consilience.client.terms.term import Context
 from consilience.core import plans, tree
 from consilience.core.plans import Batch, Work
@@ -176,3 +177,33 @@ def test_what_it_cannot_work_with_is_refused() -> None:
     assert fedavg(terms=(Contrastive(),), memory=(PreviousModel(),)) == moon() == moon(memory=(PreviousModel(),))
     with pytest.raises(Invalid, match=r"temperature = 0\.0 is out of range"):
         moon(temperature=0)
+
+
+class OwnWay(nn.Module):
+    """A forward pass that does not call `features`, or calls it with something else."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.body, self.head, self.how = nn.Linear(4, 3), nn.Linear(3, 2), how
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x).tanh()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "apart":
+            return self.head(self.body(x).tanh())
+        if self.how == "twice":
+            return self.head(self.features(x)) + self.head(self.features(x))
+        return self.head(self.features(x if self.how == "once" else 2 * x))
+
+
+@pytest.mark.parametrize(("how", "calls"), [("once", 1), ("apart", 1), ("twice", 3), ("changed", 2)])
+def test_one_pass_gives_output_and_features(monkeypatch: pytest.MonkeyPatch, how: str, calls: int) -> None:
+    """Whatever the forward pass does, both are those of separate calls; `features` is called no more than needed."""
+    module, x, seen = OwnWay(how), torch.randn(5, 4), []
+    expected = module(x), module.features(x)
+    own = OwnWay.features
+    monkeypatch.setattr(OwnWay, "features", lambda self, x: seen.append(1) or own(self, x))
+    output, z = with_features(module, x)
+    assert torch.equal(output, expected[0]) and torch.equal(z, expected[1])
+    assert len(seen) == calls and "features" not in vars(module)

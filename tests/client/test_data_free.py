@@ -26,7 +26,7 @@ from consilience.core.plans import Batch
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
-from consilience.server.averaging.ledgers.generator import Generator
+from consilience.server.averaging.ledgers.generator import Draw, Generator
 from consilience.server.rules.synthetic_training import SyntheticTraining
 from consilience.task.latent import classifier, draw_labels, generate, new_generator
 from consilience.task.task import Task
@@ -139,7 +139,9 @@ def test_the_generators_loss_by_hand() -> None:
             total += float(expertise[k, label]) * (np.log(np.exp(scores).sum()) - scores[label]) / 3
     pairs = [np.abs(z[i] - z[j]).mean() * ((e[i] - e[j]) ** 2).mean().item() for i in range(3) for j in range(3)]
     expected = total + 0.7 * np.exp(-np.mean(pairs))
-    found, _ = rule._loss(params, heads=(weights, biases), expertise=expertise, y=y, e=e)
+    apart = (e.unsqueeze(0) - e.unsqueeze(1)).square().mean(2)
+    drawn = Draw(y, e, expertise[:, y], apart, y.repeat(2))
+    found, _ = rule._loss(params, heads=(weights, biases), drawn=drawn)
     assert found.item() == pytest.approx(expected, abs=1e-12)
 
 

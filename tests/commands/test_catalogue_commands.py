@@ -13,20 +13,43 @@ from consilience.cli import app
 from consilience.commands import show_algorithm
 from consilience.experiments.assembly import assemble
 from consilience.experiments.config import catalogue, config
+from consilience.experiments.config.families import FAMILIES, OTHERS, by_family
 
 
 def call(*arguments: str, columns: int = 80) -> Result:
     return CliRunner().invoke(app, list(arguments), env={"COLUMNS": str(columns)})
 
 
-def test_the_list_has_one_line_for_each_name_and_fits_a_terminal() -> None:
-    lines = call("list").stdout.splitlines()
+def test_the_whole_list_has_one_line_for_each_name_and_fits_a_terminal() -> None:
+    lines = call("list", "all").stdout.splitlines()
     assert max(map(len, lines)) <= 80
     found = catalogue.listing()
     for title, entries in found.items():
         at = lines.index(f"{title} ({len(entries)})")
-        assert [line.split()[0] for line in lines[at + 1 : at + 1 + len(entries)]] == [entry.name for entry in entries]
+        if title == "algorithms":
+            titles = [line.strip() for line in lines if line.startswith("  ") and line.strip() in FAMILIES]
+            assert titles == list(FAMILIES)
+            entries = [next(e for e in entries if e.name == name) for family in FAMILIES.values() for name in family]
+        own = [line for line in lines[at + 1 :] if line.strip() not in FAMILIES][: len(entries)]
+        assert [line.split()[0] for line in own] == [entry.name for entry in entries]
     assert sum(map(len, lines)) < 30_000  # it was 200 kB with every option of every algorithm
+
+
+def test_the_short_list_has_every_name_once_on_two_screens() -> None:
+    lines = call("list").stdout.splitlines()
+    assert max(map(len, lines)) <= 80 and len(lines) < 80
+    text = " ".join(" ".join(lines).split())
+    for title, entries in catalogue.listing().items():
+        names = [entry.name for entry in entries]
+        assert f"{title} ({len(names)})" in text
+        assert title == "algorithms" or f"{title} ({len(names)}): {', '.join(names)}" in text, title
+    for family, names in FAMILIES.items():
+        assert f"{family}: {', '.join(names)}" in text, family
+
+
+def test_every_algorithm_is_in_one_family() -> None:
+    assert sorted(name for names in FAMILIES.values() for name in names) == sorted(algorithms.names())
+    assert by_family(["fedavg", "mine"]) == {"baselines": ["fedavg"], OTHERS: ["mine"]}
 
 
 def test_a_name_shows_its_own_options_and_names_the_shared_ones() -> None:
@@ -75,3 +98,17 @@ def test_every_example_is_a_run_that_can_start(name: str) -> None:
         simulation.algorithm.server.init(simulation.engine.start(), len(simulation.federation))
     options = show_algorithm.python(name).partition(f"cs.{name}(")[2].removesuffix("))")
     assert eval(f"dict({options})")["lr"] == 0.1
+
+
+def test_help_has_no_escapes_and_shells_complete_names() -> None:
+    for words in (("compare",), ("deploy", "up"), ()):
+        shown = call(*words, "--help").stdout
+        assert "Usage: " in shown and "\\" not in shown
+    assert "[default: 1; x>=1]" in " ".join(call("compare", "--help").stdout.split())
+    asked = {
+        "_CONSILIENCE_COMPLETE": "complete_bash",
+        "COMP_WORDS": "consilience show-algorithm simp",
+        "COMP_CWORD": "2",
+    }
+    found = CliRunner().invoke(app, [], prog_name="consilience", env=asked)
+    assert found.stdout.split() == ["simprox", "simprox_buffered"]

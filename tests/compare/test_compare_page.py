@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from html_pages import EVIL, EVIL_IN_A_DRAWING, alone, without_scripts
+from sample_runs import written
 from torch import nn
 
 from consilience.compare import drawings, pages, results
@@ -104,3 +105,18 @@ def test_before_the_first_run_and_without_matplotlib_there_are_no_figures(
     pages.write(hostile)
     text = (hostile.folder / "comparison.html").read_text()
     assert "<svg" not in text and "consilience[report]" in text and "70.0" in text
+
+
+def test_learning_curves_have_the_colours_and_links_of_their_methods(hostile: Comparison) -> None:
+    long = f"a label of more than forty-two characters: {EVIL}"
+    for method, label in zip(hostile.methods, (long, "short")):
+        object.__setattr__(method, "label", label)
+    cells = {"b": {"method": long}, "a": {"method": "short"}}  # folders in another order than methods
+    (hostile.folder / "plan.json").write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    for name in cells:
+        written(hostile.folder, name, algorithm="fedavg" if name == "a" else "fedprox")
+    found = {figure.name: figure.chart for figure in drawings.figures(hostile, made(hostile))}
+    assert list(found) == ["values", "differences", "accuracy", "accuracy_against_traffic", "accuracy_against_time"]
+    looks = {strip.link: strip.look for strip in found["values"].strips}
+    for name in ("accuracy", "accuracy_against_traffic"):
+        assert {series.link: series.look for series in found[name].series} == looks

@@ -38,8 +38,9 @@ def same(found: Federation, client: int = 0) -> bool:
         TensorDataset(X, Y),
         DataLoader(TensorDataset(X, Y), batch_size=3),
         DataLoader(TensorDataset(X, Y), batch_size=3, shuffle=True, drop_last=True),
+        DataLoader([{"pixels": x, "label": y} for x, y in zip(X, Y)], batch_size=3),  # type: ignore[arg-type]
     ],
-    ids=["arrays", "lists", "dataset", "loader", "shuffling loader"],
+    ids=["arrays", "lists", "dataset", "loader", "shuffling loader", "loader of dicts"],
 )
 def test_the_same_rows_in_other_forms(client: Any) -> None:
     found = Federation.from_clients([client, (X, Y)])
@@ -100,7 +101,7 @@ def test_more_test_sets_than_clients_are_refused() -> None:
 
 def test_reprs_fit_a_line_and_html_is_escaped() -> None:
     found = Federation.from_clients({f"<b>{k}": (X, Y) for k in range(30)}, test=(X, Y))
-    assert repr(found) == "Federation(30 clients, 240 rows, 8 to 8 a client, 8 test rows, 2 classes)"
+    assert repr(found) == "Federation(30 clients, 240 rows, 8 a client, 8 test rows, 2 classes)"
     assert repr(found.train) == "Rows(240 of x (3,), 30 clients)"
     page = found._repr_html_()
     assert "&lt;b&gt;0" in page and "<b>" not in page and "and 18 more" in page

@@ -17,8 +17,8 @@ from consilience.algorithms.simprox import simprox
 from consilience.algorithms.simprox_buffered import simprox_buffered
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
-from consilience.core.arrivals import PendingReplies
 from consilience.core.exchange import Broadcast, Pool, WaitPolicy
+from consilience.core.pending import PendingReplies
 from consilience.core.rng import host
 from consilience.core.rounds import Diverged, Round, run
 from consilience.core.settings import Invalid

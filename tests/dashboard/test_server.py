@@ -24,6 +24,8 @@ from sample_runs import written
 from typer.testing import CliRunner
 
 from consilience import cli
+from consilience.dashboard.pages import Pages
+from consilience.dashboard.watch import Watch
 from consilience.runs.folder import RunFolder
 
 for needed in ("matplotlib", "starlette", "uvicorn"):
@@ -82,6 +84,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     top = tmp_path_factory.mktemp("dashboard")
     similarity = ({"round": 1, "compared": [0, 2], "similarity": [0.5], "model_of": [2, 0]},)
     written(top / "runs", "plain", clients=similarity)
+    written(top / "runs", "parties", clients=similarity, deployed=True)
     names = {"names": [EVIL, "b", "c", "d"], "labels": [], "train_rows": [1, 2, 3, 4]}
     written(top / "runs", "hostile", algorithm="fedprox", federation=names, more=f'note = "{EVIL}"\n')
     for seed in (0, 1):
@@ -105,7 +108,7 @@ def test_the_list_and_the_pages(dashboard: Dashboard) -> None:
     status, headers, text = dashboard.ask("GET", "/api/runs")
     assert status == 200 and headers["content-type"] == "application/json"
     found = json.loads(text)
-    assert set(found["names"]) == {"plain", "hostile", "compared/a-seed0", "compared/a-seed1"}
+    assert set(found["names"]) == {"plain", "parties", "hostile", "compared/a-seed0", "compared/a-seed1"}
     assert {run["value"] for run in found["runs"]} == {0.6} and found["control"] is False
     for path in (
         "/runs/plain",
@@ -202,15 +205,18 @@ def test_other_host_names_are_turned_away(dashboard: Dashboard) -> None:
     assert dashboard.ask("GET", "/", Host=f"localhost:{dashboard.url.port}")[0] == 200
 
 
-def test_who_resembles_whom_is_shown_on_request(dashboard: Dashboard, folder: Path) -> None:
-    _, _, text = dashboard.ask("GET", "/report/plain")
-    assert "<h3>Similarity</h3>" not in text and "<h3>Swaps</h3>" not in text and "--similarity" in text
-    asked = Dashboard(folder, "--similarity")
-    try:
-        _, _, text = asked.ask("GET", "/report/plain")
-        assert "<h3>Similarity</h3>" in text and "<h3>Swaps</h3>" in text
-    finally:
-        asked.close()
+def test_who_resembles_whom_is_shown_of_simulated_clients_or_on_request(dashboard: Dashboard, folder: Path) -> None:
+    def is_shown(text: str | None) -> bool:
+        assert text is not None
+        assert ("<h3>Similarity</h3>" in text) is ("<h3>Swaps</h3>" in text) is ("--similarity" not in text)
+        return "<h3>Swaps</h3>" in text
+
+    assert is_shown(dashboard.ask("GET", "/report/plain")[2]) and not is_shown(
+        dashboard.ask("GET", "/report/parties")[2]
+    )
+    for asked in (True, False):
+        pages = Pages(Watch(folder), refresh=1, with_similarity=asked)
+        assert is_shown(pages.report("plain")) is is_shown(pages.report("parties")) is asked
 
 
 def shown(dashboard: Dashboard, name: str) -> dict[str, Any]:

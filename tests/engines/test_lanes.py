@@ -15,7 +15,7 @@ import torch
 
 from consilience.algorithms.fedavg import fedavg
 from consilience.core.rounds import Round, run
-from consilience.engines.vectorised import program, tuning
+from consilience.engines.vectorised import estimates, program, tuning
 from consilience.engines.vectorised.lanes import cuda
 from consilience.engines.vectorised.tuning import LaneChoice, Tuner
 from consilience.environments.environment import Environment
@@ -212,7 +212,7 @@ def test_groups_are_nearly_equal_and_keep_the_order() -> None:
 def test_how_many_clients_fit_depends_on_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     fits = []
     for free in (1, 10**6, 10**12):
-        monkeypatch.setattr(tuning, "_free", lambda _, free=free: free)
+        monkeypatch.setattr(estimates, "_free", lambda _, free=free: free)
         engine = tiny.engine(tiny.convnet, clients_at_once=None)
         train(engine, rounds=1)
         fits.append(engine.choice.clients_at_once)
@@ -258,20 +258,20 @@ def test_a_whole_pass_is_timed_only_where_it_is_quick(rate: float, timed: int, m
     [([3, 3], 2, 1.0), ([5], 2, 0.5), ([9, 6, 5, 4], 2, 24 / 26), ([7, 5, 1, 1], 4, 14 / 28), ([8, 3], 1, 1.0)],
 )
 def test_a_core_may_be_left_without_a_client(steps: list[int], cores: int, wanted: float) -> None:
-    assert tuning.balance(np.array(steps), cores) == pytest.approx(wanted, rel=1e-12)
+    assert estimates.balance(np.array(steps), cores) == pytest.approx(wanted, rel=1e-12)
 
 
 def test_a_group_that_narrows_trains_fewer_rows_a_second() -> None:
     # four at once: 10 rows/s each, a step of 0.1 s; one alone: 25 rows/s, 0.04 s; so 0.02 s for each further client
-    assert tuning.narrowing(40.0, 4, 25.0, np.array([5, 5, 5, 5])) == pytest.approx(40.0)
+    assert estimates.narrowing(40.0, 4, 25.0, np.array([5, 5, 5, 5])) == pytest.approx(40.0)
     # widths 4, 3, 1, 1, 1: 0.1 + 0.08 + 3 x 0.04 s for ten steps
-    assert tuning.narrowing(40.0, 4, 25.0, np.array([5, 2, 2, 1])) == pytest.approx(10 / 0.3 / tuning.NARROWING)
+    assert estimates.narrowing(40.0, 4, 25.0, np.array([5, 2, 2, 1])) == pytest.approx(10 / 0.3 / estimates.NARROWING)
     # eight clients where four were tried: 0.18 s a step
-    assert tuning.narrowing(40.0, 4, 25.0, np.array([3] * 8)) == pytest.approx(8 / 0.18)
+    assert estimates.narrowing(40.0, 4, 25.0, np.array([3] * 8)) == pytest.approx(8 / 0.18)
     # nobody knows what one alone takes: as much as its share
-    assert tuning.narrowing(40.0, 4, 0.0, np.array([5, 2, 2, 1])) == pytest.approx(40.0 / tuning.NARROWING)
+    assert estimates.narrowing(40.0, 4, 0.0, np.array([5, 2, 2, 1])) == pytest.approx(40.0 / estimates.NARROWING)
     # one alone is slower than four at once: then a narrow step saves nothing
-    assert tuning.narrowing(40.0, 4, 5.0, np.array([5, 2])) == pytest.approx(7 / 0.5 / tuning.NARROWING)
+    assert estimates.narrowing(40.0, 4, 5.0, np.array([5, 2])) == pytest.approx(7 / 0.5 / estimates.NARROWING)
 
 
 @pytest.mark.usefixtures("quick")

@@ -336,7 +336,7 @@ def test_the_order_of_arrival_does_not_matter() -> None:
         arrived = draw.permutation(4)
         ids = [np.flatnonzero(owner == worker) for worker in arrived]
         sent = [WorkerReplies({"model": values[torch.from_numpy(mine)].numpy()}, LaneChoice()) for mine in ids]
-        replies = RemoteReplies(1, sent, ids, [[]] * 4, torch.device("cpu"), lambda *_: list)
+        replies = RemoteReplies(1, sent, ids, [[]] * 4, torch.device("cpu"), lambda *_: list, lambda _: [])
         outcomes.add(replies.tree["model"].numpy().tobytes())
     assert outcomes == {values.numpy().tobytes()}
 

@@ -21,6 +21,7 @@ from consilience.core.federation import Federation
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
 from consilience.engines.placement import resolve_device
+from consilience.engines.vectorised.arithmetic import resolve_precision
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
 from consilience.selection import Uniform
@@ -74,7 +75,7 @@ def test_silent_clients_are_left_out_when_renormalising(lane: str) -> None:
 
 
 @each_lane
-def test_stand_ins_count_at_full_weight_with_the_broadcast_model(lane: str) -> None:
+def test_silent_clients_count_at_full_weight_with_the_broadcast_model(lane: str) -> None:
     engine = tiny.engine(lane=lane, environment=Environment(communication=LOUD, silent="broadcast_model"))
     start = engine.start()
     (one,) = run(fedavg(batch_size=4, lr=0.1), engine, rounds=1)
@@ -169,6 +170,26 @@ def test_bf16_is_opt_in_and_keeps_single_precision_models(lane: str) -> None:
     )
     assert tiny.structure(half.model) == tiny.structure(full.model)
     assert 0 < tiny.gap(half.model, full.model) < 0.02
+
+
+def test_automatic_precision_is_full_on_a_cpu_and_recorded() -> None:
+    full, auto = (tiny.engine(dtype="float32", precision=p) for p in ("full", "auto"))
+    assert auto.resolved_settings["precision"] == full.resolved_settings["precision"] == "full"
+    models = [next(run(fedavg(batch_size=4), engine, rounds=1)).model for engine in (full, auto)]
+    assert tiny.same(*models)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "expected"),
+    [((7, 5), torch.float32, "full"), ((8, 0), torch.float32, "tf32"), ((9, 0), torch.float64, "full")],
+)
+def test_automatic_precision_follows_the_gpu(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: torch.dtype, expected: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    gpu = torch.device("cuda")
+    assert resolve_precision("auto", gpu, dtype) == expected
+    assert resolve_precision("bf16", gpu, dtype) == "bf16"
 
 
 def test_the_module_decides_nothing_about_the_dtype() -> None:

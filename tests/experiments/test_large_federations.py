@@ -67,6 +67,7 @@ def test_a_sample_of_clients_is_tested_and_recorded(tmp_path: Path) -> None:
     expected = row["personal_accuracy_spread"] * np.sqrt(5 / 4) * np.sqrt((1 - 5 / 12) / 5)
     assert row["personal_accuracy_standard_error"] == pytest.approx(expected, rel=1e-12)
     assert {key for key in row if "clients_" not in key and "standard_error" not in key} == set(every)
+    assert row["client_clients_tested"] == 5 and 0 < row["client_accuracy_standard_error"] < 0.5
 
 
 def test_a_population_of_a_million_costs_its_cohorts(monkeypatch: pytest.MonkeyPatch) -> None:

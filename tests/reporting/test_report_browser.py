@@ -112,6 +112,16 @@ def test_maps_move_over_rounds_and_mark_a_client_everywhere(tmp_path: Path, open
     assert swaps.locator("output").text_content() == "all rounds"
 
 
+def test_axe_finds_nothing_in_light_and_dark(many: Path, opened: Any) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python").Axe()
+    page = opened(many)
+    page.locator("figure[data-figure=accuracy] .main-svg").first.wait_for()
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        found = axe.run(page).response["violations"]
+        assert not found, [(one["id"], [node["html"][:150] for node in one["nodes"][:3]]) for one in found]
+
+
 def test_nothing_runs_over_the_edge_and_paper_has_pictures(many: Path, opened: Any) -> None:
     for width in (1400, 390):
         page = opened(many, width)

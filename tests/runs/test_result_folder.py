@@ -74,6 +74,7 @@ def test_a_run_folder_is_loaded_with_its_model(tmp_path: Path) -> None:
 def test_curves_and_frames() -> None:
     found = trained()
     figure = found.plot()
+    assert figure._repr_png_().startswith(b"\x89PNG")  # what a notebook shows
     drawn = {axes.get_ylabel(): axes.lines[0].get_ydata().tolist() for axes in figure.axes}
     assert drawn == {title: [row[title] for row in found.history] for title in ("accuracy", "loss")}
     assert figure.axes[-1].get_xlabel() == "round"

@@ -27,6 +27,7 @@ class Contrastive:
 
     mu: NonNegative = 1.0
     temperature: Positive = 0.5
+    reads_features = True  # see `ReadsFeatures`
 
     def __post_init__(self) -> None:
         check(self)
@@ -51,8 +52,10 @@ class Contrastive:
         with torch.no_grad():
             received = task.features(context.message["model"], batch.x)
             own = task.features(previous["model"], batch.x)
-        model = {"params": params, "buffers": context.buffers}
-        z = task.features(model, batch.x, train=True, mask=batch.mask, key=batch.key)
+        z = context.features
+        if z is None:
+            model = {"params": params, "buffers": context.buffers}
+            z = task.features(model, batch.x, train=True, mask=batch.mask, key=batch.key)
         # Paper: says nothing of a client's first round; the authors' code compares with the initial model then. Here:
         # left out, as FedSiam-DA does; in round 0 both have the same gradient, zero.
         closer = (cosine(z, received) - cosine(z, own)) / self.temperature  # [B]

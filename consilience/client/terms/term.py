@@ -19,6 +19,7 @@ class Context(NamedTuple):
     memory: Tree  # the client's own
     buffers: Tree  # the model's buffers before this step
     output: Tensor  # the model's output on the batch
+    features: Tensor | None = None  # [B, d] the model's features of the batch, where a term `ReadsFeatures`
 
 
 @runtime_checkable
@@ -56,5 +57,15 @@ class WholeModel(Protocol):
 
     @property
     def whole_model(self) -> bool:
+        """Whether it does."""
+        ...
+
+
+@runtime_checkable
+class ReadsFeatures(Protocol):
+    """A term that reads the trained model's features: the pass that gives the output gives them, too."""
+
+    @property
+    def reads_features(self) -> bool:
         """Whether it does."""
         ...

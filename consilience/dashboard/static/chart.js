@@ -3,6 +3,7 @@
 import { colour, decimal, el, svg } from "./core.js";
 
 const HEIGHT = 240, LEFT = 54, RIGHT = 12, TOP = 10, BOTTOM = 36;
+const FEW = 30; // points of a curve that has dots
 const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
 export const options = { smooth: 0, log: false };
 const charts = new Set();
@@ -10,7 +11,7 @@ export const redraw = () => charts.forEach((chart) => chart.draw());
 
 function ticks(low, high, count) {
   const rough = (high - low) / count || 1, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((k) => k * power).find((s) => s >= rough);
+  const step = [1, 2, 5, 10].map((k) => k * power).reduce((best, s) => (Math.abs(Math.log(s / rough)) < Math.abs(Math.log(best / rough)) ? s : best));
   const found = [];
   for (let at = Math.ceil(low / step) * step; at <= high + step / 1e6; at += step) found.push(Math.abs(at) < step / 1e6 ? 0 : at);
   return found;
@@ -77,8 +78,9 @@ export class Chart {
       return;
     }
     const log = options.log && low > 0;
-    if (low === high) { low -= Math.abs(low) * 0.1 || 0.1; high += Math.abs(high) * 0.1 || 0.1; }
-    else if (!log) { const pad = (high - low) * 0.05; low -= pad; high += pad; }
+    const least = low >= 0 && !log ? 0 : -Infinity; // what is never negative gets no axis below 0
+    const pad = low === high ? Math.abs(low) * 0.1 || 0.1 : log ? 0 : (high - low) * 0.05;
+    low = Math.max(least, low - pad); high += pad;
     const x0 = Math.min(...xs), x1 = Math.max(...xs, x0 + 1);
     const f = log ? Math.log : (v) => v;
     const X = (v) => LEFT + (v - x0) / (x1 - x0) * (width - LEFT - RIGHT);
@@ -105,6 +107,11 @@ export class Chart {
       mark.style.stroke = colour(s.index);
       if (s.x.length === 1) mark.style.fill = colour(s.index);
       drawing.append(mark);
+      if (s.x.length > 1 && s.x.length <= FEW) drawing.append(...s.x.map((x, i) => {
+        const dot = svg("circle", { ...look, cx: X(x).toFixed(1), cy: Y(s.v[i]).toFixed(1), r: 2.5 });
+        dot.style.fill = dot.style.stroke = colour(s.index);
+        return dot;
+      }));
     }
     this.cross = svg("line", { y1: TOP, y2: HEIGHT - BOTTOM, class: "cross", visibility: "hidden" });
     this.dots = svg("g");

@@ -1,6 +1,6 @@
 // One client of a run over rounds: what it holds, how good the models are for it, its weight, drift and refused replies.
 
-import { $, ask, cards, el, keep, number, page, say } from "./core.js";
+import { $, ask, cards, decimal, el, keep, number, page, say } from "./core.js";
 import { drawingOptions, Gallery } from "./chart.js";
 
 const gallery = new Gallery($("curves"));
@@ -20,8 +20,9 @@ function columns(main) {
 keep(async () => {
   const [found, isNew] = await ask(`/api/client?run=${encodeURIComponent(page.run)}&client=${page.client}`);
   if (isNew) {
-    say("name", found.name === String(found.client) ? `Client ${found.client}` : `Client ${found.client}: ${found.name}`);
-    cards($("cards"), [["training rows", number(found.rows), ""], ["test rows", number(found.test_rows), ""],
+    say("name", found.name === String(found.client) ? "" : `Client ${found.client}: ${found.name}`);
+    const metric = found.curves[found.main];
+    cards($("cards"), [...(metric ? [[found.main.replaceAll("_", " "), decimal(metric[1].at(-1)), `at round ${metric[0].at(-1)}`]] : []), ["training rows", number(found.rows), ""], ["test rows", number(found.test_rows), ""],
       ["rounds answered", number(found.answered), `of ${found.rounds}`], ["refused replies", number(found.refusals.length), ""]]);
     labels(found.labels);
     gallery.set(columns(found.main).filter((c) => c.key in found.curves), { [found.name]: { curves: found.curves } }, () => 0);
@@ -35,13 +36,13 @@ keep(async () => {
 
 function labels(held) {
   $("labels-part").hidden = !held.length;
-  const top = Math.max(...held.map((one) => one.rows), 1);
+  const all = held.reduce((sum, one) => sum + one.rows, 0) || 1;
   $("labels").replaceChildren(el("caption", { class: "unseen" }, "Training rows by label"),
-    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "label"), el("th", { scope: "col" }, "rows"), el("th", { scope: "col", class: "words" }, "share of the largest"))),
+    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "label"), el("th", { scope: "col" }, "rows"), el("th", { scope: "col", class: "words" }, "share of its rows"))),
     el("tbody", {}, ...held.slice(0, MOST_LABELS).map((one) => {
       const bar = el("span", { class: "bar", "aria-hidden": "true" });
-      bar.style.width = `${(100 * one.rows) / top}%`;
-      return el("tr", {}, el("th", { scope: "row" }, one.label), el("td", {}, number(one.rows)), el("td", { class: "words barcell" }, bar));
+      bar.style.width = `${(75 * one.rows) / all}%`;
+      return el("tr", {}, el("th", { scope: "row" }, one.label), el("td", {}, number(one.rows)), el("td", { class: "words barcell" }, bar, `${((100 * one.rows) / all).toFixed(0)} %`));
     })));
 }
 drawingOptions();

@@ -15,10 +15,11 @@ function best(column, curve) {
 }
 
 function numbers(found) {
+  const small = (title) => (/^[A-Z][a-z]/.test(title) ? title[0].toLowerCase() + title.slice(1) : title);
   const shown = found.columns.filter((c) => c.better && !c.detail).slice(0, 6);
   $("numbers").replaceChildren(el("caption", { class: "unseen" }, "Last and best values"),
     el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "run"), el("th", { scope: "col", class: "words short" }, "status"), el("th", { scope: "col" }, "round"),
-      ...shown.flatMap((c) => [el("th", { scope: "col" }, c.title), el("th", { scope: "col" }, `best ${c.title.toLowerCase()}`)]))),
+      ...shown.flatMap((c) => [el("th", { scope: "col" }, small(c.title)), el("th", { scope: "col" }, `best ${small(c.title)}`)]))),
     el("tbody", {}, ...Object.entries(found.runs).map(([name, run]) => {
       const swatch = el("span", { class: "swatch" });
       swatch.style.background = `var(--line-${indexOf(name) % 8})`;

@@ -44,11 +44,14 @@ function groupsOf(shown) {
     const key = by === "settings" ? run.group : by === "folder" ? run.folder : by in run ? run[by] : run.settings[by] ?? "not set";
     found.set(key, [...(found.get(key) || []), run]);
   }
-  return [...found].map(([key, members]) => [by === "settings" ? describe(members[0]) : `${by} = ${key || "(top)"}`, members]);
+  const first = [...found.values()].map((members) => members[0]);
+  return [...found].map(([key, members]) => [by === "settings" ? describe(members[0], first) : `${by} = ${key || "(top)"}`, members]);
 }
 
-function describe(run) {
-  const words = Object.entries(run.settings).filter(([key]) => !["algorithm.name", "data.name", "model.name"].includes(key))
+// The algorithm and data of a group, and the settings that tell it from other groups of the same two.
+function describe(run, others) {
+  const alike = others.filter((one) => one.algorithm === run.algorithm && one.data === run.data);
+  const words = Object.entries(run.settings).filter(([key, value]) => !["algorithm.name", "data.name"].includes(key) && alike.some((one) => one.settings[key] !== value))
     .map(([key, value]) => `${key.replace(/^algorithm\./, "")}=${value}`);
   return [`${run.algorithm} on ${run.data}`, ...words].join(", ");
 }
@@ -75,7 +78,7 @@ function line(run) {
     el("td", { class: "wide" }, decimal(run.best)), el("td", { class: "wide" }, decimal(run.loss)),
     el("td", {}, `${run.round}${run.rounds ? `/${run.rounds}` : ""}`, run.going && progress ? progress : null, run.left ? el("span", { class: "note" }, `${run.left} left`) : null),
     el("td", { class: "wide" }, number(run.clients)), el("td", { class: "wide" }, String(run.seed)), el("td", { class: run.refused ? "wide bad" : "wide" }, number(run.refused)),
-    el("td", { class: "wide" }, run.seconds ? duration(run.seconds) : "–"), el("td", { class: "wide" }, run.created.slice(0, 16).replace("T", " ")),
+    el("td", { class: "wide" }, run.seconds ? duration(run.seconds) : "–"), el("td", { class: "wide when" }, run.created.slice(0, 16).replace("T", " ")),
     controlled ? el("td", {}, control(run, turn)) : null);
   return row;
 }
@@ -150,7 +153,9 @@ function plot() {
   if (chartKey !== column.key) { chart?.remove(); chart = new Chart($("chart"), column); chartKey = column.key; }
   chart.set(Object.entries(curveData.runs).filter(([, run]) => column.key in run.curves)
     .map(([name, run]) => ({ name, x: run.curves[column.key][0], y: run.curves[column.key][1], index: indexOf(name) })));
-  say("which", selected.size ? "The selected runs." : Object.values(curveData.runs).some((run) => run.going) ? "Runs in progress." : "The newest runs. Select runs below to draw others.");
+  const names = Object.keys(curveData.runs), only = names.length === 1 ? names[0] : "";
+  const going = Object.values(curveData.runs).some((run) => run.going);
+  say("which", selected.size ? (only || "The selected runs.") : going ? (only ? `${only}, in progress` : "Runs in progress.") : "The newest runs. Select runs below to draw others.");
 }
 
 const turn = keep(async () => {

@@ -35,8 +35,8 @@ function head(found) {
 function nodes(found) {
   $("nodes-part").hidden = !found.nodes.length && !found.summary.deployed;
   const online = found.nodes.filter((node) => node.online).length;
-  say("nodes-said", found.nodes.length ? `${online} of ${found.nodes.length} nodes were online at the server's last look.` : "The server has written nothing about its nodes yet.");
-  const titles = ["node", "clients", "state", "joined", "last seen", "rounds answered", "failures", "refused by reason", "last problem"];
+  say("nodes-said", found.nodes.length ? `${online} of ${found.nodes.length} nodes were online at the server's last look. Answers are replies to training and to tests.` : "The server has written nothing about its nodes yet.");
+  const titles = ["node", "clients", "state", "joined", "last seen", "answers", "failures", "refused by reason", "last problem"];
   $("nodes").replaceChildren(el("caption", { class: "unseen" }, "Nodes of the deployment"),
     el("thead", {}, el("tr", {}, ...titles.map((title, i) => el("th", { scope: "col", class: i > 6 || i === 2 ? "words short" : "" }, title)))),
     el("tbody", {}, ...found.nodes.map((node) => el("tr", {},

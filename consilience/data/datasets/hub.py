@@ -14,6 +14,7 @@ from consilience.data.datasets.prepare.hub_rows import HubReading
 from consilience.data.datasets.prepare.hub_set import hub_library, hub_set, not_loaded, open_hub
 from consilience.data.datasets.prepare.labels import number_names
 from consilience.data.datasets.prepare.splits import HeldOut
+from consilience.data.datasets.prepare.stored import Keeping
 from consilience.data.datasets.prepare.texts import TOKENS, TextFeatures, TextForm, VocabularySize
 from consilience.data.readers.pictures import Fit
 
@@ -38,6 +39,7 @@ def hugging_face(
     max_vocabulary: Annotated[VocabularySize, OnlyWith("text", TOKENS)] = 20000,
     ngram_features: Annotated[Count, OnlyWith("text", ("ngrams",))] = 4096,
     encoder: Annotated[str | None, OnlyWith("text", ("encoder",))] = None,
+    rows: Keeping = "memory",
     test_fraction: HeldOut = 0.2,
     seed: Whole = 0,
 ) -> Dataset:
@@ -45,7 +47,8 @@ def hugging_face(
 
     `group` names a column of natural clients.
     The input and label columns are found by their usual names or named by `x` and `label`; `test_split`
-    "none" draws test rows from the training ones.
+    "none" draws test rows from the training ones. rows: "file" leaves pictures and numbers in the data set's Arrow
+    files, and decodes pictures, as batches need them; "memory" reads all at the start, with the same results.
     """
     splits = open_hub(path, config)
     if not isinstance(splits, Mapping):  # one that was saved without splits
@@ -61,6 +64,7 @@ def hugging_face(
         fit=fit,
         grey=grey,
         normalise=normalise,
+        rows=rows,
         texts=TextFeatures(
             form=text, length=length, max_vocabulary=max_vocabulary, ngram_features=ngram_features, encoder=encoder
         ),

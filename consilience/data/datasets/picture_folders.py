@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from consilience.core.settings import Count, Invalid, OnlyWith, Whole, nearest
+from consilience.core.stored_rows import stored
 from consilience.data.dataset import Dataset, NewRows
 from consilience.data.datasets.prepare.assemble import assemble
 from consilience.data.datasets.prepare.encoded import features_of, refuse_unknown_encoder
 from consilience.data.datasets.prepare.pictures import Normalise, picture_statistics, shift_pictures
 from consilience.data.datasets.prepare.splits import HeldOut, at_most, held_out
+from consilience.data.datasets.prepare.stored import Keeping, PictureFiles, stored_statistics
 from consilience.data.readers.files import chosen_source
 from consilience.data.readers.picture_trees import EXPECTED, Layout, PictureFile, list_tree
 from consilience.data.readers.pictures import SUFFIXES, Fit, find_pictures, read_pictures
 from consilience.models.encoders import Pooling
+from consilience.stores.array_files import pixel_scaling
 
 HOMES = (
     "CINIC-10: https://datashare.ed.ac.uk/handle/10283/3192, DomainNet: https://ai.bu.edu/M3SDA, Stanford Dogs: "
@@ -40,6 +43,7 @@ def picture_folders(
     normalise: Normalise = "standard",
     encoder: str | None = None,
     pooling: Annotated[Pooling, OnlyWith("encoder")] = "cls",
+    rows: Keeping = "memory",
     test_fraction: HeldOut = 0.2,
     seed: Whole = 0,
     data_dir: str | Path | None = None,
@@ -50,9 +54,12 @@ def picture_folders(
     `max_per_class` at most so many of each class in each group. Test rows are drawn where no folder has them.
     With `encoder`, the folder or installed package of a vision transformer or a model of the zoo (random weights), x is
     what it makes of each picture, [N, features]: its first token's state (`pooling="cls"`) or the mean of all.
+    rows: "file" decodes pictures as batches need them, with the same results; "memory" all at the start.
     """
     if encoder is not None:
         _refuse_unencodable(encoder, grey, normalise)
+        if rows == "file":
+            raise Invalid("rows = 'file' keeps pictures in their files, but encoder reads all of them: leave one out")
     place = chosen_source(folder, data_dir, how=f"{EXPECTED} {HOMES}")
     top = place.places[0]
     listing = list_tree(top, layout, use_validation=validation == "train")
@@ -60,14 +67,23 @@ def picture_folders(
     class_names, label = np.unique([picture.label for picture in listing], return_inverse=True)
     group_names, owner = np.unique([picture.group for picture in listing], return_inverse=True)
     train, test = _split(listing, label, owner, test_fraction, seed)
-    pictures = read_pictures([picture.path for picture in listing], size=size, fit=fit, grey=grey)
+    paths = [picture.path for picture in listing]
+    reading: dict[str, Any] = {"size": size, "fit": fit, "grey": grey}
     statistics = None
-    if encoder is None:
-        statistics = picture_statistics(pictures[train], normalise)
-        x, test_x = (shift_pictures(pictures[rows], *statistics) for rows in (train, test))
+    if rows == "file":
+        files = PictureFiles(paths, **reading)
+        statistics, side = stored_statistics(files, train, normalise), files.shape[-1]
+        whole = stored(files, pixel_scaling(*statistics))
+        x, test_x = (whole.take(part) for part in (train, test))  # type: tuple[Any, Any]
     else:
-        encoded = features_of(pictures, encoder=encoder, pooling=pooling)
-        x, test_x = encoded[train], encoded[test]
+        pictures = read_pictures(paths, **reading)
+        side = pictures.shape[-1]
+        if encoder is None:
+            statistics = picture_statistics(pictures[train], normalise)
+            x, test_x = (shift_pictures(pictures[part], *statistics) for part in (train, test))
+        else:
+            encoded = features_of(pictures, encoder=encoder, pooling=pooling)
+            x, test_x = encoded[train], encoded[test]
     grouped = len(group_names) > 1
     return assemble(
         place.name,
@@ -79,7 +95,7 @@ def picture_folders(
         group_names=tuple(str(name) for name in group_names) if grouped else (),
         label_names=tuple(str(name) for name in class_names),
         read_rows=PictureRows(
-            size=size or pictures.shape[-1], fit=fit, grey=grey, statistics=statistics, encoder=encoder, pooling=pooling
+            size=size or side, fit=fit, grey=grey, statistics=statistics, encoder=encoder, pooling=pooling
         ),
     )
 

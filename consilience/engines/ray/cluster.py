@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
-from torch import nn
 
 from consilience.core import tree
+from consilience.core.client_flags import AllBut
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.federation import Federation, Rows
 from consilience.core.plans import Split
 from consilience.core.protocols import Channel, ClientRule
-from consilience.core.settings import Count, Invalid, check_value
+from consilience.core.settings import Count, Invalid, NonNegative, Positive, check_value
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.engines.placement import FloatingType, Placement
 from consilience.engines.ray import session
+from consilience.engines.ray.node_data import NodeFederation
 from consilience.engines.ray.pool import ActorPool, WorkerAssignment, WorkerResult
 from consilience.engines.ray.replies import ObjectStorage, RemoteReplies
+from consilience.engines.ray.resources import Placing, asked_resources, parsed_resources
+from consilience.engines.ray.rules import KnownRules
 from consilience.engines.ray.transfer import balanced_owners, packed, without_frozen
 from consilience.engines.ray.worker import WorkerSetup
 from consilience.engines.simulated import SimulatedEngine
 from consilience.engines.vectorised import timing
-from consilience.engines.vectorised.arithmetic import Precision, prepare_libraries
+from consilience.engines.vectorised.arithmetic import Precision, prepare_libraries, resolve_precision
 from consilience.engines.vectorised.local_work import on_device
-from consilience.engines.vectorised.program import Program, memories
 from consilience.engines.vectorised.tuning import LaneChoice, LaneName
 from consilience.engines.workload import Workload, planned_steps
 from consilience.environments.environment import Environment
@@ -49,7 +54,7 @@ class RayCluster(SimulatedEngine):
     def __init__(
         self,
         task: Task,
-        federation: Federation,
+        federation: Federation | NodeFederation,
         *,
         environment: Environment | None = None,
         device: str = "auto",
@@ -63,27 +68,45 @@ class RayCluster(SimulatedEngine):
         memory: Literal["auto", "device", "host", "file"] = "auto",
         memory_folder: str | None = None,
         workers: Count = 2,
+        min_workers: Count | None = None,
         threads: Count = 1,
+        num_cpus: Positive | None = None,
+        num_gpus: NonNegative | None = None,
+        resources: tuple[str, ...] | None = None,
+        placement: Placing | None = None,
         address: str | None = None,
     ) -> None:
         session.require_ray()
         workers, threads = check_value("workers", workers, Count), check_value("threads", threads, Count)
+        check_value("num_cpus", num_cpus, Positive | None), check_value("num_gpus", num_gpus, NonNegative | None)
+        parsed_resources(resources or ())
+        if min_workers is not None and not 1 <= min_workers <= workers:
+            raise Invalid(f"min_workers = {min_workers} must be from 1 to workers = {workers}")
         with_rows = int((federation.train.sizes > 0).sum())
         if workers > with_rows:
             raise Invalid(f"workers = {workers} is more than the {with_rows} clients that have rows: use fewer")
-        super().__init__(task, federation, environment, Placement.of(device, dtype))
-        prepare_libraries(self.device, precision, deterministic)
+        self._nodes = federation if isinstance(federation, NodeFederation) else None
+        super().__init__(task, cast(Federation, federation), environment, Placement.of(device, dtype))
+        self.precision = resolve_precision(precision, self.device, self.dtype)
+        prepare_libraries(self.device, deterministic)
         self.environment.check_against(len(federation))
         self.choice = LaneChoice(lane=lane, clients_at_once=clients_at_once, compile=compile)
         self._given_task = task
-        self._test = None if federation.test is None else self._placement.rows(federation.test)
-        self.owner = balanced_owners(self.sizes.astype(np.float64), workers)  # [K] worker of each client
-        self._workers, self._threads, self._address = workers, threads, address
+        self._test: Rows | None = None
+        self._machines: Sequence[frozenset[str] | None] = [None] * workers  # that have the rows of a worker's clients
+        if isinstance(federation, NodeFederation):
+            self.owner, self._machines = federation.shares(workers)  # [K] worker of each client
+        else:
+            self._test = None if federation.test is None else self._placement.rows(federation.test)
+            self.owner = balanced_owners(self.sizes.astype(np.float64), workers)
+        self._workers, self._least, self._threads, self._address = workers, min_workers, threads, address
+        self._asked: dict[str, Any] = {"cpus": num_cpus or threads, "gpus": num_gpus, "custom": resources or ()}
+        self._asked["placing"] = check_value("placement", placement or "spread", Placing)
         self._settings = {
             "environment": environment,
-            "device": self.device.type,  # Ray shows each worker only the GPU it may use
+            "device": worker_device(self.device, num_gpus),  # Ray shows each worker only the GPU it may use
             "dtype": dtype,
-            "precision": precision,
+            "precision": self.precision,
             "deterministic": deterministic,
             "lane": lane,
             "clients_at_once": clients_at_once,
@@ -95,7 +118,7 @@ class RayCluster(SimulatedEngine):
         self._pool: ActorPool | None = None
         self._lane_is_chosen = False
         self._exchanges = 0
-        self._rules: dict[tuple[ClientRule, Channel], _Rules] = {}
+        self._rules = KnownRules(self._task, self._placement)
         self._shared: tuple[Tree | None, Any] = (None, None)  # what was last sent to all, and where it lies
 
     @property
@@ -105,16 +128,30 @@ class RayCluster(SimulatedEngine):
 
     @property
     def resolved_settings(self) -> dict[str, Any]:
-        """The device, and what is known of the lane, which one worker measures for all."""
-        return {"device": str(self.device), **self.choice.resolved}
+        """The device, the precision, and what is known of the lane, which one worker measures for all."""
+        return {"device": str(self.device), "precision": self.precision, **self.choice.resolved}
 
     def store(self, rows: Split) -> Rows:
         """The rows on the driver's device, for what does not run on the workers."""
+        if self._nodes is not None:
+            raise Invalid(f"the {rows} rows lie on the machines of the cluster and are not read here: clients use them")
         if rows == "train":
             return self._placement.rows(self.federation.train)
         if self._test is None:
             raise Invalid("the federation has no test rows: pass test=... when building it")
         return self._test
+
+    def available(self, round: int, seed: int) -> np.ndarray | AllBut:
+        """[K] who could take part: not those whose rows no machine of the cluster has at present."""
+        known = super().available(round, seed)
+        if self._pool is None or not self._pool.serving.unserved:
+            return known
+        serving = self._pool.serving
+        if self._nodes is not None and self._nodes.look_again():
+            serving.machines = [*self._nodes.having(self.owner, self._workers)]
+        serving.refresh()
+        away = np.flatnonzero(np.isin(self.owner, serving.unserved))
+        return known.without(away) if isinstance(known, AllBut) else known & AllBut(len(known), away).dense()
 
     @torch.no_grad()
     def seconds(
@@ -123,7 +160,7 @@ class RayCluster(SimulatedEngine):
         """[m] simulated seconds until each reply arrives."""
         sizes = self._sizes(client)[ids]
         steps = planned_steps(self.environment, client.work, ids, sizes, round, seed)
-        known = self._about(client, channel)
+        known = self._rules.about(client, channel)
         return timing.seconds(
             self.environment, known.program, broadcast, known.memory, ids, sizes, steps, round=round, seed=seed
         )
@@ -145,16 +182,25 @@ class RayCluster(SimulatedEngine):
         if not len(workload.ids):
             return self._cohort(workload, {}, round)
         pool = self._spawned()
+        pool.serving.refresh()
         remembers = self._remembers(pool, client, channel)
         assignments = self._assignments(client, channel, broadcast, workload, {"round": round, "seed": seed})
         if client.work.trains and not self._lane_is_chosen:
             self._choose_lane(pool, assignments)
+        before = pool.memory
         done = pool.run_clients(assignments, remembers)
-        lost = np.isin(self.owner[workload.ids], [worker for worker in assignments if worker not in done])
+        lost = np.isin(self.owner[workload.ids], [share for share in assignments if share not in done])
         if lost.any():
             counts = {**workload.counts, "worker_lost": int(lost.sum())}
             workload = workload.only(~lost)._replace(counts=counts)
-        return self._cohort(workload, self._collected(pool, assignments, done) if done else {}, round)
+        if not done:
+            return self._cohort(workload, {}, round)
+
+        def repeat(place: int) -> list[Any]:
+            share = list(done)[place]
+            return pool.repeat(share, assignments[share], remembers, before)
+
+        return self._cohort(workload, self._collected(pool, assignments, done, repeat), round)
 
     def recall(self) -> Tree:
         """Every client's memory, stacked [K, ...], fetched when something reads it; later rounds do not change it."""
@@ -166,39 +212,43 @@ class RayCluster(SimulatedEngine):
         if not something and self._pool is None:
             return
         pool = self._spawned()
-        pool.memory = self._stored(memory) if something else None
+        pool.memory = ObjectStorage.table(memory, self.device) if something else None
         pool.restore()
 
     def close(self) -> None:
         """End the workers, and Ray if it was started here."""
         if self._pool is not None:
             self._shared = (None, None)
-            self._rules.clear()
+            self._rules = KnownRules(self._task, self._placement)  # what it stored is gone
             self._shutdown()
             self._pool = None
 
     def _spawned(self) -> ActorPool:
         """The workers, which start when they are first needed."""
         if self._pool is None:
-            count = self._workers
-            session.join(self._address, count * self._threads)
+            session.join(self._address, math.ceil(self._workers * self._asked["cpus"]))
             try:
-                module, frozen = without_frozen(self._given_task.module)
-                self._pool = ActorPool(
-                    [self._setup(np.flatnonzero(self.owner == worker), module) for worker in range(count)],
-                    frozen,
-                    session.room(count, self._threads, self.device.type == "cuda"),
-                )
+                self._pool = self._started()
             except BaseException:
                 session.leave()
                 raise
-            self._shutdown = weakref.finalize(self, ActorPool.shutdown, self._pool)
+            self._shutdown = weakref.finalize(self, _end, self._pool)
         return self._pool
 
-    def _setup(self, ids: np.ndarray, module: nn.Module) -> WorkerSetup:
-        return WorkerSetup.of(
-            self.federation,
-            ids,
+    def _started(self) -> ActorPool:
+        machines = list(session.machines().values())
+        resources = asked_resources(
+            **self._asked,
+            on_gpu=self._settings["device"] == "cuda",
+            workers=self._workers,
+            devices=sum(machine.get("GPU", 0.0) for machine in machines),
+        )
+        if self._least is None:  # else machines may still join
+            resources.refuse_too_few(machines, self._workers)
+        module, frozen = without_frozen(self._given_task.module)
+        setup = functools.partial(
+            WorkerSetup.of,
+            self._nodes or self.federation,
             self._given_task,
             module,
             self._settings,
@@ -206,6 +256,8 @@ class RayCluster(SimulatedEngine):
             shards=self._workers,
             large=LARGE,
         )
+        setups = [setup(np.flatnonzero(self.owner == worker), where) for worker, where in enumerate(self._machines)]
+        return ActorPool(setups, frozen, resources, least=self._least)
 
     def _assignments(
         self, client: ClientRule, channel: Channel, broadcast: Broadcast, workload: Workload, when: dict[str, int]
@@ -215,7 +267,7 @@ class RayCluster(SimulatedEngine):
 
         if self._shared[0] is not broadcast.shared:
             self._shared = (broadcast.shared, ray.put(packed(broadcast.shared)))
-        rules = self._about(client, channel).stored
+        rules = self._rules.about(client, channel).stored
         assignments = {}
         for worker in np.unique(self.owner[workload.ids]).tolist():
             mine = workload.only(self.owner[workload.ids] == worker)
@@ -236,15 +288,14 @@ class RayCluster(SimulatedEngine):
         self._lane_is_chosen = True
 
     def _collected(
-        self, pool: ActorPool, assignments: dict[int, WorkerAssignment], done: dict[int, WorkerResult]
+        self,
+        pool: ActorPool,
+        assignments: dict[int, WorkerAssignment],
+        done: dict[int, WorkerResult],
+        repeat: Callable[[int], list[Any]],
     ) -> Tree:
-        """The replies in client order, large tensors where they are; memories are noted."""
+        """The replies in client order, large tensors where they are."""
         found = list(done.values())
-        if pool.memory is not None:
-            for worker, each in done.items():
-                if each.memories:
-                    held = [(lying, 0) for lying in each.memories]
-                    pool.memory = pool.memory.write(assignments[worker].workload.ids, held)
         fewest = min(each.replies.choice.clients_at_once or LARGEST for each in found)
         if self._lane_is_chosen and fewest < (self.choice.clients_at_once or 0):  # memory ran out somewhere
             pool.choice = self.choice = replace(self.choice, clients_at_once=fewest)
@@ -252,10 +303,11 @@ class RayCluster(SimulatedEngine):
         return RemoteReplies(
             self._exchanges,
             [each.replies for each in found],
-            [assignments[worker].workload.ids for worker in done],
+            [assignments[share].workload.ids for share in done],
             [each.shards for each in found],
             self.device,
             pool.begin_reduce,
+            repeat,
         ).tree
 
     def _cohort(self, workload: Workload, reply: Tree, round: int) -> Cohort:
@@ -263,51 +315,28 @@ class RayCluster(SimulatedEngine):
 
     def _sizes(self, client: ClientRule) -> np.ndarray:
         """[K] rows of every client that a rule reads."""
-        return self.sizes if client.work.rows == "train" else self.store("test").sizes.numpy()
-
-    def _about(self, client: ClientRule, channel: Channel) -> _Rules:
-        known = self._rules.get((client, channel))
-        if known is None:
-            start = self.start()
-            memory = tree.repeat(memories(client.init(start), channel.init(start)), 1)
-            program = Program(client, channel, self._task, self.dtype, self.device, False)
-            known = self._rules[client, channel] = _Rules(program, memory)
-        return known
+        if client.work.rows == "train":
+            return self.sizes
+        if self.test_sizes is None:
+            raise Invalid("the federation has no test rows: pass test=... when building it")
+        return self.test_sizes
 
     def _remembers(self, pool: ActorPool, client: ClientRule, channel: Channel) -> bool:
         """Whether clients have memory after this exchange; the first time, all start with the rule's initial memory."""
         if not client.work.trains:
             return False
         if pool.memory is None:
-            template = self._about(client, channel).memory
+            template = self._rules.about(client, channel).memory
             if any(True for _ in tree.leaves(template)):
                 pool.memory = ClientRows(ObjectStorage(template, self.device), len(self.sizes))
         return pool.memory is not None
 
-    def _stored(self, memory: Tree) -> ClientRows:
-        """Saved memories, in the object store."""
-        known = ClientRows.of(memory)
-        if known is None:
-            first = tree.to(tree.take(memory, np.zeros(1, dtype=np.int64)), self.device)
-            return ClientRows.dense(memory, ObjectStorage(first, self.device))
-        if isinstance(known.storage, ObjectStorage):
-            return known
-        initial = tree.shaped_like(memory, tree.flatten(known.initial))  # with its empty subtrees
-        return known.copied(ObjectStorage(tree.to(tree.repeat(initial, 1), self.device), self.device))
+
+def worker_device(driver: torch.device, num_gpus: float | None) -> str:
+    """Where workers compute: on GPUs if they are given any, on processors if they are given 0, else as the driver."""
+    return driver.type if num_gpus is None else "cuda" if num_gpus else "cpu"
 
 
-class _Rules:
-    """A client rule and a channel: a program to predict replies, the initial memory, and where workers find them."""
-
-    def __init__(self, program: Program, memory: Tree) -> None:
-        self.program, self.memory = program, memory  # memory: [1, ...]
-        self._stored: Any = None
-
-    @property
-    def stored(self) -> Any:
-        """Where both lie in the object store."""
-        if self._stored is None:
-            import ray
-
-            self._stored = ray.put((self.program.rule, self.program.channel))
-        return self._stored
+def _end(pool: ActorPool) -> None:
+    pool.shutdown()
+    session.leave()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,11 +15,14 @@ from consilience.core.remote import RemoteTensor
 from consilience.core.tree import Tree
 from consilience.engines.ray.transfer import RemoteLeaf, WorkerReplies, packed, unpacked
 from consilience.engines.ray.worker import in_client_order
-from consilience.stores.client_rows import NOWHERE
+from consilience.stores.client_rows import NOWHERE, ClientRows
 
 _CPU = torch.device("cpu")
-Reduce = Callable[[int, tuple[Any, ...]], Callable[[], list[Any]]]
-"""(worker, arguments of its `reduce`) -> how to wait for what it returns."""
+Reduce = Callable[[int, Callable[[], tuple[Any, ...]]], Callable[[], list[Any]]]
+"""(shard, the arguments of a worker's `reduce` as they are then) -> how to wait for what it returns."""
+Repeat = Callable[[int], list[Any]]
+"""From the place of a worker among the replies to its shards, made again."""
+REPEATS = 10  # machines that may die while the replies of one exchange are read
 
 
 class RemoteReplies:
@@ -32,8 +36,10 @@ class RemoteReplies:
         shards: Sequence[Sequence[Any]],
         device: torch.device,
         reduce: Reduce,
+        repeat: Repeat,
     ) -> None:
-        self.number, self._shards, self._device, self._reduce = number, shards, device, reduce
+        self.number, self._device, self._reduce, self._repeat = number, device, reduce, repeat
+        self._shards = [list(some) for some in shards]
         joined = np.concatenate(list(ids))
         self.back = np.argsort(joined)  # from the order of workers to that of clients
         owner = np.repeat(np.arange(len(ids)), [len(some) for some in ids])
@@ -54,7 +60,8 @@ class RemoteReplies:
         import ray
 
         wanted = np.unique(self.owner[rows])
-        held = dict(zip(wanted.tolist(), ray.get([self._shards[w][left.shard] for w in wanted])))
+        read = self._again(lambda: ray.get([self._shards[w][left.shard] for w in wanted]))
+        held = dict(zip(wanted.tolist(), read))
         parts, places = [], np.empty(len(rows), dtype=np.int64)
         for worker in wanted.tolist():
             mine = np.flatnonzero(self.owner[rows] == worker)
@@ -73,16 +80,46 @@ class RemoteReplies:
         waiting = []
         for shard, numbers in by_shard.items():
             asked = [_call(*calls[number], total=len(self.back)) for number in numbers]
-            arguments = (function, asked, given, self.number, self.back, *(some[shard] for some in self._shards))
-            waiting.append((numbers, self._reduce(shard, arguments)))
+            begin = functools.partial(self._begin, shard, function, asked, given)
+            waiting.append((numbers, begin, begin()))
 
         def finish() -> list[Any]:
             found: dict[int, Any] = {}
-            for numbers, wait in waiting:
-                found.update(zip(numbers, (unpacked(value, self._device) for value in wait())))
+            for numbers, begin, wait in waiting:
+                values = self._again(wait, functools.partial(_finished, begin))
+                found.update(zip(numbers, (unpacked(value, self._device) for value in values)))
             return [found[number] for number in range(len(calls))]
 
         return finish
+
+    def _begin(self, shard: int, function: Any, asked: list[Any], given: tuple[Any, ...]) -> Callable[[], list[Any]]:
+        def arguments() -> tuple[Any, ...]:
+            return (function, asked, given, self.number, self.back, *(some[shard] for some in self._shards))
+
+        return self._reduce(shard, arguments)
+
+    def _again(self, first: Callable[[], Any], then: Callable[[], Any] | None = None) -> Any:
+        """Read shards; those that were lost with a machine are made again, and `then` reads all anew."""
+        from ray.exceptions import ObjectLostError
+
+        read = first
+        for _ in range(REPEATS):
+            try:
+                return read()
+            except ObjectLostError as problem:
+                self._make_again(str(problem.object_ref_hex))
+                read = then or first
+        return read()
+
+    def _make_again(self, lost: str) -> None:
+        """The shards of the worker to whom an object belonged; of all, where that is not known."""
+        mine = [place for place, some in enumerate(self._shards) if any(shard.hex() == lost for shard in some)]
+        for place in mine or range(len(self._shards)):
+            self._shards[place] = self._repeat(place)
+
+
+def _finished(begin: Callable[[], Callable[[], list[Any]]]) -> list[Any]:
+    return begin()()
 
 
 def _call(leaf: RemoteTensor, *others: Any, total: int) -> tuple[str, np.ndarray | None, tuple[Any, ...]]:
@@ -116,6 +153,18 @@ class ObjectStorage:
         self.initial: Tree = tree.rows(first, 0)
         self._held: dict[int, tuple[Any, int]] = {}
         self._next = 0
+
+    @staticmethod
+    def table(memory: Tree, device: torch.device) -> ClientRows:
+        """Saved memories, in the object store."""
+        known = ClientRows.of(memory)
+        if known is None:
+            first = tree.to(tree.take(memory, np.zeros(1, dtype=np.int64)), device)
+            return ClientRows.dense(memory, ObjectStorage(first, device))
+        if isinstance(known.storage, ObjectStorage):
+            return known
+        initial = tree.shaped_like(memory, tree.flatten(known.initial))  # with its empty subtrees
+        return known.copied(ObjectStorage(tree.to(tree.repeat(initial, 1), device), device))
 
     def fresh(self) -> ObjectStorage:
         """An empty storage of this kind."""

@@ -54,18 +54,9 @@ def leave() -> None:
         _users, _started = 0, False
 
 
-def room(workers: int, threads: int, gpus: bool) -> dict[str, float]:
-    """The resources of one worker; `Invalid` where the cluster cannot hold them all."""
-    total = require_ray().cluster_resources()
-    cpus, devices = total.get("CPU", 0.0), total.get("GPU", 0.0)
-    if workers * threads > cpus:
-        raise Invalid(
-            f"engine.workers = {workers} with engine.threads = {threads} needs {workers * threads} processor cores, "
-            f"but Ray has {cpus:g}: lower one of them, or start Ray with more (ray start --num-cpus)"
-        )
-    if gpus and not devices:
-        raise Invalid("engine.device = 'cuda', but Ray has no GPU: start it on a machine that has, or use device = cpu")
-    return {"num_cpus": threads, "num_gpus": min(1.0, devices / workers) if gpus else 0.0}
+def machines() -> dict[str, dict[str, float]]:
+    """The whole resources of every machine of the cluster that is alive, by Ray's id of it."""
+    return {node["NodeID"]: node["Resources"] for node in require_ray().nodes() if node["Alive"]}
 
 
 def _start(ray: Any, address: str | None, cpus: int) -> None:
@@ -74,8 +65,10 @@ def _start(ray: Any, address: str | None, cpus: int) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is not None:
         try:
-            _refuse_unreachable(address)
-            ray.init(address=address, **quiet)
+            found = _reachable(address)
+            # of a cluster on this machine alone, Ray would look for another address that others can reach, in vain
+            with _on_loopback() if _is_loopback(found) else contextlib.nullcontext():
+                ray.init(address=found, **quiet)
         except (ConnectionError, ValueError, RuntimeError, OSError) as problem:
             reason = str(problem).partition("\n")[0]
             raise Invalid(
@@ -86,16 +79,25 @@ def _start(ray: Any, address: str | None, cpus: int) -> None:
         _start_here(ray, cpus, quiet)
 
 
-def _refuse_unreachable(address: str) -> None:
-    """Refuse an address where nothing listens: Ray itself would try for minutes."""
+def _reachable(address: str) -> str:
+    """The address, "auto" as host:port; one where nothing listens is refused: Ray itself would try for minutes."""
     if address.startswith("ray://"):
         raise Invalid(
             f"engine.address = {address!r} is Ray's client mode, in which every reply would pass through one process: "
             "run consilience on a machine of the cluster, with engine.address = 'auto'"
         )
+    if address == "auto":
+        from ray._private import services
+
+        address = services.get_ray_address_from_environment("auto", None) or address
     host, colon, port = address.rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    return address
+
+
+def _is_loopback(address: str) -> bool:
+    return address.rpartition(":")[0].strip("[]") in ("localhost", "127.0.0.1", "::1")
 
 
 def _start_here(ray: Any, cpus: int, quiet: dict[str, Any]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,6 +18,7 @@ from consilience.core.lengths import quick
 from consilience.core.metrics import Loss, Metric
 from consilience.core.protocols import Channel, ClientRule
 from consilience.core.tree import Tree
+from consilience.engines.ray.node_data import NodeFederation, NodeShare
 from consilience.engines.ray.transfer import (
     RemoteLeaf,
     WorkerReplies,
@@ -39,8 +38,8 @@ class WorkerSetup(NamedTuple):
     """What a worker is given once: its clients and their rows, the model, and how to compute."""
 
     ids: np.ndarray
-    train: dict[str, Any]  # of arrays
-    test: dict[str, Any] | None
+    weight: float  # rows, by which work is balanced
+    rows: dict[str, Any] | NodeShare  # arrays of the training and test rows, or what to read where they lie
     classes: int | None
     module: nn.Module  # without its frozen parameters, which are stored once for all workers of a machine
     kind: Kind
@@ -50,26 +49,27 @@ class WorkerSetup(NamedTuple):
     threads: int
     shards: int  # objects over which the large tensors of its replies are spread
     large: int  # bytes of a client's tensor from which on it is left in the object store
+    machines: frozenset[str] | None = None  # that have the rows, by Ray's ids; None: all
 
     @staticmethod
     def of(
-        federation: Federation,
-        ids: np.ndarray,
+        federation: Federation | NodeFederation,
         task: contract.Task,
         module: nn.Module,
         settings: dict[str, Any],
+        ids: np.ndarray,
+        machines: frozenset[str] | None,
         *,
         threads: int,
         shards: int,
         large: int,
     ) -> WorkerSetup:
-        """For the worker of these clients."""
-        mine = federation.among(ids)
+        """For the worker of these clients, whose rows lie on these machines."""
         return WorkerSetup(
             ids=ids,
-            train=packed(vars(mine.train)),
-            test=None if mine.test is None else packed(vars(mine.test)),
-            classes=mine.classes,
+            weight=float(federation.train.sizes[torch.from_numpy(ids)].sum()),
+            rows=federation.share(ids) if isinstance(federation, NodeFederation) else _arrays(federation.among(ids)),
+            classes=federation.classes,
             module=module,
             kind=task.kind,
             loss=task.losses,
@@ -78,13 +78,20 @@ class WorkerSetup(NamedTuple):
             threads=threads,
             shards=shards,
             large=large,
+            machines=machines,
         )
 
     def federation(self) -> Federation:
-        """The clients' rows; on a processor they stay in the object store."""
-        train, test = (None if rows is None else Rows(**unpacked(rows, _CPU)) for rows in (self.train, self.test))
-        assert train is not None
-        return Federation(train=train, test=test, classes=self.classes)
+        """The clients' rows; those that came from the driver stay in the object store, where they are used on a CPU."""
+        if isinstance(self.rows, NodeShare):
+            return self.rows.federation()
+        rows = {split: Rows(**unpacked(arrays, _CPU)) for split, arrays in self.rows.items()}
+        return Federation(train=rows["train"], test=rows.get("test"), classes=self.classes)
+
+
+def _arrays(federation: Federation) -> dict[str, Any]:
+    splits = {"train": federation.train, "test": federation.test}
+    return {split: packed(vars(rows)) for split, rows in splits.items() if rows is not None}
 
 
 _CPU = torch.device("cpu")
@@ -93,25 +100,14 @@ Rules = tuple[ClientRule, Channel]
 
 
 class Worker:
-    """Runs in a process of its own; every method answers in arrays."""
+    """Runs in a process on one of the machines; every method answers in arrays."""
 
-    def __init__(self, paths: list[str], setup: list[Any]) -> None:
-        import ray
-
-        # models and rules are found where the driver finds them; the setup, in a list, is not opened before
-        sys.path.extend(path for path in paths if path not in sys.path and os.path.exists(path))
-        self._begin(*ray.get(setup))
-
-    def _begin(self, setup: WorkerSetup, frozen: Tree) -> None:
+    def __init__(self, setup: WorkerSetup, frozen: Tree) -> None:
         torch.set_num_threads(setup.threads)  # Ray's own default is one, and the last bits depend on it
         task = Task(with_frozen(setup.module, frozen), setup.kind, loss=setup.loss, metrics=setup.metrics)
         self._engine = Vectorised(task, setup.federation(), hosts=setup.ids, **setup.settings)
         self._setup = setup
         self._whole: tuple[int, dict[str, Tensor]] = (-1, {})  # of an exchange, tensors put together from all workers
-
-    def ready(self) -> tuple[int, str]:
-        """(process id, PyTorch's version)."""
-        return os.getpid(), str(torch.__version__)
 
     def use_lane(self, choice: LaneChoice) -> None:
         """Take the lane that another worker measured."""
@@ -206,7 +202,7 @@ class Worker:
 
 def _lengths(leaf: Tensor) -> np.ndarray:
     """[m] the length of each row: infinite if it overflows, NaN if a value is not finite."""
-    found = quick(leaf).cpu().numpy() if leaf.is_floating_point() else np.zeros(len(leaf))
+    found = quick(leaf).double().cpu().numpy() if leaf.is_floating_point() else np.zeros(len(leaf))
     if np.isfinite(found).all():
         return found
     finite = tree.all_finite({"leaf": leaf}).cpu().numpy()

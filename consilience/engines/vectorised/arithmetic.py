@@ -15,8 +15,9 @@ import torch.utils.deterministic
 
 from consilience.core.settings import Invalid, nearest
 
-PRECISIONS = ("full", "tf32", "bf16")
-Precision = Literal["full", "tf32", "bf16"]
+PRECISIONS = ("auto", "full", "tf32", "bf16")
+Precision = Literal["auto", "full", "tf32", "bf16"]
+TF32_SINCE = (8, 0)  # compute capability of the first GPUs whose matrix units round to 10 bits
 _memory: Any = torch.utils.deterministic  # its switch is a property that type stubs do not know
 
 
@@ -31,7 +32,7 @@ class Arithmetic:
     def __init__(self, device: torch.device, precision: str, deterministic: bool) -> None:
         self._cuda, self._fast, self._deterministic = device.type == "cuda", precision != "full", deterministic
         self._before: list[tuple[bool, ...]] = []
-        prepare_libraries(device, precision, deterministic)
+        prepare_libraries(device, deterministic)
 
     def __enter__(self) -> None:
         if not self._cuda:
@@ -67,12 +68,20 @@ class Arithmetic:
         torch.backends.cuda.enable_cudnn_sdp(switches[6])
 
 
-def prepare_libraries(device: torch.device, precision: str, deterministic: bool) -> None:
-    """Refuse an unknown precision, and make cuBLAS deterministic before its first use in this process."""
+def resolve_precision(precision: str, device: torch.device, dtype: torch.dtype) -> str:
+    """What "auto" is on a device: "tf32" in float32 on a GPU that has it, else "full"; others are themselves."""
     if precision not in PRECISIONS:
         raise Invalid(
             f"precision = {precision!r} is not one of {', '.join(PRECISIONS)}{nearest(precision, PRECISIONS)}"
         )
+    if precision != "auto":
+        return precision
+    able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= TF32_SINCE
+    return "tf32" if able and dtype == torch.float32 else "full"
+
+
+def prepare_libraries(device: torch.device, deterministic: bool) -> None:
+    """Make cuBLAS deterministic before its first use in this process."""
     if device.type == "cuda" and deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first handle is made
 

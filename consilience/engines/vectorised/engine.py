@@ -15,20 +15,24 @@ from consilience.core.federation import Federation, Rows
 from consilience.core.plans import Plan, Split, Work
 from consilience.core.protocols import Channel, ClientRule
 from consilience.core.settings import Count, Invalid
+from consilience.core.stored_rows import has_stored, stored_bytes
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.engines.placement import FloatingType, Placement
 from consilience.engines.simulated import SimulatedEngine
 from consilience.engines.vectorised import timing
-from consilience.engines.vectorised.arithmetic import Arithmetic, Precision
+from consilience.engines.vectorised.arithmetic import Arithmetic, Precision, resolve_precision
+from consilience.engines.vectorised.drawn_plans import Draw, DrawnPlans, longest_first
 from consilience.engines.vectorised.local_work import LocalWork, channel_keys, on_device
 from consilience.engines.vectorised.program import Context, Program, memories
 from consilience.engines.vectorised.tuning import LaneChoice, LaneName, Tuner
 from consilience.engines.workload import Workload, planned_steps
+from consilience.environments import clock
 from consilience.environments.environment import Environment
 from consilience.stores.block_storage import BlockStorage
 from consilience.stores.client_rows import ClientRows
 from consilience.stores.row_blocks import RowPlace
+from consilience.stores.staging import Stager, Where, placed_rows, smaller_groups
 
 RunClients = Callable[..., Tree]
 """What `Vectorised.run_clients` is: (client, channel, broadcast, workload, round=, seed=) -> replies."""
@@ -43,8 +47,8 @@ class Vectorised(SimulatedEngine):
 
     environment: which clients are slow, unavailable or silent; by default none.
     device: "auto" (the GPU if there is one), "cpu", "cuda" or "cuda:1".
-    dtype, precision: "float32" or "float64"; "full", "tf32" or "bf16" arithmetic. deterministic: only kernels
-    that repeat bit for bit.
+    dtype, precision: "float32" or "float64"; "full", "tf32" or "bf16" arithmetic, or "auto": "tf32" where a GPU has it,
+    "full" on a CPU. deterministic: only kernels that repeat bit for bit.
     lane: "batched" (one vmapped step for all; "batched-matmul": with convolutions as matrix products), "streams"
     (clients side by side: CUDA graphs, or one per CPU core), "serial", or "auto", which measures them on the first
     round. `choice` is the one in use.
@@ -54,6 +58,9 @@ class Vectorised(SimulatedEngine):
     memory: where clients' memories are kept, of those clients that were ever met: on the "device", in "host" memory
     (page-locked for a GPU), in a temporary "file" in `memory_folder`, or "auto": on the device up to a quarter of its
     memory, then on the host up to a quarter of its memory, then in a file. No number depends on it.
+    rows: where the data are kept: "auto" leaves rows that lie in files there, and moves others to the device; "device"
+    and "host" bring all of them there. Of rows elsewhere, those that a group of clients needs are read, the next
+    group's while this one trains. No number depends on it.
     hosts: the federation holds only these clients of a larger one, in ascending order (an engine that spreads its
     clients gives each of several such engines its own, and calls `run_clients`).
     """
@@ -74,30 +81,32 @@ class Vectorised(SimulatedEngine):
         rounds_ahead: Count | None = None,
         memory: Literal["auto", "device", "host", "file"] = "auto",
         memory_folder: str | None = None,
+        rows: Where = "auto",
         hosts: np.ndarray | None = None,
     ) -> None:
         super().__init__(task, federation, environment, Placement.of(device, dtype))
         self._hosts = hosts
         if hosts is None:
             self.environment.check_against(len(federation))
-        self._stores = {"train": self._placement.rows(federation.train)}
-        if federation.test is not None:
-            self._stores["test"] = self._placement.rows(federation.test)
-        if federation.validation is not None:
-            self._stores["validation"] = self._placement.rows(federation.validation)
+        splits = {"train": federation.train, "test": federation.test, "validation": federation.validation}
+        present = {name: split for name, split in splits.items() if split is not None}
+        self.stores = {name: placed_rows(split, *self._placement, rows) for name, split in present.items()}
         self._row_place = RowPlace(memory, None if memory_folder is None else Path(memory_folder))
         self._memory: ClientRows | None = None  # None until a rule trains
-        self._bf16 = precision == "bf16"
-        self._arithmetic = Arithmetic(self.device, precision, deterministic)
+        self._without_memory: set[tuple[ClientRule, Channel]] = set()
+        self.precision = resolve_precision(precision, self.device, self.dtype)
+        self._arithmetic = Arithmetic(self.device, self.precision, deterministic)
         self._programs: dict[tuple[ClientRule, Channel], Program] = {}
         choice = LaneChoice(lane=lane, clients_at_once=clients_at_once, compile=compile)
-        self._tuner = Tuner(self.device, choice, rounds_ahead)
+        self._stager = Stager(self.device)
+        self._tuner = Tuner(self.device, choice, rounds_ahead, self._stager)
         self._delegate: RunClients | None = None
+        self._drawn = DrawnPlans()
 
     @property
     def test_rows(self) -> Rows | None:
         """The test rows on the device."""
-        return self._stores.get("test")
+        return self.stores.get("test")
 
     @property
     def choice(self) -> LaneChoice:
@@ -106,8 +115,8 @@ class Vectorised(SimulatedEngine):
 
     @property
     def resolved_settings(self) -> dict[str, Any]:
-        """The device, and what is known of the lane."""
-        return {"device": str(self.device), **self.choice.resolved}
+        """The device, the precision, and what is known of the lane."""
+        return {"device": str(self.device), "precision": self.precision, **self.choice.resolved}
 
     def use_lane(self, choice: LaneChoice) -> None:
         """Take the lane that another engine measured on the same run."""
@@ -119,9 +128,9 @@ class Vectorised(SimulatedEngine):
 
     def store(self, rows: Split) -> Rows:
         """The rows on the device."""
-        if rows not in self._stores:
+        if rows not in self.stores:
             raise Invalid(f"the federation has no {rows} rows: pass {rows}=... when building it")
-        return self._stores[rows]
+        return self.stores[rows]
 
     def close(self) -> None:
         """Do nothing: this engine starts no process."""
@@ -131,6 +140,8 @@ class Vectorised(SimulatedEngine):
         self, client: ClientRule, channel: Channel, broadcast: Broadcast, ids: np.ndarray, *, round: int, seed: int
     ) -> np.ndarray:
         """[m] simulated seconds until each reply arrives."""
+        if clock.stands_still(self.environment):
+            return np.zeros(len(ids))
         sizes = self.store(client.work.rows).sizes.numpy()[ids]
         steps = planned_steps(self.environment, client.work, ids, sizes, round, seed)
         program, memory = self.program(client, channel), self.memories_of(client, channel, ids[:1])
@@ -218,9 +229,9 @@ class Vectorised(SimulatedEngine):
         program, order, done = work.program, work.order, list[tuple[Tree, Tree]]()
         reached = 0  # clients done
 
-        def train(group: np.ndarray) -> tuple[Tree, Tree]:
-            carry, context, plan = work.prepare(group)
-            return work.finish(group, self._tuner.fold(program, carry, context, plan, work.store), context)
+        def train(group: np.ndarray, plan: Plan, store: Rows) -> tuple[Tree, Tree]:
+            carry, context = work.begin(group)
+            return work.finish(group, self._tuner.fold(program, carry, context, plan, store), context)
 
         with self._arithmetic:
             if program.rule.work.trains:
@@ -228,12 +239,14 @@ class Vectorised(SimulatedEngine):
             while not done:
                 progress.begin(len(order) if program.rule.work.trains else 0)
                 try:
-                    for group in self._tuner.groups(order):
-                        done.append(train(group))
+                    groups = self._groups(order, work.store, work.sizes)
+                    for group, plan, store in self._stager.ahead(groups, lambda one: work.plan(one, None), work.store):
+                        done.append(train(group, plan, store))
                         reached += len(group)
                         progress.reach(reached)
                 except torch.OutOfMemoryError:  # nothing is kept: start over with smaller groups
                     done, reached = [], 0
+                    self._stager.forget()
                     if not self._tuner.halve(len(order)):
                         raise
             reply, kept = (tree.concatenate([pair[part] for pair in done]) for part in (0, 1))
@@ -242,11 +255,18 @@ class Vectorised(SimulatedEngine):
                 reply, kept = tree.rows(reply, back), tree.rows(kept, back)
         return reply, kept
 
+    def _groups(self, order: np.ndarray, store: Rows, sizes: np.ndarray) -> list[np.ndarray]:
+        """The groups in which clients train; where rows are read as needed and clients train apart, smaller ones."""
+        groups = list(self._tuner.groups(order))
+        if self.choice.lane not in ("serial", "streams") or not has_stored(store.x):
+            return groups
+        return smaller_groups(groups, stored_bytes(store.x) * sizes, torch.get_num_threads())
+
     def program(self, client: ClientRule, channel: Channel) -> Program:
         """The rule and the channel bound to this engine's task; traces are kept with it."""
         known = self._programs.get((client, channel))
         if known is None:
-            known = Program(client, channel, self._task, self.dtype, self.device, self._bf16)
+            known = Program(client, channel, self._task, self.dtype, self.device, self.precision == "bf16")
             self._programs[client, channel] = known
         return known
 
@@ -257,7 +277,28 @@ class Vectorised(SimulatedEngine):
 
     def plan(self, work: Work, ids: np.ndarray, steps: np.ndarray, *, round: int, seed: int) -> Plan:
         """The batches of these clients for so many steps each."""
-        return plans.draw(work, self.store(work.rows), ids, steps, seed=seed, round=round, where=self._where(ids))
+        return self._drawn.get(work, ids, steps, round, seed, self._draw(work, round, seed))
+
+    def _draw(self, work: Work, round: int, seed: int) -> Draw:
+        store = self.store(work.rows)
+        return lambda ids, steps: plans.draw(work, store, ids, steps, seed=seed, round=round, where=self._where(ids))
+
+    @property
+    def prepares_ahead(self) -> bool:
+        """Whether the host would otherwise wait for the device."""
+        return self.device.type == "cuda" and self._delegate is None
+
+    @torch.no_grad()
+    def prepare_round(self, client: ClientRule, ids: np.ndarray, *, round: int, seed: int) -> None:
+        """Draw the plans of the clients that will probably be asked next; they take their turn on the device."""
+        sizes, work = self.store(client.work.rows).sizes.numpy()[ids], client.work
+        workload = Workload.of(self.environment, work, ids, sizes, round=round, seed=seed)
+        if len(workload.ids) and self.choice.lane != "auto":
+            groups = self._groups(longest_first(workload), self.store(work.rows), workload.sizes)
+            self._drawn.draw_ahead(work, workload, groups, round, seed, self._draw(work, round, seed))
+            self._stager.forget()
+            for plan in self._drawn.kept[:1]:
+                self._stager.begin(plan, self.store(work.rows))
 
     def remember(self, client: ClientRule, channel: Channel, workload: Workload, new: Tree, reply: Tree) -> None:
         """Store the clients' new memories; one whose reply did not arrive, or is not finite, keeps the old."""
@@ -288,7 +329,8 @@ class Vectorised(SimulatedEngine):
         return LocalWork(
             program=self.program(client, channel),
             store=self.store(client.work.rows),
-            order=np.lexsort((ids, -steps)),  # longest first, then by id
+            order=longest_first(workload),
+            sizes=workload.sizes,
             keys=channel_keys(ids, self.device, round=round, seed=seed),
             context=context,
             plan=plan,
@@ -300,11 +342,13 @@ class Vectorised(SimulatedEngine):
 
     def _memory_of(self, client: ClientRule, channel: Channel) -> ClientRows | None:
         """The clients' memories, made when a rule first trains; None where they keep none."""
-        if self._memory is None and client.work.trains:
+        if self._memory is None and client.work.trains and (client, channel) not in self._without_memory:
             start = self.start()
             initial = memories(client.init(start), channel.init(start))
             if initial:
                 self._memory = ClientRows(self._row_storage(tree.repeat(initial, 1)), len(self.federation))
+            else:
+                self._without_memory.add((client, channel))
         return self._memory
 
     def _row_storage(self, first: Tree) -> BlockStorage:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from consilience.core.exchange import Broadcast
 from consilience.core.federation import Rows
 from consilience.core.plans import Plan, Split
 from consilience.core.protocols import Channel, ClientRule
+from consilience.core.stored_rows import concatenated
 from consilience.core.tree import Tree
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.engines.vectorised.local_work import LocalWork, channel_keys, on_device
@@ -54,7 +56,7 @@ class Joint:
 
     def __init__(self, engines: Sequence[Vectorised], same: Sequence[Hashable], kinds: Sequence[Hashable]) -> None:
         self.engines, self._same = list(engines), list(same)
-        self._kinds = [(kind, _constants(engine)) for kind, engine in zip(kinds, engines)]
+        self._kinds = [(kind, _constants(engine), _preparations(engine)) for kind, engine in zip(kinds, engines)]
         self._stores: dict[str, tuple[Rows, list[int]]] = {}
 
     def run_clients(self, requests: Sequence[Request]) -> list[Tree]:
@@ -94,7 +96,7 @@ class Joint:
             begins = {self._same[run]: int(begin) for run, begin in zip(kept, lengths)}
             none = torch.zeros(0, dtype=torch.int64)
             rows = Rows(
-                x=tree.concatenate([stores[run].x for run in kept]),
+                x=concatenated([stores[run].x for run in kept]),
                 y=torch.cat([stores[run].y for run in kept]),
                 starts=none,
                 sizes=none,
@@ -135,8 +137,9 @@ class Joint:
 
         return LocalWork(
             program=lead.program(client, requests[0].channel),
-            store=self._store(client.work.rows)[0],
+            store=replace(self._store(client.work.rows)[0], preparation=lead.store(client.work.rows).preparation),
             order=np.lexsort((index, owner, -steps)),  # longest first, then by run, then by id
+            sizes=np.concatenate([request.workload.sizes for request in requests]),
             keys=torch.cat(keys),
             context=context,
             plan=lambda group, most: self._plan(requests, owner[group], index[group], most),
@@ -192,6 +195,11 @@ def _constants(engine: Vectorised) -> str:
                 name.encode() + value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
             )
     return digest.hexdigest()
+
+
+def _preparations(engine: Vectorised) -> str:
+    """What is done to stored values in a batch, as text."""
+    return str([value.preparation for value in engine.stores.values()])
 
 
 def _personal(request: Request, device: torch.device) -> Tree:

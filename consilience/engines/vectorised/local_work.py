@@ -22,15 +22,19 @@ class LocalWork(NamedTuple):
     program: Program
     store: Rows
     order: np.ndarray  # [m] places, longest client first
+    sizes: np.ndarray  # [m] rows each holds
     keys: Tensor  # [m] the channel's
     context: Callable[[np.ndarray], Context]  # of a group
     plan: Callable[[np.ndarray, int | None], Plan]  # of a group, for at most so many steps
 
     def prepare(self, group: np.ndarray, most: int | None = None) -> tuple[Tree, Context, Plan]:
         """The carry, context and plan of a group, for at most so many steps."""
+        return *self.begin(group), self.plan(group, most)
+
+    def begin(self, group: np.ndarray) -> tuple[Tree, Context]:
+        """The carry and context of a group."""
         context = self.context(group)
-        plan = self.plan(group, most)
-        return self.program.begin(self._keys(group), context), context, plan
+        return self.program.begin(self._keys(group), context), context
 
     def finish(self, group: np.ndarray, carry: Tree, context: Context) -> tuple[Tree, Tree]:
         """Stacked (replies as sent, memories) of a group after its last step."""

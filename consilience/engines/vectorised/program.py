@@ -19,6 +19,7 @@ from consilience.core.task import Task
 from consilience.core.tree import Tree, map_leaves, rows
 from consilience.engines.compiler.in_place import InPlace, copy_all
 from consilience.engines.compiler.trace import Flat, Untraceable, trace
+from consilience.engines.vectorised.traced import Traced, flattened, shapes
 
 HOT = 48  # a step shape seen this often is worth tracing: a trace costs as much as some fifty untraced steps
 
@@ -119,36 +120,6 @@ class Program:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False)
 
 
-class Traced:
-    """A function of trees; once a set of shapes recurs it is traced, which saves the transforms' overhead."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-        self._met: Counter[Any] = Counter()
-        self._traced: dict[Any, tuple[Callable[..., Flat], Any]] = {}
-        self._traceable = True
-
-    def __call__(self, *arguments: Any) -> Any:
-        """The function's value."""
-        leaves, spec = pytree.tree_flatten(arguments)
-        signature = (_shapes(leaves), str(spec))
-        if signature in self._traced:
-            flat, shape = self._traced[signature]
-            return pytree.tree_unflatten(flat(leaves), shape)
-        value = self._function(*arguments)
-        self._met[signature] += 1
-        if self._met[signature] > 1 and self._traceable:
-            _, shape = pytree.tree_flatten(value)
-            try:
-                flatly = trace(
-                    lambda leaves: pytree.tree_leaves(self._function(*pytree.tree_unflatten(leaves, spec))), leaves
-                )
-                self._traced[signature] = (flatly, shape)
-            except Untraceable:
-                self._traceable = False
-        return value
-
-
 class Steps:
     """A step over flat lists of tensors; shapes that recur are traced once and replayed without Python overhead.
 
@@ -198,17 +169,13 @@ class BoundSteps:
 
     def __init__(self, steps: Steps, carry: Tree, context: Context, threaded: bool) -> None:
         self._steps, self._threaded = steps, threaded
-        self._given, self._carry_spec = pytree.tree_flatten(carry)
+        self._given, self._context = list[Any](), list[Any]()
+        structure = (flattened(carry, self._given), flattened(context, self._context))
+        self._trees = carry, context
         # .data: rows of one tensor share a count of changes, and other threads change other rows meanwhile
         self._carry: Flat = [self._lay_out(leaf.data) for leaf in self._given]
-        self._context, self._context_spec = pytree.tree_flatten(context)
-        self._signature = (_shapes(self._carry), _shapes(self._context), str(self._carry_spec), str(self._context_spec))
+        self._signature = (shapes(self._carry), shapes(self._context), structure)
         self._known: dict[Any, InPlace] = {}  # by batch shape, so that a step need not hash the whole signature
-
-    @property
-    def carry(self) -> Tree:
-        """The carry as it is now."""
-        return pytree.tree_unflatten(self._carry, self._carry_spec)
 
     def put_back(self) -> None:
         """Write the carry to where it was taken from."""
@@ -231,7 +198,7 @@ class BoundSteps:
         shape = tuple(None if leaf is None else leaf.shape for leaf in leaves)
         step = self._known.get(shape)
         if step is None:
-            signature = (self._signature, _shapes(leaves))
+            signature = (self._signature, shapes(leaves))
             step = self._steps.traced.get(signature)
             if step is None:
                 self._steps.met[signature] += may_trace
@@ -246,7 +213,7 @@ class BoundSteps:
     def trace(self, batch: Batch, worth: int) -> None:
         """Trace this batch's shape for threads, which cannot, if it was seen often, with `worth` more to come."""
         leaves = self._flatten(batch)
-        signature = (self._signature, _shapes(leaves))
+        signature = (self._signature, shapes(leaves))
         self._steps.met[signature] += worth
         if signature not in self._steps.traced and self._steps.met[signature] > self._steps.hot:
             self._trace(signature, batch, leaves)
@@ -254,7 +221,8 @@ class BoundSteps:
     def _function(self, batch: Batch) -> Callable[..., Flat]:
         _, spec = pytree.tree_flatten(batch)
         masked, weighted = batch.mask is not None, batch.weight is not None
-        return self._steps.function(self._carry_spec, self._context_spec, spec, masked, weighted)
+        carry, context = (pytree.tree_structure(tree) for tree in self._trees)
+        return self._steps.function(carry, context, spec, masked, weighted)
 
     def _trace(self, signature: Any, batch: Batch, leaves: Flat) -> InPlace | None:
         """The traced step; None where what it does depends on values, so that it cannot be."""
@@ -273,9 +241,3 @@ class BoundSteps:
             step.leave_lock(self._carry, leaves, self._context)
         self._steps.traced[signature] = step
         return step
-
-
-def _shapes(leaves: list[Any]) -> tuple[Any, ...]:
-    return tuple(
-        (tuple(leaf.shape), leaf.dtype, leaf.stride()) if isinstance(leaf, Tensor) else None for leaf in leaves
-    )

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import os
+import gc
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
-from consilience.core import tree
 from consilience.core.federation import Rows
 from consilience.core.plans import Plan
-from consilience.core.settings import Count, Invalid, check
+from consilience.core.settings import Invalid
+from consilience.core.stored_rows import stored_bytes
 from consilience.core.tree import Tree
 from consilience.engines.vectorised import obstacles
+from consilience.engines.vectorised.estimates import Sizes, balance, narrowing, sizes_of
+from consilience.engines.vectorised.gpu_trials import Trials
+from consilience.engines.vectorised.lane_choice import LaneChoice, LaneName
 from consilience.engines.vectorised.lanes import Lane
 from consilience.engines.vectorised.lanes.batched import Batched
 from consilience.engines.vectorised.lanes.cuda import GraphBatched, GraphStreams
 from consilience.engines.vectorised.lanes.serial import Serial, Threads
 from consilience.engines.vectorised.program import Context, Program
+from consilience.stores.staging import Stager
 
 TRIAL_SECONDS = 0.15  # per lane and repetition; at 0.06 what threads cost at their start counted for a third ...
 SLOW_TRIAL_SECONDS = 0.06  # ... unless a step takes this long anyway
@@ -31,45 +35,22 @@ BATCHING_SECONDS = 1.5  # a trial of batching: PyTorch's transforms are imported
 MOST_GAIN = 3.4  # the largest speed-up by batching that was measured on a processor
 WHOLE_SECONDS = 0.3  # a group that finishes in this time is timed as a whole
 MARGIN = 1.1  # `serial` must be 10 % faster than `streams` to be chosen: it loses more to other load on the machine
-NARROWING = 1.15  # a group that narrows takes so much longer than its widths explain: measured on two cores
-LaneName = Literal["auto", "batched", "batched-matmul", "streams", "serial"]
+MOST_COLUMNS = 2**29  # bytes of a client's step: above, its convolutions fill a GPU, and their columns its memory
 Prepare = Callable[[np.ndarray, int | None], tuple[Tree, Context, Plan]]
 """(positions in the cohort, most steps) -> carry, context, plan of a sample group."""
-
-
-COMPILE_SECONDS = 120  # a run that would take longer than this uncompiled is worth a compilation
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaneChoice:
-    """How groups run; "auto" and None are measured on the first round.
-
-    "batched" is one vmapped step for all clients, "batched-matmul" the same with convolutions as matrix products,
-    "streams" clients side by side, "serial" one after another.
-    """
-
-    lane: LaneName = "auto"
-    clients_at_once: Count | None = None
-    compile: bool | None = None
-
-    def __post_init__(self) -> None:
-        check(self)
-
-    @property
-    def resolved(self) -> dict[str, Any]:
-        """What is decided by now, under the names of the settings."""
-        known: dict[str, Any] = {"clients_at_once": self.clients_at_once, "compile": self.compile}
-        known = {key: value for key, value in known.items() if value is not None}
-        return known if self.lane == "auto" else {"lane": self.lane, **known}
 
 
 class Tuner:
     """Holds the lanes; measures once, then always uses the same one."""
 
-    def __init__(self, device: torch.device, choice: LaneChoice, rounds_ahead: int | None) -> None:
+    def __init__(
+        self, device: torch.device, choice: LaneChoice, rounds_ahead: int | None, stager: Stager | None = None
+    ) -> None:
+        self._stager = stager or Stager(device)
         self.choice, self._device, self._rounds_ahead = choice, device, rounds_ahead
-        self._lanes: dict[tuple[str, bool], Lane] = {}
+        self._lanes: dict[Any, Lane] = {}
         self._problems: dict[str, Exception] = {}  # of lanes that cannot run the model
+        self._sizes = Sizes(0, 0, 0)
         self._loops: set[str] = set()  # operations that the batched lane runs once for each client
 
     def groups(self, order: np.ndarray) -> Iterator[np.ndarray]:
@@ -96,17 +77,46 @@ class Tuner:
 
     def choose_lane(self, program: Program, store: Rows, order: np.ndarray, prepare: Prepare) -> None:
         """Choose group size, lane and compilation on a sample of the cohort's own work."""
-        if self.choice.clients_at_once is None:
+        if self.choice.clients_at_once is not None and self.choice.lane != "auto" and self.choice.compile is not None:
+            return
+        given = self.choice.clients_at_once
+        if given is None or self._device.type == "cuda":
             carry, _, plan = prepare(order[:1], 1)
-            fits = clients_that_fit(program.task, carry, plan, store, self._device)
-            self.choice = replace(self.choice, clients_at_once=fits)
+            self._sizes = sizes_of(program.task, carry, *self._stager.stage(plan, store))
+            self._sizes = self._sizes._replace(rows=stored_bytes(store.x) * int(store.sizes.max()))
+        if given is None:
+            self.choice = replace(self.choice, clients_at_once=self._sizes.fitting(self._device))
+        if self._device.type == "cuda":
+            products = program.task.convolves and self._sizes.columns < MOST_COLUMNS
+
+            def rate(choice: LaneChoice) -> float:
+                self.choice = choice
+                return self._rate(choice.lane, bool(choice.compile), program, store, order, prepare)
+
+            def seconds(rate: float) -> float:
+                rows = sum(int(prepare(group, None)[2].live.sum()) for group in self.groups(order))
+                return rows / rate * (self._rounds_ahead or 0)
+
+            trials = Trials(self.choice, rate, self._keep_only, seconds)
+            self.choice = trials.best(len(order), products=products, grows=given is None)
+            self._report(self.choice.lane)
+            return
         if self.choice.lane == "auto":
             self.choice = replace(self.choice, lane=self._fastest(program, store, order, prepare))
-        if self.choice.compile is None:
-            self.choice = replace(self.choice, compile=self._worth_compiling(program, store, order, prepare))
+        self.choice = replace(self.choice, compile=bool(self.choice.compile))
+
+    def _keep_only(self, choice: LaneChoice) -> None:
+        """Free what other lanes hold on the device."""
+        kept = self._key(choice.lane, bool(choice.compile), choice.clients_at_once)
+        others = [key for key in self._lanes if key != kept]
+        for key in others:
+            del self._lanes[key]
+        if others:
+            gc.collect()
+            torch.cuda.empty_cache()
 
     def _fastest(self, program: Program, store: Rows, order: np.ndarray, prepare: Prepare) -> LaneName:
-        names = self._candidates(program, order)
+        names = self._candidates(order)
         if names == ["serial"]:
             return names[0]
         rates: dict[LaneName, float] = {}
@@ -126,8 +136,12 @@ class Tuner:
         if "streams" in rates and "serial" in rates:
             rates["serial"] /= MARGIN
         lane = max(rates, key=lambda name: rates[name])
-        obstacles.report(lane, {name: obstacles.reason(p) for name, p in self._problems.items()}, self._loops)
+        self._report(lane)
         return lane
+
+    def _report(self, lane: str) -> None:
+        stopped = {name: obstacles.reason(p) for name, p in self._problems.items() if name != lane}
+        obstacles.report(lane, stopped, self._loops)
 
     def _over_the_cohort(
         self, rates: dict[LaneName, float], program: Program, store: Rows, group: np.ndarray, prepare: Prepare
@@ -162,10 +176,13 @@ class Tuner:
             return False
 
     def _lane(self, name: str, compile: bool) -> Lane:
-        key = ("batched" if name.startswith("batched") else name, compile)
+        key = self._key(name, compile, self.choice.clients_at_once)
         if key not in self._lanes:
-            self._lanes[key] = self._make(*key)
+            self._lanes[key] = self._make("batched" if name.startswith("batched") else name, compile)
         return self._lanes[key]
+
+    def _key(self, name: str, compile: bool, clients: int | None) -> Any:
+        return (name, compile, clients) if self._device.type == "cuda" else name
 
     def _make(self, name: str, compile: bool) -> Lane:
         if name == "serial":
@@ -174,21 +191,10 @@ class Tuner:
             return GraphBatched(compile=compile) if name == "batched" else GraphStreams(compile=compile)
         return Batched() if name == "batched" else Threads(torch.get_num_threads())
 
-    def _candidates(self, program: Program, order: np.ndarray) -> list[LaneName]:
+    def _candidates(self, order: np.ndarray) -> list[LaneName]:
         if len(order) == 1:
-            return ["serial"] if self._device.type == "cpu" else ["streams"]
-        if self._device.type == "cuda":  # serial is the same work as streams, launched kernel by kernel
-            return ["batched", "streams", *(["batched-matmul"] if program.task.convolves else [])]  # type: ignore[list-item]
+            return ["serial"]
         return ["serial", "batched"] if torch.get_num_threads() == 1 else ["streams", "serial", "batched"]
-
-    def _worth_compiling(self, program: Program, store: Rows, order: np.ndarray, prepare: Prepare) -> bool:
-        if self._device.type != "cuda" or not self.choice.lane.startswith("batched") or not self._rounds_ahead:
-            return False
-        plain = self._rate(self.choice.lane, False, program, store, order, prepare)
-        rows = sum(int(prepare(group, None)[2].live.sum()) for group in self.groups(order))
-        if rows / plain * self._rounds_ahead < COMPILE_SECONDS:
-            return False
-        return self._rate(self.choice.lane, True, program, store, order, prepare) > plain
 
     def _rate(
         self, name: str, compile: bool, program: Program, store: Rows, order: np.ndarray, prepare: Prepare
@@ -239,6 +245,7 @@ class Tuner:
     ) -> tuple[float, int]:
         """(seconds, rows) that some clients take for so many steps."""
         carry, context, plan = prepare(group, steps)
+        plan, store = self._stager.stage(plan, store)
         self._wait()
         began = time.perf_counter()
         program = program.by_matmul() if name == "batched-matmul" else program
@@ -249,57 +256,3 @@ class Tuner:
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-
-
-def balance(steps: np.ndarray, cores: int) -> float:
-    """The part of the time in which cores have a client, each taking the next one when it is done."""
-    busy = np.zeros(cores, dtype=np.int64)
-    for client in steps:
-        busy[busy.argmin()] += client
-    return float(steps.sum() / (cores * busy.max(initial=1)))
-
-
-def narrowing(rate: float, clients: int, alone: float, steps: np.ndarray) -> float:
-    """A group's rate when those that are done leave it, from the rates of some clients at once and of one alone.
-
-    A step's time is taken to grow by the same amount with every client, and every change of width to cost something.
-    """
-    at_once = clients / rate  # seconds for a row of each
-    one = min(1 / alone, at_once) if alone else at_once / clients
-    more = (at_once - one) / max(clients - 1, 1)
-    widths = np.bincount(steps)[::-1].cumsum()[::-1][1:]  # clients at the first step, at the second ...
-    extra = NARROWING if steps.min() < steps.max() else 1.0
-    return float(steps.sum() / (one + (widths - 1) * more).sum() / extra)
-
-
-@torch.no_grad()
-def clients_that_fit(task: Any, carry: Tree, plan: Plan, store: Rows, device: torch.device) -> int:
-    """How many clients' carries, gradients and activations fit into a third of the free memory."""
-    sizes: list[int] = []
-    one = tree.rows(carry, 0)
-    hooks = [
-        module.register_forward_hook(lambda _m, _i, out: sizes.append(_bytes(out)))
-        for module in task._replica(False).modules()
-        if not any(True for _ in module.children())
-    ]
-    try:
-        if "model" in one and len(plan.live):
-            task.apply(one["model"], plan.single(0, 0, store).x, train=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    each = 4 * tree.nbytes(one) + 3 * sum(sizes) + 1
-    return int(np.clip(_free(device) / 3 // each, 1, 4096))
-
-
-def _bytes(output: Any) -> int:
-    return output.numel() * output.element_size() if isinstance(output, torch.Tensor) else 0
-
-
-def _free(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return 4 * 2**30

@@ -96,7 +96,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """Defaults for omitted sections."""
 
-SHARED = "options"
+SHARED, ALL = "options", "all"
 """What the options are asked for by that all algorithms share."""
 
 _FROM_DATA = ("vocabulary",)  # options of models taken from the data where the config does not set them
@@ -173,6 +173,10 @@ class Entry:
     headline: str = ""  # what it is, in a line
 
 
+SECTIONS = ("algorithms", "datasets", "partitions", "environments", "models", "engines")
+"""Kinds that a section of a config chooses by name; the other kinds are parts of algorithms."""
+
+
 def listing() -> dict[str, list[Entry]]:
     """Everything by kind; the parts that algorithms are made of are found by their options' protocols."""
     shown = {"algorithms": "algorithm", "datasets": "data", "partitions": "partition"}
@@ -189,6 +193,8 @@ def listing() -> dict[str, list[Entry]]:
 
 def narrowed(found: dict[str, list[Entry]], wanted: list[str]) -> dict[str, list[Entry]]:
     """Only the kinds and names asked for; a kind may be named in the singular, and data sets are also `data`."""
+    if ALL in wanted:
+        return found
     wanted = [word for word in wanted if word != SHARED]
     names = [entry.name for entries in found.values() for entry in entries]
     kinds = {**{singular(title): title for title in found}, "data": "datasets", **{title: title for title in found}}

@@ -8,19 +8,47 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from consilience.core.settings import Option
-from consilience.experiments.config.catalogue import Entry
+from consilience.experiments.config.catalogue import SECTIONS, Entry
+from consilience.experiments.config.families import by_family
 from consilience.options.parts import describe, name_of, write
 
 _WIDEST_NAME = 26  # of the columns of a line
 
 
-def overview(title: str, entries: Sequence[Entry], width: int) -> list[str]:
-    """A heading with the number of things, and a line for each."""
+def overview(title: str, entries: Sequence[Entry], width: int, *, ranked: bool = False) -> list[str]:
+    """A heading with the number of things, and a line for each; algorithms by their families, unless ranked."""
     room = min(max(len(entry.name) for entry in entries), _WIDEST_NAME)
     lines = [f"{title} ({len(entries)})"]
-    for entry in entries:
-        lines.append(shortened(f"  {entry.name:<{room}}  {entry.headline or entry.about}", width))
+    if ranked or any(entry.recipe is None for entry in entries):
+        return [*lines, *(_line(entry, room, width) for entry in entries)]
+    known = {entry.name: entry for entry in entries}
+    for family, names in by_family(known).items():
+        lines += [f"  {family}", *(shortened(f"  {_line(known[name], room, width)}", width) for name in names)]
     return lines
+
+
+def in_short(found: Mapping[str, Sequence[Entry]], width: int) -> list[str]:
+    """Every name of every kind, without descriptions: what a config chooses, then the parts of algorithms."""
+    chosen = {kind: entries for kind, entries in found.items() if kind in SECTIONS}
+    lines = []
+    for title, kinds in (("A config names", chosen), ("Algorithms are made of", found)):
+        lines.append(title)
+        for kind, entries in kinds.items():
+            names = [entry.name for entry in entries]
+            if kinds is found and kind in chosen:
+                continue
+            if kind == "algorithms":
+                lines.append(f"  algorithms ({len(names)})")
+                for family, own in by_family(names).items():
+                    lines += wrapped(f"{family}: {', '.join(own)}", width, "    ")
+            else:
+                lines += wrapped(f"{kind} ({len(names)}): {', '.join(names)}", width, "  ")
+        lines.append("")
+    return lines
+
+
+def _line(entry: Entry, room: int, width: int) -> str:
+    return shortened(f"  {entry.name:<{room}}  {entry.headline or entry.about}", width)
 
 
 def entry_text(entry: Entry, width: int) -> list[str]:

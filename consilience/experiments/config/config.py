@@ -71,9 +71,10 @@ class Evaluation:
 
     With `local`, so are the clients' models before they are merged, each on all test rows. With `validation`, that
     share of each client's training rows takes the place of the test rows, and is not trained on. `client_sample`: how
-    many clients are tested where each is tested by itself (personal models, clients with their own test rows); by
-    default all, and of more than 10,000 a sample of 1,000. With `maps`, how clients' updates lie to each other is
-    recorded for the report: by default where clients are simulated and the run promises no differential privacy.
+    many clients are tested on their own test rows, with the standard error of their mean; the global model is then
+    tested on these rows alone. By default all, and of more than 10,000 that test by themselves a sample of 1,000. With
+    `maps`, how clients' updates lie to each other is recorded for the report: by default where clients are simulated
+    and the run promises no differential privacy.
     """
 
     every: Whole = 1

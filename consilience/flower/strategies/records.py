@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from consilience.core.refusal import Refused
@@ -51,7 +52,7 @@ class StateDictLayout:
             if not value.is_floating_point() or any(fnmatchcase(name, pattern) for pattern in buffers)
         }
         if len(found) == len(values):
-            raise Invalid(f"none of the {len(values)} arrays is a parameter: nothing can be learned")
+            raise Invalid(_nothing_to_average(values))
         return StateDictLayout(names=tuple(values), buffers=frozenset(found))
 
     def tree(self, values: Mapping[str, Any]) -> Tree:
@@ -70,6 +71,16 @@ class StateDictLayout:
     def path(self, name: str) -> str:
         """Where a template has this entry; names it does not know are nowhere in it either."""
         return SEPARATOR.join(("model", "buffers" if name in self.buffers else "params", name))
+
+
+def _nothing_to_average(values: Mapping[str, Tensor]) -> str:
+    """Why a model without parameters is refused; a bag of trees is one array of bytes."""
+    if values and all(value.dtype == torch.uint8 and value.dim() == 1 for value in values.values()):
+        return (
+            f"the {len(values)} arrays hold bytes and no parameters, as those of XGBoost's and CatBoost's trees do: "
+            "there is nothing to average; keep Flower's own strategy for them, such as FedXgbBagging"
+        )
+    return f"none of the {len(values)} arrays is a parameter: nothing can be learned"
 
 
 def to_record(values: Mapping[str, Tensor]) -> Any:

@@ -29,6 +29,11 @@ from consilience.selection.uniform import Uniform
 
 ALGORITHM = "algorithm"  # the ConfigRecord that tells clients the algorithm's name and settings
 METRICS = 2**22  # bytes of a reply's metrics and configs
+FORMER = {
+    *("fraction_fit", "min_fit_clients", "min_evaluate_clients", "min_available_clients", "initial_parameters"),
+    *("on_fit_config_fn", "on_evaluate_config_fn", "evaluate_fn", "accept_failures", "fit_metrics_aggregation_fn"),
+    "evaluate_metrics_aggregation_fn",
+}
 OURS = tuple(field.name for field in fields(Settings))
 
 
@@ -63,6 +68,12 @@ def _adapted() -> type:
         def __init__(self, *args: Any, **options: Any) -> None:
             theirs = inspect.signature(flower.__init__).parameters
             known = (*list(theirs)[1:], *OURS, *self._entry.options)
+            former = next((key for key in options if key in FORMER and key not in known), None)
+            if former is not None:
+                raise Invalid(
+                    f"{self._name}.{former} is an argument of Flower's former strategies (flwr.server.strategy); these "
+                    "are for apps of flwr.serverapp: Flower's documentation says how to upgrade an app"
+                )
             refuse_unknown(options, known, self._name)
             super().__init__(*args, **{key: value for key, value in options.items() if key in theirs})
             self.settings = Settings(**{key: value for key, value in options.items() if key in OURS})

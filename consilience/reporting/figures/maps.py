@@ -10,7 +10,7 @@ import numpy as np
 
 from consilience.reporting.charts import CLIENT, Axis, Colouring, Figure, Heat, Points, Scale
 from consilience.reporting.figures.by_client import clients
-from consilience.reporting.figures.similarity import MOST_FRAMES, spread_out
+from consilience.reporting.figures.similarity import MEAN, MOST_FRAMES, mean_over, spread_out
 from consilience.reporting.runs import RunData
 from consilience.reporting.static import evenly
 from consilience.runs.metric_table import main_of
@@ -106,10 +106,12 @@ def _map(run: RunData, found: dict[int, Updates]) -> Figure | None:
     names = [run.client_names()[k] for k in shown]
     frames = tuple((str(number), places[number][shown]) for number in numbers)
     by_group = groups_of(run, directions)
-    colourings = [Colouring("group", [by_group[k] for k in shown]), *_colourings(run, shown, numbers)]
+    told = len(set(by_group) - {"-"})
+    grouped = [Colouring("group", [by_group[k] for k in shown])]
+    others = _colourings(run, shown, numbers)
+    colourings = [*grouped, *others] if told > 1 or not others else others  # one colour for all says nothing
     axes = ("first direction of difference", "second direction of difference")
     chart = Points(names=names, frames=frames, colourings=colourings, axes=axes)
-    told = len(set(by_group) - {"-"})
     clear = f"{told} groups can be told apart." if told > 1 else "No clear groups were found."
     some = "" if len(shown) == run.count else f" {len(shown)} of {run.count} clients were recorded."
     caption = (
@@ -125,15 +127,11 @@ def _transfer(run: RunData, found: dict[int, Updates]) -> Figure | None:
     known = np.unique(np.concatenate([now.ids for now in found.values()]))
     numbers = list(found)
     whole = {number: spread_out(known, now.ids, transferred(now)) for number, now in found.items()}
-    total, times = np.zeros((len(known), len(known))), np.zeros((len(known), len(known)))
-    for matrix in whole.values():
-        total += np.nan_to_num(matrix)
-        times += np.isfinite(matrix)
-    if not times.any():
+    mean = mean_over(list(whole.values()))
+    if not np.isfinite(mean).any():
         return None
-    mean = np.divide(total, times, out=np.full(total.shape, np.nan), where=times > 0)
     chosen = [numbers[i] for i in evenly(len(numbers), MOST_FRAMES if len(known) <= 64 else 8)]
-    frames = (*((str(number), whole[number]) for number in chosen), ("mean over rounds", mean))
+    frames = (*((str(number), whole[number]) for number in chosen), (MEAN, mean))
     limit = float(np.clip(np.nanquantile(np.abs(mean), 0.99) * 1.2, 0.1, 2.0))
     names = run.client_names()
     axis = clients(names) if len(known) == run.count else Axis("client", [names[k] for k in known], of=CLIENT)
@@ -150,7 +148,7 @@ def _transfer(run: RunData, found: dict[int, Updates]) -> Figure | None:
         "lies along the column's own update, as a share of that update. Blue helps (1 would be as much as its own "
         "training), white does nothing, red undoes what the client has learned. A good federation is mostly blue; a "
         "red row is a client whose data work against the others. Estimated from random projections (error about 0.03 "
-        f"in a round, less in the mean). {_WARNING}"
+        f"in a round, less in the mean); empty: never in the same round. {_WARNING}"
     )
     return Figure(name="transfer", title="Who helps whom", caption=caption, chart=chart)
 

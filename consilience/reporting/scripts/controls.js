@@ -147,10 +147,18 @@ async function begin() {
   await loadPlotly();
   if (!window.Plotly) return;
   mount(document, JSON.parse(text));
-  const first = document.querySelector(".grid");
+  const first = document.querySelector(".figures, .grid");
   if (first && figures.size) pageBar(first);
   document.documentElement.dataset.figures = "ready";
 }
+
+// Paper cannot unfold what is closed; afterwards it is as it was.
+let unfolded = [];
+addEventListener("beforeprint", () => {
+  unfolded = [...document.querySelectorAll("details:not([open])")];
+  for (const one of unfolded) one.open = true;
+});
+addEventListener("afterprint", () => { for (const one of unfolded) one.open = false; });
 
 window.consilience = { mount, update, point, pin, toggle, pageBar, figures };
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);

@@ -30,8 +30,8 @@ DRAW.lines = (of, view, t, width) => {
       traces.push({ ...fill, y: smoothed(band.high, view.smoothing), fill: "tonexty", fillcolor: faded(hue, band.strength), showlegend: Boolean(band.name), name: band.name });
     }
     const few = series.x.length <= 40 && series.form === "line";
-    const line = { color: series.form === "faint" ? faded(hue, 0.45) : hue, width: { line: 2.2, step: 2.2, thin: 1, faint: 1.2, level: 1.2 }[series.form] };
-    line.dash = series.form === "level" ? "dot" : dash(t, series.look);
+    const line = { color: series.form === "faint" ? faded(hue, 0.45) : hue, width: { line: 2.2, dashed: 2.2, step: 2.2, thin: 1, faint: 1.2, level: 1.2 }[series.form] };
+    line.dash = { level: "dot", dashed: "6px,6px" }[series.form] || dash(t, series.look);
     if (series.form === "step") line.shape = "hv";
     if (view.smoothing && series.form === "line") {
       traces.push({ x: series.x, y: series.y, mode: "lines", line: { ...line, width: 1 }, opacity: 0.3, hoverinfo: "skip", showlegend: false, link: series.link, legendgroup: series.name || series.link });

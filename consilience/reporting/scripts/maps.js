@@ -5,12 +5,13 @@ DRAW.points = (of, view, t, width) => {
   const known = frame.x.map((_, n) => n).filter((n) => frame.x[n] !== null);
   const texts = (which) => which.map((n) => escaped(of.names[n]));
   const labelled = known.length <= 40;
-  const common = { mode: labelled ? "markers+text" : "markers", textposition: "top center", textfont: { size: 10, color: t.soft }, type: "scatter" };
+  const sides = labelled ? labelSides(frame, known) : new Map();
+  const common = { mode: labelled ? "markers+text" : "markers", textfont: { size: 10, color: t.soft }, type: "scatter" };
   const facts = (n) => of.colourings.map((one) => `${one.title}: ${one.groups.length ? one.groups[n] : short(valuesAt(one, view.frame)[n])}`);
   const traces = [];
   const add = (which, name, marker, legend) => traces.push({
     ...common, name, showlegend: legend, keys: which.map((n) => of.names[n]), client: true,
-    x: which.map((n) => frame.x[n]), y: which.map((n) => frame.y[n]), text: texts(which), marker: { size: 11, opacity: 0.9, ...marker },
+    x: which.map((n) => frame.x[n]), y: which.map((n) => frame.y[n]), text: texts(which), textposition: which.map((n) => sides.get(n) || "top center"), marker: { size: 11, opacity: 0.9, ...marker },
     customdata: which.map((n) => facts(n).map(escaped).join("<br>")), hovertemplate: "client %{text}<br>%{customdata}<extra></extra>",
   });
   if (colouring.groups.length) {
@@ -30,6 +31,25 @@ DRAW.points = (of, view, t, width) => {
   const more = { xaxis: { ...axis(t, { title: of.axes[0] }), range: range(xs) }, yaxis: { ...axis(t, { title: of.axes[1] }), range: range(ys), scaleanchor: "x" }, showlegend: traces.length > 1 };
   return { traces, layout: layout(t, more), height: Math.min(480, Math.max(320, width * 0.85)) };
 };
+
+// Each name on the side of its point that is farthest from other points and from names already placed.
+function labelSides(frame, known) {
+  const spread = (values) => Math.max(...values) - Math.min(...values) || 1;
+  const size = Math.max(spread(known.map((n) => frame.x[n])), spread(known.map((n) => frame.y[n])));
+  const offsets = { "top center": [0, 0.06], "bottom center": [0, -0.06], "middle right": [0.05, 0], "middle left": [-0.05, 0] };
+  const taken = known.map((n) => [frame.x[n] / size, frame.y[n] / size]), sides = new Map();
+  known.forEach((n, at) => {
+    let best = -1;
+    for (const [side, [dx, dy]] of Object.entries(offsets)) {
+      const x = taken[at][0] + dx, y = taken[at][1] + dy;
+      const room = Math.min(0.1, ...taken.map(([a, b], other) => (other === at ? 1 : Math.hypot(a - x, b - y))));
+      if (room > best + 1e-9) { best = room; sides.set(n, side); }
+    }
+    const [dx, dy] = offsets[sides.get(n)];
+    taken.push([taken[at][0] + dx, taken[at][1] + dy]);
+  });
+  return sides;
+}
 
 // What a colouring says in a frame; one set of values holds for all.
 function valuesAt(colouring, frame) {

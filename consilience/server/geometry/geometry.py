@@ -45,6 +45,11 @@ def measure(stacked: Tree, anchor: Tree, *, directions: int | None = None, key: 
     return Geometry(distance=distance, movement=movement, cosine=between, anchor_cosine=to_anchor)
 
 
+def distances(stacked: Tree, reference: Tree) -> Tensor:
+    """[m, m] |w_i - w_j| alone: half of the work of `measure`; the models lie near the reference."""
+    return _distances(stacked, reference)[0]
+
+
 def measure_updates(stacked: Tree, anchor: Tree, *, directions: int | None = None, key: int = 0) -> Geometry:
     """The same distances, but angles between the updates w_i - anchor, and between each and their mean.
 

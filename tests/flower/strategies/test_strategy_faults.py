@@ -360,3 +360,18 @@ def test_arrays_that_cannot_be_a_model_are_refused_at_once() -> None:
         fm.ask(strategy("FedAvg")(), 1, fm.record({"steps": torch.zeros(2, dtype=torch.int64)}))
     with pytest.raises(Invalid, match="never configured"):
         strategy("FedAvg")().aggregate_train(1, five(strategy("FedAvg")()))
+
+
+def test_a_bag_of_trees_has_nothing_to_average() -> None:
+    mine = strategy("SimProx")()
+    with pytest.raises(Invalid, match=r"bytes and no parameters, as those of XGBoost.*keep Flower's own strategy"):
+        fm.ask(mine, 1, fm.record({"0": torch.zeros(5, dtype=torch.uint8)}))
+    with pytest.raises(Invalid, match="none of the 1 arrays is a parameter"):
+        fm.ask(mine, 1, fm.record({"0": torch.zeros(5, dtype=torch.int64)}))
+
+
+def test_arguments_of_flowers_former_strategies_are_named_as_such() -> None:
+    with pytest.raises(Invalid, match=r"FedAvg.fraction_fit is an argument of Flower's former strategies"):
+        strategy("FedAvg")(fraction_fit=0.5)
+    with pytest.raises(Invalid, match=r"FedAvg.fraction_trian is not a setting .did you mean 'fraction_train'"):
+        strategy("FedAvg")(fraction_trian=0.5)

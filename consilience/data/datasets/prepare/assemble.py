@@ -13,6 +13,7 @@ from torch import Tensor
 from consilience.core import tree
 from consilience.core.kind import Kind
 from consilience.core.settings import Invalid
+from consilience.core.stored_rows import is_stored
 from consilience.data.dataset import Dataset, NewRows, Texts
 
 
@@ -68,7 +69,7 @@ def refuse_nonfinite(values: np.ndarray, where: Path | str) -> None:
 
 
 def _features(values: Any) -> Any:
-    if isinstance(values, Texts):
+    if isinstance(values, Texts) or is_stored(values):
         return values
     tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
     return tensor.to(torch.float32 if tensor.is_floating_point() else torch.int64)
@@ -85,7 +86,7 @@ def _check_rows(where: str, x: Any, y: Tensor, classes: int | None, ignored: int
     for leaf in tree.leaves(x):
         if len(leaf) != len(y):
             raise Invalid(f"{where} has {len(leaf)} rows of features for {len(y)} targets: they must match")
-        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not is_stored(leaf):
             refuse_nonfinite(leaf.numpy(), where)
     if ignored is not None:
         y = y[y != ignored]

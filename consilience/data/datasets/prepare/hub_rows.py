@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from consilience.core.settings import Invalid, nearest
 from consilience.data.datasets.prepare.assemble import refuse_nonfinite
 from consilience.data.datasets.prepare.features import Scaling, scale_features
+from consilience.data.datasets.prepare.hub_column import HubColumn
 from consilience.data.datasets.prepare.labels import class_numbers, number_names
 from consilience.data.datasets.prepare.pictures import scale_pictures
+from consilience.data.datasets.prepare.stored import Keeping, stored_features
 from consilience.data.datasets.prepare.texts import TextFeatures
 from consilience.data.readers.pictures import Fit, picture_array
 
@@ -31,6 +34,7 @@ class HubReading:
     grey: bool
     normalise: Scaling
     texts: TextFeatures
+    rows: Keeping = "memory"
 
     def columns(self, rows: Any, where: str) -> tuple[str, str]:
         """The input and label columns: those asked for, else those with a usual name."""
@@ -52,6 +56,18 @@ class HubReading:
         if not is_picture:
             return *scale_features(rows, test_rows, self.normalise, where=where), ()
         return *scale_pictures(rows, test_rows, "unit" if self.normalise == "none" else self.normalise), ()
+
+    def kept(
+        self, parts: Sequence[Any], column: str, train: np.ndarray, test: np.ndarray, where: str
+    ) -> tuple[Any, Any, tuple[str, ...]]:
+        """The same of rows that stay in the data set's files."""
+        if isinstance(parts[0][0][column], str):
+            raise Invalid(
+                f"{where}: rows = 'file' is for pictures and numbers, and {column!r} holds texts: leave it out"
+            )
+        source = HubColumn(parts, column, self._pixels, where)
+        scaling = None if source.dtype != torch.uint8 and self.normalise == "none" else self.normalise
+        return *stored_features(source, train, test, scaling, where), ()
 
     def _pixels(self, picture: Any) -> np.ndarray:
         return picture_array(picture, size=self.size, fit=self.fit, grey=self.grey)

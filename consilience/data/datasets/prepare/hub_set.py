@@ -26,12 +26,15 @@ def hub_set(
 ) -> Dataset:
     """Rows of all parts, the last `test_count` of which are the test; owners may cover the training rows only."""
     x_column, label_column = reading.columns(parts[0], name)
-    values = [value for part in parts for value in part[x_column]]
     raw_labels = [value for part in parts for value in part[label_column]]
     labels, label_names = read_labels(parts[0], raw_labels, label_column, name)
     given = None if test_count is None else len(labels) - test_count
     train, test = given_or_held_out(labels, given=given, fraction=split[0], seed=split[1], groups=owners)
-    x, test_x, vocabulary = reading.features([values[row] for row in train], [values[row] for row in test], name)
+    if reading.rows == "file":
+        x, test_x, vocabulary = reading.kept(parts, x_column, train, test, name)
+    else:
+        values = [value for part in parts for value in part[x_column]]
+        x, test_x, vocabulary = reading.features([values[row] for row in train], [values[row] for row in test], name)
     owns_test = owners is not None and len(owners) == len(labels)
     return assemble(
         name,

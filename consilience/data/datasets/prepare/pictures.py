@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +27,13 @@ def scale_pictures(train: np.ndarray, test: np.ndarray, how: Normalise, *, top: 
 
 def picture_statistics(train: np.ndarray, how: Normalise, *, top: int = 255) -> tuple[np.ndarray, np.ndarray]:
     """What is taken off every pixel of [0, 1], and what that is divided by, for each channel."""
+    return statistics_of_pieces([train], how, top=top)
+
+
+def statistics_of_pieces(
+    train: Iterable[np.ndarray], how: Normalise, *, top: int = 255
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same of training pictures that come in pieces."""
     return {
         "standard": lambda: channel_statistics(train, top),
         "unit": lambda: (np.zeros(1), np.ones(1)),
@@ -43,15 +51,17 @@ def shift_pictures(pictures: np.ndarray, mean: np.ndarray, deviation: np.ndarray
     return scaled
 
 
-def channel_statistics(pictures: np.ndarray, top: int = 255) -> tuple[np.ndarray, np.ndarray]:
+def channel_statistics(pieces: Iterable[np.ndarray], top: int = 255) -> tuple[np.ndarray, np.ndarray]:
     """Mean and deviation of each channel, from exact integer sums so that every machine gets the same."""
-    total = np.zeros(pictures.shape[1], np.uint64)
-    squares = np.zeros(pictures.shape[1], np.uint64)
-    for start in range(0, len(pictures), CHUNK):
-        chunk = pictures[start : start + CHUNK].astype(np.uint32)  # 16-bit values squared still fit
-        total += chunk.sum((0, 2, 3), dtype=np.uint64)
-        squares += np.square(chunk, out=chunk).sum((0, 2, 3), dtype=np.uint64)
-    count = max(pictures.size // pictures.shape[1], 1)
+    total = squares = np.zeros(1, np.uint64)
+    count = 0
+    for pictures in pieces:
+        for start in range(0, len(pictures), CHUNK):
+            chunk = pictures[start : start + CHUNK].astype(np.uint32)  # 16-bit values squared still fit
+            total = total + chunk.sum((0, 2, 3), dtype=np.uint64)
+            squares = squares + np.square(chunk, out=chunk).sum((0, 2, 3), dtype=np.uint64)
+        count += pictures.size // pictures.shape[1]
+    count = max(count, 1)
     mean = total / count
     deviation = np.sqrt(np.maximum(squares / count - mean**2, 0))
     return mean / top, np.where(deviation > 0, deviation, top) / top

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,6 +80,7 @@ class Captured:
         store: Rows,
         common: SharedCapture,
         *,
+        pool: Any,
         compile: bool = False,
         channels_last: bool = False,
     ) -> None:
@@ -99,10 +101,11 @@ class Captured:
             torch.zeros(room, *plan.keys.shape[1:], dtype=torch.int64, device=device),
             torch.zeros(room, *plan.first.shape[1:], dtype=torch.bool, device=device),
         ]
+        self._features = store.features
         self._data, self._data_spec = pytree.tree_flatten((store.x, store.y, store.weight))
         self._graphs: dict[tuple[bool, int], torch.cuda.CUDAGraph] = {}
         self._tried: set[bool] = set()  # which steps, by whether they are masked, ran before a capture
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool = pool  # graphs that never run side by side use the same memory
         # cuBLAS keeps one workspace per stream: graphs that may run side by side are captured on streams of their own
         self._stream = torch.cuda.Stream()
 
@@ -182,7 +185,8 @@ class Captured:
             at = plan[0].reshape(1)
             rows, live, keys, first = (part.index_select(0, at).squeeze(0) for part in plan[1:])
             x, y, weight = pytree.tree_unflatten(data, self._data_spec)
-            x = tree.map_leaves(lambda leaf: formatted(leaf[rows], self._channels_last), x)
+            x = self._features(tree.map_leaves(lambda leaf: leaf[rows], x))
+            x = tree.map_leaves(lambda leaf: formatted(leaf, self._channels_last), x)
             mask = None
             if masked:
                 slots = torch.arange(rows.shape[-1], device=rows.device)

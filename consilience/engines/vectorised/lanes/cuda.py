@@ -32,7 +32,7 @@ class GraphBatched:
     """All clients of a group in one captured, vmapped step; when half are done the rest moves to a narrower graph."""
 
     def __init__(self, *, compile: bool) -> None:
-        self._compile = compile
+        self._compile, self._pool = compile, torch.cuda.graph_pool_handle()
         self._captured: dict[Any, Captured] = {}
 
     def fold(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Tree:
@@ -58,7 +58,7 @@ class GraphBatched:
         return tree.concatenate([head, tree.rows(carry, slice(half, width))])
 
     def _for(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Captured:
-        key = (id(program), len(plan.steps), plan.width, room_for(plan))
+        key = (id(program), len(plan.steps), plan.width, room_for(plan), store.y.data_ptr())
         if key not in self._captured:
             layout = CarryLayout(pytree.tree_leaves(carry))
             self._captured[key] = Captured(
@@ -70,6 +70,7 @@ class GraphBatched:
                 plan,
                 store,
                 SharedCapture(context),
+                pool=self._pool,
                 compile=self._compile,
             )
         return self._captured[key]
@@ -81,6 +82,7 @@ class GraphStreams:
     def __init__(self, streams: int = 12, *, compile: bool = False) -> None:
         self._compile = compile
         self._streams = [torch.cuda.Stream() for _ in range(streams)]
+        self._pools = [torch.cuda.graph_pool_handle() for _ in range(streams)]
         self._captured: dict[Any, Captured] = {}
         self._common: dict[Any, SharedCapture] = {}
 
@@ -127,15 +129,14 @@ class GraphStreams:
                     block[client].copy_(static)
 
     def _for(self, slot: int, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Captured:
-        key = (slot, id(program), plan.width, room_for(plan))
+        key = (slot, id(program), plan.width, room_for(plan), store.y.data_ptr())
         if key not in self._captured:
             one = tree.rows(carry, 0)
             common = self._common.setdefault(key[1:], SharedCapture(context))
             layout = CarryLayout(pytree.tree_leaves(one), channels_last=True)
             first = (one, layout, context.of(0), plan.of(0))
-            self._captured[key] = Captured(
-                program.one, program, *first, store, common, compile=self._compile, channels_last=True
-            )
+            how: dict[str, Any] = {"pool": self._pools[slot], "compile": self._compile, "channels_last": True}
+            self._captured[key] = Captured(program.one, program, *first, store, common, **how)
         return self._captured[key]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,9 +29,21 @@ def median(stacked: Tensor) -> Tensor:
     """[m, ...] -> [...]; the largest for counters, `any` for flags."""
     if not stacked.is_floating_point():
         return stacked.any(0) if stacked.dtype == torch.bool else stacked.amax(0)
-    count, ordered = len(stacked), stacked.sort(dim=0).values
+    return middle_of(ordered(stacked)).to(stacked.dtype)
+
+
+def ordered(stacked: Tensor) -> Tensor:
+    """[m, ...] every coordinate's values in ascending order."""
+    if stacked.device.type == "cpu" and stacked.dtype in (torch.float32, torch.float64):
+        return torch.from_numpy(np.sort(stacked.numpy(), axis=0))  # seven times faster than torch's
+    return stacked.sort(dim=0).values
+
+
+def middle_of(ordered: Tensor) -> Tensor:
+    """[m, ...] in ascending order -> [...] the middle value, or the mean of the two, in float64."""
+    count = len(ordered)
     low, high = ordered[(count - 1) // 2].to(torch.float64), ordered[count // 2].to(torch.float64)
-    return ((low + high) / 2).to(stacked.dtype)
+    return (low + high) / 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,5 +71,5 @@ class TrimmedMean:
 def _trimmed(stacked: Tensor, cut: int) -> Tensor:
     if not stacked.is_floating_point():
         return stacked.any(0) if stacked.dtype == torch.bool else stacked.amax(0)
-    middle = stacked.sort(dim=0).values[cut : len(stacked) - cut]
+    middle = ordered(stacked)[cut : len(stacked) - cut]
     return middle.mean(0, dtype=torch.float64).to(stacked.dtype)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from consilience.core.settings import Count, Invalid, check
 from consilience.core.tree import Tree, map_rows, rows
-from consilience.server.averaging.combining.coordinate_wise import median
+from consilience.server.averaging.combining.coordinate_wise import middle_of, ordered
 from consilience.server.averaging.combining.tolerance import Faulty, require
 from consilience.server.averaging.combining.whole_models import distances, least, mean_of, middle_buffers
 
@@ -129,6 +129,13 @@ def _merged(stacked: Tensor, chosen: Tensor, keep: int) -> Tensor:
 
 def around_median(stacked: Tensor, keep: int) -> Tensor:
     """[m, ...] -> [...] the mean of the `keep` values nearest to the median; of two as near, the smaller."""
-    ordered = stacked.to(torch.float64).sort(dim=0).values
-    nearest = (ordered - median(ordered)).abs().argsort(dim=0, stable=True)[:keep]
-    return ordered.gather(0, nearest).mean(0).to(stacked.dtype)
+    values = ordered(stacked)
+    middle = middle_of(values)
+    # the nearest follow each other: they begin one place later for every pair of which the larger is nearer
+    later = values[keep:] - middle < middle - values[: len(values) - keep]
+    first = later.sum(0, keepdim=True)
+    places = first + torch.arange(keep, device=first.device).reshape(-1, *(1,) * (first.dim() - 1))
+    nearest = values.gather(0, places)
+    if stacked.dtype == torch.float64:  # sums of narrower types are exact; these depend on the order: nearest first
+        nearest = nearest.gather(0, (nearest - middle).abs().argsort(dim=0, stable=True))
+    return nearest.mean(0, dtype=torch.float64).to(stacked.dtype)

@@ -10,13 +10,13 @@ from consilience.core.remote import each
 from consilience.core.tree import Tree, map_rows, rows
 from consilience.server.averaging.combining.coordinate_wise import median
 from consilience.server.averaging.combining.weighted_mean import weighted_mean
-from consilience.server.geometry.geometry import measure
+from consilience.server.geometry import geometry
 
 
 def distances(models: Tree) -> np.ndarray:
     """[m, m] float64 distances over the parameters, on the host, exactly symmetric; infinite where unusable."""
     params = models["params"]
-    found = measure(params, rows(params, 0)).distance.cpu().numpy()
+    found = geometry.distances(params, rows(params, 0)).cpu().numpy()
     return np.nan_to_num((found + found.T) / 2, nan=np.inf, posinf=np.inf)  # rounding must not break a tie
 
 

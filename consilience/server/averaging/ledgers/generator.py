@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from torch import Tensor
 from consilience.core import rng
 from consilience.core.exchange import Cohort
 from consilience.core.settings import Count, Invalid, NonNegative, Positive, check
-from consilience.core.tree import Tree, map_leaves
+from consilience.core.tree import Tree, leaves, map_leaves
 from consilience.server.protocols import RoundOutcome
 from consilience.task.gradients import gradient
 from consilience.task.latent import classifier, draw_labels, generate, new_generator
@@ -77,34 +78,52 @@ class Generator:
         known = counts.sum(0)
         expertise = (counts / known.clamp(min=1)).to(heads[0].dtype)  # [m, C]: who knows how much of a label
         state = (params, *(map_leaves(torch.zeros_like, params) for _ in range(2)))
+        draws = self._draws(known / known.sum(), expertise, key)
         for step in range(self.steps):
-            keys = [rng.fold(torch.tensor(key, device=known.device), 2 * step + i) for i in range(2)]
-            labels = draw_labels(known / known.sum(), keys[0], self.batch_size)
-            noise = (
-                rng.normals(keys[1], self.batch_size * self.noise_size).reshape(-1, self.noise_size).to(heads[0].dtype)
-            )
-            loss = functools.partial(self._loss, heads=heads, expertise=expertise, y=labels, e=noise)
+            loss = functools.partial(self._loss, heads=heads, drawn=Draw(*(part[step] for part in draws)))
             state = _adam(state, gradient(loss, state[0])[0], self.lr, step + 1)
         return state[0]
 
-    def _loss(
-        self, params: Tree, *, heads: tuple[Tensor, Tensor | None], expertise: Tensor, y: Tensor, e: Tensor
-    ) -> tuple[Tensor, tuple[()]]:
-        z = generate(params, y, e)  # [n, d]
+    def _draws(self, shares: Tensor, expertise: Tensor, key: int) -> Draw:
+        """The draws of all steps [S, ...] at once: on a GPU, drawing step by step takes longer than the steps."""
+        counters = torch.arange(2 * self.steps, device=shares.device).reshape(-1, 2)
+        keys = rng.fold(torch.tensor(key, device=shares.device), counters)  # [S, 2]
+        labels = draw_labels(shares, keys[:, 0], self.batch_size)  # [S, n]
+        noise = rng.normals(keys[:, 1], self.batch_size * self.noise_size)
+        noise = noise.reshape(self.steps, self.batch_size, self.noise_size).to(expertise.dtype)
+        apart = (noise.unsqueeze(1) - noise.unsqueeze(2)).square().mean(3)
+        return Draw(labels, noise, expertise[:, labels].movedim(0, 1), apart, labels.repeat(1, len(expertise)))
+
+    def _loss(self, params: Tree, *, heads: tuple[Tensor, Tensor | None], drawn: Draw) -> tuple[Tensor, tuple[()]]:
+        z = generate(params, drawn.labels, drawn.noise)  # [n, d]
         logits = torch.einsum("nd,mcd->mnc", z, heads[0]) + (0 if heads[1] is None else heads[1].unsqueeze(1))
-        wrong = F.cross_entropy(logits.flatten(0, 1), y.repeat(len(logits)), reduction="none").reshape(len(logits), -1)
-        taught = (expertise[:, y] * wrong).sum(0).mean()
-        apart = (z.unsqueeze(0) - z.unsqueeze(1)).abs().mean(2) * (e.unsqueeze(0) - e.unsqueeze(1)).square().mean(2)
+        wrong = F.cross_entropy(logits.flatten(0, 1), drawn.of_each, reduction="none").reshape(len(logits), -1)
+        taught = (drawn.expertise * wrong).sum(0).mean()
+        apart = (z.unsqueeze(0) - z.unsqueeze(1)).abs().mean(2) * drawn.apart
         return taught + self.diversity * torch.exp(-apart.mean()), ()
 
 
+class Draw(NamedTuple):
+    """What a step of the generator trains on; stacked [S, ...] for several."""
+
+    labels: Tensor  # [n]
+    noise: Tensor  # [n, e]
+    expertise: Tensor  # [m, n] of each client for these labels
+    apart: Tensor  # [n, n] mean squared distances of the noise
+    of_each: Tensor  # [m n] the labels, once for each client
+
+
 def _adam(state: tuple[Tree, Tree, Tree], grads: Tree, lr: float, count: int) -> tuple[Tree, Tree, Tree]:
-    """(parameters, mean, mean square) after one step, the count-th."""
-    mean = map_leaves(lambda m, g: 0.9 * m + 0.1 * g, state[1], grads)
-    square = map_leaves(lambda s, g: 0.999 * s + 0.001 * g * g, state[2], grads)
-    first, second = 1 - 0.9**count, 1 - 0.999**count
-    params = map_leaves(lambda w, m, s: w - lr * m / first / ((s / second).sqrt() + 1e-8), state[0], mean, square)
-    return params, mean, square
+    """(parameters, mean, mean square) after one step, the count-th: all leaves by one list operation after another."""
+    params, mean, square = (tuple(leaves(part)) for part in state)
+    slope, first, second = tuple(leaves(grads)), 1 - 0.9**count, 1 - 0.999**count
+    add, multiply, divide = torch._foreach_add, torch._foreach_mul, torch._foreach_div
+    mean = add(multiply(mean, 0.9), multiply(slope, 0.1))
+    square = add(multiply(square, 0.999), multiply(multiply(slope, 0.001), slope))
+    scale = add(torch._foreach_sqrt(divide(square, second)), 1e-8)
+    params = torch._foreach_sub(params, divide(divide(multiply(mean, lr), first), scale))
+    names = list(state[0])  # a generator's leaves have one level
+    return dict(zip(names, params)), dict(zip(names, mean)), dict(zip(names, square))
 
 
 def _in_order(cohort: Cohort) -> Cohort:

@@ -90,7 +90,7 @@ class SimProxWeights:
         return weights.to(cohort.examples.device), state, notes
 
     def _own(self, take: Similarity | Metric) -> GaussianCosine:
-        """SimProx's own similarity (a metric has become `Layerwise`); what is compared was chosen when it was measured."""
+        """SimProx's own similarity (metrics have become `Layerwise`); what is compared was chosen in measuring."""
         if take == "both":
             return GaussianCosine(lambda_0=self.lambda_0, tau=self.tau)
         return GaussianCosine(take=take)  # type: ignore[arg-type]

@@ -1,0 +1,70 @@
+"""Functions of trees that are recorded once their shapes recur, and what tells one set of shapes from another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from consilience.engines.compiler.trace import Flat, Untraceable, trace
+
+
+class Traced:
+    """A function of trees; once a set of shapes recurs it is traced, which saves the transforms' overhead."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._met: Counter[Any] = Counter()
+        self._traced: dict[Any, tuple[Callable[..., Flat], Any]] = {}
+        self._traceable = True
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The function's value."""
+        leaves: Flat = []
+        structure = flattened(arguments, leaves)
+        signature = (shapes(leaves), structure)
+        if signature in self._traced:
+            flat, form = self._traced[signature]
+            return _filled(form, iter(flat(leaves)))
+        value = self._function(*arguments)
+        self._met[signature] += 1
+        if self._met[signature] > 1 and self._traceable:
+            spec = pytree.tree_structure(arguments)
+            try:
+                flatly = trace(
+                    lambda leaves: pytree.tree_leaves(self._function(*pytree.tree_unflatten(leaves, spec))), leaves
+                )
+                self._traced[signature] = (flatly, pytree.tree_map(lambda _: None, value))
+            except Untraceable:
+                self._traceable = False
+        return value
+
+
+def flattened(value: Any, into: Flat) -> Any:
+    """What identifies the structure of dicts and tuples, whose leaves are appended in pytree's own order.
+
+    pytree's description of a structure cannot be hashed, and writing it out takes longer than a small round's kernels.
+    """
+    if isinstance(value, dict):
+        return (dict, *((key, flattened(part, into)) for key, part in value.items()))
+    if isinstance(value, tuple):
+        return (type(value), *(flattened(part, into) for part in value))
+    into.append(value)
+    return None
+
+
+def shapes(leaves: Flat) -> tuple[Any, ...]:
+    """Shape, type and layout of every tensor."""
+    return tuple((leaf.shape, leaf.dtype, leaf.stride()) if isinstance(leaf, Tensor) else None for leaf in leaves)
+
+
+def _filled(form: Any, values: Iterator[Any]) -> Any:
+    """Dicts and tuples of this form with these leaves."""
+    if isinstance(form, dict):
+        return {key: _filled(part, values) for key, part in form.items()}
+    if isinstance(form, tuple):
+        return tuple(_filled(part, values) for part in form)
+    return next(values)

@@ -1,0 +1,74 @@
+"""Choosing a lane, a group size and compilation from rates, as on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from consilience.engines.vectorised.gpu_trials import COMPILE_SECONDS, Trials, group_sizes
+from consilience.engines.vectorised.lane_choice import LaneChoice
+
+Rates = Callable[[LaneChoice], float]
+
+
+def choose(
+    rate: Rates, asked: LaneChoice, clients: int, *, rows: int = 0, grows: bool = True
+) -> tuple[LaneChoice, list[LaneChoice], list[LaneChoice]]:
+    """The choice, all that was tried, and what was kept after each trial; `rows` are those of all rounds ahead."""
+    tried: list[LaneChoice] = []
+    kept: list[LaneChoice] = []
+
+    def noted(choice: LaneChoice) -> float:
+        tried.append(choice)
+        return rate(choice)
+
+    trials = Trials(asked, noted, kept.append, lambda speed: rows / speed)
+    return trials.best(clients, products=True, grows=grows), tried, kept
+
+
+def slower_in_large_groups(choice: LaneChoice) -> float:
+    """Of the ways to run 500 clients, compiled products in groups of 125 are fastest."""
+    if choice.lane == "streams":
+        return 118.0
+    if choice.lane == "batched":
+        return 60.0
+    return (200.0 if choice.compile else 110.0) * (1.0 if (choice.clients_at_once or 999) < 200 else 0.8)
+
+
+def test_the_best_way_of_batching_is_compiled_though_streams_are_faster_without() -> None:
+    asked = LaneChoice(clients_at_once=4000)
+    found, tried, kept = choose(slower_in_large_groups, asked, 500, rows=int(118 * 2 * COMPILE_SECONDS))
+    assert found == LaneChoice(lane="batched-matmul", clients_at_once=125, compile=True)
+    assert max(one.clients_at_once or 0 for one in tried if one.lane == "batched-matmul") == 250  # no larger group
+    assert kept[-1] == found
+
+
+def test_a_short_run_is_not_compiled() -> None:
+    found, tried, _ = choose(slower_in_large_groups, LaneChoice(clients_at_once=4000), 500, rows=1000)
+    assert found.lane == "streams" and not found.compile and found.clients_at_once == 4000
+    assert not any(one.compile for one in tried)
+
+
+def test_groups_grow_while_that_pays() -> None:
+    asked = LaneChoice(lane="batched", clients_at_once=4000, compile=False)
+    found, tried, _ = choose(lambda choice: float(choice.clients_at_once or 0), asked, 300)
+    assert [one.clients_at_once for one in tried] == [75, 150, 4000] and found == asked
+    found, tried, _ = choose(lambda choice: 100.0, asked, 300)
+    assert [one.clients_at_once for one in tried] == [75, 150] and found.clients_at_once == 75
+
+
+def test_a_size_that_is_given_is_kept() -> None:
+    asked = LaneChoice(lane="batched", clients_at_once=300, compile=True)
+    found, tried, kept = choose(lambda _: 1.0, asked, 300, grows=False)
+    assert found == asked and tried == [] and kept == [asked]
+
+
+def test_a_model_that_cannot_be_batched_runs_client_by_client() -> None:
+    found, _, _ = choose(lambda choice: float(choice.lane == "serial"), LaneChoice(), 20)
+    assert found.lane == "serial"
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(1, [1]), (127, [127]), (128, [64, 128]), (500, [125, 250, 500])])
+def test_group_sizes(most: int, sizes: list[int]) -> None:
+    assert group_sizes(most) == sizes
