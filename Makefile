@@ -51,6 +51,7 @@ docs: $(READY) ## rewrite the tables that are read off the code
 	$(BIN)/python docs/make_architecture.py
 	$(BIN)/python docs/make_reproductions.py
 	$(BIN)/python docs/make_choosing.py
+	$(BIN)/python docs/make_picture.py
 
 notebooks: $(TESTED) ## execute the tutorial's pages and store them as notebooks, minutes
 	$(BIN)/python docs/make_notebooks.py

@@ -122,7 +122,7 @@ class FederatedClassifier(ClassifierMixin, _Federated):
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """[N, C] the chance of each class."""
+        """[N, C] the probability of each class."""
         output = self._output(X)
         chances = np.exp(output - output.max(1, keepdims=True))
         return chances / chances.sum(1, keepdims=True)

@@ -19,8 +19,10 @@ CORE = {
         *("tree", "exchange", "protocols", "capabilities", "algorithm", "federation", "class_names", "plans", "rng"),
         *("settings", "renamed", "rate_schedules"),
     ),
-    "the loop": ("rounds", "arrivals", "pending", "conclusion", "progress", "notebook"),
-    "rows of clients as they are given, and numbers of clients in versions": ("given_rows", "versions"),
+    "the loop": ("rounds", "arrivals", "pending", "conclusion", "ahead", "progress", "notebook"),
+    "rows of clients as they are given and read, and numbers of clients in versions": (
+        *("given_rows", "stored_rows", "versions", "client_flags"),
+    ),
     "what a task promises, and how it is tested": ("task", "kind", "metrics", "evaluate"),
     "replies: refused, bounded, left where they are": ("screening", "clipping", "lengths", "refusal", "remote"),
 }

@@ -11,7 +11,8 @@ import pytest
 
 from consilience import algorithms
 
-SCRIPT = Path(__file__).parents[1] / "docs" / "make_comparison.py"
+DOCS = Path(__file__).parents[1] / "docs"
+SCRIPT = DOCS / "make_comparison.py"
 APART = {
     *("dp_fedavg", "duw_fedavg", "duw_fednova"),  # spends privacy; need a learned schedule
     *("fedaf", "feddf", "fedma"),  # newer than the studies
@@ -47,3 +48,12 @@ def test_stored_results_hold_what_their_comparison_found(make: ModuleType) -> No
         for method in task["methods"]:
             assert bool(method["against"]) == (method["label"] != task["baseline"] and method["finished"] > 0)
             assert method["validation"] is None or 0 <= method["validation"] <= 1
+
+
+def test_the_picture_of_the_readme_is_drawn_from_the_stored_results() -> None:
+    spec = importlib.util.spec_from_file_location("make_picture", DOCS / "make_picture.py")
+    assert spec is not None and spec.loader is not None
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    assert maker.TARGET.read_text(encoding="utf-8") == maker.drawing(), "run `make docs`"
+    assert maker.TARGET.relative_to(DOCS.parent).as_posix() in (DOCS.parent / "README.md").read_text(encoding="utf-8")

@@ -40,7 +40,7 @@ def same_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-SLOW = ("ray.md", "privacy.md")  # Ray starts; the accountant composes wide distributions
+SLOW = ("ray.md", "privacy.md", "names.md")  # Ray starts; the accountant composes; every public name is used
 DOCUMENTS = [
     pytest.param(file, id=str(file.relative_to(ROOT)), marks=[pytest.mark.slow] if file.name in SLOW else [])
     for file in FILES
@@ -172,6 +172,15 @@ def test_every_setting_and_every_metric_is_mentioned() -> None:
     keys |= {f"{section}.{each.name}" for section, kind in sections.items() for each in dataclasses.fields(kind)}
     missing = sorted(key for key in (*keys, *identity.HARMLESS, *_rows_of_metrics()) if f"`{key}`" not in text)
     assert not missing, missing
+
+
+def test_every_public_name_has_an_entry_and_an_example_in_the_reference() -> None:
+    page = DOCS / "api" / "names.md"
+    entries = set(re.findall(r"^\.\. auto\w+:: (?:[\w.]+\.)?(\w+)$", page.read_text(encoding="utf-8"), re.M))
+    code = "\n".join(block.text for block in blocks(page) if block.kind == "python")
+    used = set(re.findall(r"\bcs\.(\w+)", code))
+    assert set(cs.__all__) <= entries, f"without an entry: {set(cs.__all__) - entries}"
+    assert set(cs.__all__) <= used, f"without an example: {set(cs.__all__) - used}"
 
 
 def test_what_is_referred_to_exists() -> None:

@@ -66,7 +66,7 @@ def test_own_weights_by_hand() -> None:
 
 def test_own_algorithm_by_name(tmp_path: Path) -> None:
     """Copied into the package, the file is an algorithm of the command line."""
-    shutil.copytree(ROOT / "consilience", tmp_path / "consilience", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "consilience", tmp_path / "consilience")  # with its compiled files, which saves seconds
     shutil.copy(ROOT / "examples" / "own_algorithm" / "hard_first.py", tmp_path / "consilience" / "algorithms")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
     arguments = [

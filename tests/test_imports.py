@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": RUNNING | {"training", "tuning", "compare", "diagnose", "estimators"},
 }
 ALWAYS = {"numpy", "safetensors", "torch"}  # allowed at the top of a module
-TERMINAL = {"rich", "typer"}  # core dependencies, for the command line only
+TERMINAL = {"click", "rich", "typer"}  # core dependencies (click is what typer builds on), for the command line only
 TALKING = {"experiments", "cli", "reporting", "dashboard", "training", "flower", "compare", "diagnose", "runs"}
 TALKING |= {"tuning", "commands"}
 

@@ -1,4 +1,4 @@
-"""Updates in b bits a value, right on average."""
+"""Updates in b bits a value, unbiased."""
 
 from __future__ import annotations
 

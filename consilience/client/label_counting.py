@@ -1,4 +1,4 @@
-"""Local training that also says which labels it met."""
+"""Local training that also reports how often each label occurred."""
 
 from __future__ import annotations
 

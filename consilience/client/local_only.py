@@ -1,4 +1,4 @@
-"""A client that nobody helps: it goes on training its own model, and sends nobody anything but its loss."""
+"""The local baseline: each client continues to train its own model and sends only its loss."""
 
 from __future__ import annotations
 

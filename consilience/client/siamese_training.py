@@ -1,4 +1,4 @@
-"""FedSiam-DA's client: its model and a copy of the global one pull at each other through stop-gradients."""
+"""FedSiam-DA's client: its model and a copy of the global one, trained towards each other with stop-gradients."""
 
 from __future__ import annotations
 

@@ -1,35 +1,29 @@
-"""Help as plain text: Typer escapes `[default: 1]` for Rich also where Rich does not print it."""
+"""Help as plain text, and the names that a shell completes."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import click
 from typer.core import TyperGroup
 
 
-class _Formatter(click.HelpFormatter):
-    def getvalue(self) -> str:
-        return super().getvalue().replace("\\[", "[")
-
-
-class _Context(click.Context):
-    formatter_class = _Formatter
-
-
 class PlainHelp(TyperGroup):
-    """A group of commands whose help, and that of all commands in it, has no escapes."""
+    """Commands whose help has no escapes: Typer writes `\\[default: 1]` also where Rich does not print it."""
 
-    context_class = _Context
+    def get_help(self, ctx: Any) -> str:
+        """The help of the group itself."""
+        return super().get_help(ctx).replace("\\[", "[")
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command, set to write its help plainly."""
         return _plain(super().get_command(ctx, cmd_name))
 
 
 def _plain(command: Any) -> Any:
-    if command is not None:
-        command.context_class = _Context
+    """A command, and those in it, with their own `get_help` between them and the reader."""
+    if command is not None and "get_help" not in vars(command):
+        written = command.get_help
+        command.get_help = lambda ctx: written(ctx).replace("\\[", "[")
         for inner in getattr(command, "commands", {}).values():
             _plain(inner)
     return command

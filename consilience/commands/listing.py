@@ -31,7 +31,7 @@ def list_(
         console = Console()
         width, lines = console.width, list[str]()
         names = {entry.name for entries in everything.values() for entry in entries}
-        wanted = [word for word in what or [] if word != catalogue.ALL]
+        wanted = list(what or [])
         found = catalogue.narrowed(everything, wanted) if wanted else everything
         if search:
             found = catalogue.searched(found, search)

@@ -18,7 +18,7 @@ def predict(
     best: Annotated[bool, typer.Option("--best", help="The best model on the validation rows.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
-    """Predict new rows with a run's model: CSV with the class names and the chance of each class."""
+    """Predict new rows with a run's model: CSV with the class names and the probability of each class."""
 
     def work() -> int:
         from consilience.experiments import predicting

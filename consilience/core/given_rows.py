@@ -1,4 +1,4 @@
-"""A client's rows as people have them: tensors, arrays, lists, a PyTorch data set or a data loader."""
+"""A client's rows as users give them: tensors, arrays, lists, a PyTorch data set or a data loader."""
 
 from __future__ import annotations
 

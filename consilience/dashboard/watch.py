@@ -12,7 +12,7 @@ from consilience.dashboard.growing_log import Budget
 from consilience.dashboard.watched_run import WatchedRun
 from consilience.reporting.runs import folders
 from consilience.runs import control
-from consilience.runs.metric_table import columns, merged
+from consilience.runs.metric_table import Column, columns, merged
 
 BYTES_A_REQUEST = 1 << 25
 SECONDS_A_REQUEST = 0.4
@@ -103,9 +103,7 @@ class Watch:
                         "key": c.key,
                         "title": c.heading or c.title,
                         "axis": c.axis or c.title,
-                        "caption": f"{c.caption.rstrip('.')}. {c.better.capitalize()} is better."
-                        if c.better
-                        else c.caption,
+                        "caption": _caption(c),
                         "better": c.better,
                         "detail": not c.has_figure,
                     }
@@ -148,3 +146,8 @@ class Watch:
             self._differing = found
             for run in self._runs.values():
                 run.version = version
+
+
+def _caption(column: Column) -> str:
+    """What is drawn, and which way is better."""
+    return f"{column.caption.rstrip('.')}. {column.better.capitalize()} is better." if column.better else column.caption

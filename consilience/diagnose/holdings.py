@@ -1,4 +1,4 @@
-"""Label and quantity skew: who holds how much of what, against what chance alone would deal."""
+"""Label and quantity skew: the rows and classes of each client, compared with a random assignment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What training would meet: how clients' gradients and models differ, against rows dealt at random."""
+"""How clients' gradients and models differ, compared with the same rows assigned at random."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Workload(NamedTuple):
     ids: np.ndarray  # [m]
     place: np.ndarray  # [m] their rows in the personal broadcast
     steps: np.ndarray  # [m]
-    heard: np.ndarray  # [m] False: the client stands in with the model it was sent
+    heard: np.ndarray  # [m] False: the broadcast model takes the place of its reply
     sizes: np.ndarray  # [m] rows each holds
     counts: dict[str, int]
 
@@ -32,8 +32,8 @@ class Workload(NamedTuple):
         drawn = work.trains and not work.reliable
         heard = environment.reachable(round, ids, seed) if drawn else np.ones(len(ids), dtype=bool)
         has_rows = sizes > 0
-        stands_in = work.trains and environment.silent == "broadcast_model"
-        keep = has_rows & (heard | stands_in)
+        replaced = work.trains and environment.silent == "broadcast_model"
+        keep = has_rows & (heard | replaced)
         counts = {"silent": int((~heard & has_rows).sum()), "empty_client": int((~has_rows).sum())}
         return Workload(
             ids=ids[keep],

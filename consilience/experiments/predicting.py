@@ -21,7 +21,7 @@ _AT_ONCE = 1024  # rows
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Predictions:
-    """One line for each row: its name, the prediction, and the chance of each class where there are classes."""
+    """One line for each row: its name, the prediction, and the probability of each class where there are classes."""
 
     head: tuple[str, ...]
     rows: list[tuple[str, ...]]
@@ -63,11 +63,11 @@ def _decided(result: Result, x: object, names: Sequence[str]) -> tuple[tuple[str
     output, kind = torch.cat(outputs), result.task.kind
     if kind.class_per_row:
         labels = result.label_names or tuple(str(number) for number in range(output.shape[1]))
-        chances = output.to(torch.float64).softmax(1)
+        probabilities = output.to(torch.float64).softmax(1)
         decided = [labels[number] for number in kind.decide(output).tolist()] if kind.decide else []
-        shares = [[f"{chance:.6f}" for chance in row] for row in chances.tolist()]
+        shares = [[f"{share:.6f}" for share in row] for row in probabilities.tolist()]
         rows = [(name, label, *share) for name, label, share in zip(names, decided, shares)]
-        return ("row", "prediction", *(f"chance of {label}" for label in labels)), rows
+        return ("row", "prediction", *(f"probability of {label}" for label in labels)), rows
     if kind.decide is not None:
         output = kind.decide(output)
     flat = output.reshape(len(names), -1)

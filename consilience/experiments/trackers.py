@@ -93,7 +93,7 @@ def opened(log: str | None, folder: RunFolder, settings: Mapping[str, Any]) -> T
         made = Tracking(log, tracker_kinds.KINDS[log](folder, settings))
     except Exception as problem:
         raise Invalid(
-            f"log = {log!r} cannot be used now: {type(problem).__name__}: {plain(problem, most=400)}; fix that, or "
+            f"log = {log!r} cannot be used now: {type(problem).__name__}: {plain(problem, most=700)}; fix that, or "
             f"continue without it: consilience resume {folder.path} log=none"
         ) from problem
     for row in folder.rows().rows:

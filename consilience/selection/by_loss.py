@@ -41,7 +41,7 @@ class ByLoss(Sample):
         return np.sort(candidates[np.lexsort((draws, arrival))[: self.wanted(pool)]])
 
     def probabilities(self, pool: Pool) -> np.ndarray:
-        """[K] the chance of each client to be drawn first; 0 for those that cannot be chosen."""
+        """[K] the probability of each client to be drawn first; 0 for those that cannot be chosen."""
         found = np.zeros(len(pool))
         rates = self._log_rates(pool)
         if len(rates):

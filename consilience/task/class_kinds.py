@@ -12,7 +12,7 @@ from typing import Any
 from consilience.core.kind import Kind
 from consilience.core.metrics import Loss, Metric
 from consilience.core.settings import Invalid, nearest
-from consilience.task import chances, measures, value_measures
+from consilience.task import measures, probabilities, value_measures
 from consilience.task.layouts import DECISIONS, VIEWS, counted, counted_but_first, zeros
 from consilience.task.losses import IGNORED, CrossEntropy, Layout, cross_entropy
 from consilience.task.measures import Counts, accuracy, class_counts
@@ -78,9 +78,9 @@ class _Classes:
             return
         if self.axes is None or (self.layout == "last" and count <= FEW):
             yield from measures.macro_scores(counts)
-        yield chances.calibration_error(view, multiclass=True)
+        yield probabilities.calibration_error(view, multiclass=True)
         if "auroc" in wanted or (count == 2 and self.axes is None):
-            yield from chances.ranking(view, 1 if count == 2 else count, multiclass=True)
+            yield from probabilities.ranking(view, 1 if count == 2 else count, multiclass=True)
         if "per_class" in wanted:
             yield from measures.per_class(counts, count, self.class_names)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from consilience.core.kind import Kind, loss_name
 from consilience.core.metrics import Loss, Metric
 from consilience.core.settings import Invalid, nearest
-from consilience.task import chances, measures, value_measures
+from consilience.task import measures, probabilities, value_measures
 from consilience.task.class_kinds import Names, Numbers, classification, dense, next_token, refuse_settings, tokens
 from consilience.task.layouts import (
     as_it_is,
@@ -61,8 +61,8 @@ def _binary(class_weights: Numbers | None, label_smoothing: float, labels: int) 
         metrics=(
             accuracy(sign),
             *measures.macro_scores(functools.partial(class_counts, sign, 2)),
-            chances.calibration_error(as_it_is, multiclass=False),
-            *chances.ranking(as_it_is, 1, multiclass=False),
+            probabilities.calibration_error(as_it_is, multiclass=False),
+            *probabilities.ranking(as_it_is, 1, multiclass=False),
         ),
         main="accuracy",
         decide=sign,
@@ -100,8 +100,8 @@ class _Labels:
                 *measures.macro_scores(counts, "labels"),
                 measures.micro_f1(counts),
                 measures.all_right(sign),
-                chances.calibration_error(as_it_is, multiclass=False),
-                *chances.ranking(as_it_is, count, multiclass=False),
+                probabilities.calibration_error(as_it_is, multiclass=False),
+                *probabilities.ranking(as_it_is, count, multiclass=False),
                 *(measures.per_class(counts, count, self.class_names) if "per_class" in self.metrics else ()),
             ),
             main="accuracy",

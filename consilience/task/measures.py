@@ -1,4 +1,4 @@
-"""The built-in metrics of decisions; those of chances are in `chances`, of tokens and numbers in `value_measures`."""
+"""The built-in metrics of decisions; others are in `probabilities` and, of tokens and numbers, `value_measures`."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_resume_is_exact(name: str) -> None:
 
 
 @each_channel
-def test_stand_ins_send_nothing_and_forget_nothing(name: str) -> None:
+def test_silent_clients_send_nothing_and_forget_nothing(name: str) -> None:
     """Where all are silent the model stays; where one is silent, what it remembers stays."""
     dead = Environment(communication=0.0, silent="broadcast_model")
     algorithm = fedavg(lr=0.05, batch_size=4, channel=CHANNELS[name])

@@ -163,7 +163,7 @@ def test_the_reported_loss_is_the_mean_over_rows() -> None:
 
 @pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize("lane", ["serial", "batched"])
-def test_fedprox_without_a_leash_is_fedavg(lane: str) -> None:
+def test_fedprox_without_its_term_is_fedavg(lane: str) -> None:
     def last(algorithm: Algorithm) -> tree.Tree:
         *_, one = run(algorithm, tiny.engine(tiny.convnet, lane=lane), rounds=2, seed=1)
         return one.model

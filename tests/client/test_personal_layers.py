@@ -169,7 +169,7 @@ def test_fedrep_trains_the_head_first_then_the_body(lane: str, options: dict[str
     assert tiny.gap({**sent, **kept}, {name: p.detach() for name, p in module.named_parameters()}) <= 1e-12
 
 
-def test_a_leash_pulls_own_leaves_to_where_they_started() -> None:
+def test_a_proximal_term_pulls_own_leaves_to_where_they_started() -> None:
     """The proximal term's anchor is the model as the client has it, its own head included."""
     task = tiny.engine().task
     client = LocalTraining(personal_layers=Head(), terms=(Proximal(mu=1e9),))

@@ -65,7 +65,7 @@ def test_dittos_personal_model_by_hand(lane: str) -> None:
     assert tiny.gap(own["params"], {name: p.detach() for name, p in module.named_parameters()}) <= 1e-12
 
 
-def test_dittos_leash_has_two_ends() -> None:
+def test_both_limits_of_dittos_proximal_term() -> None:
     """lam = 0: a client on its own; a stiff one: everybody has the global model it was sent."""
     free, again = (
         list(run(ditto(lam=lam, batch_size=4, lr=0.05), tiny.engine(), rounds=3, seed=1))[-1] for lam in (0.0, 19.0)

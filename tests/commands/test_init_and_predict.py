@@ -67,7 +67,7 @@ def test_a_table_is_understood_trained_and_predicted(patients: Path) -> None:
     done = call("predict", "run", "--data", "new.csv")
     assert done.exit_code == 0 and "not read: note" in done.stderr, done.output
     found = list(csv.DictReader(io.StringIO(done.stdout)))
-    assert [set(row) for row in found] == [{"row", "prediction", "chance of ill", "chance of well"}] * 3
+    assert [set(row) for row in found] == [{"row", "prediction", "probability of ill", "probability of well"}] * 3
     # by hand: age standardised by the training rows' mean and deviation, the gap filled with their median
     result, _, dataset = retest.latest_simulation(Path("run"))
     assert dataset.feature_names == ("age", "sex=f", "sex=m")
@@ -77,7 +77,7 @@ def test_a_table_is_understood_trained_and_predicted(patients: Path) -> None:
     import torch
 
     wanted = result.model(torch.tensor(x)).softmax(1)[:, 0].tolist()
-    assert [float(row["chance of ill"]) for row in found] == pytest.approx(wanted, abs=2e-6)
+    assert [float(row["probability of ill"]) for row in found] == pytest.approx(wanted, abs=2e-6)
     assert [row["prediction"] for row in found] == ["ill" if chance > 0.5 else "well" for chance in wanted]
 
 

@@ -117,7 +117,7 @@ def test_a_client_that_did_not_train_reports_no_loss(environment: Environment) -
     assert np.isnan(one.snapshot.losses[1]) and np.isfinite(one.snapshot.losses[[0, 2, 3, 4]]).all()
 
 
-def test_stand_ins_are_not_counted_as_bytes_sent() -> None:
+def test_broadcast_models_of_silent_clients_are_not_counted_as_bytes_sent() -> None:
     dead = Environment(communication=0.0, silent="broadcast_model")
     (one,) = run(fedavg(batch_size=4), tiny.engine(environment=dead), rounds=1)
     assert one.cohort.counts == {"silent": 5} and one.bytes_up == 0

@@ -12,7 +12,7 @@ import pytest
 import tiny
 import torch
 from declared import build
-from ray_machines import Machines, machines
+from ray_machines import Machines, autoscaled, machines
 from torch import nn
 
 from consilience.core import tree
@@ -142,6 +142,20 @@ def test_workers_join_when_there_is_room(caplog: pytest.LogCaptureFixture) -> No
         third = cluster.add(num_cpus=2)
         _until(lambda: len(_running(engine)) == 3, expected, rounds, number + 1, engine)
         assert sorted(map(_nodes(engine).count, (here, third.node_id))) == [1, 2]
+        engine.close()
+
+
+@pytest.mark.slow
+def test_the_autoscaler_makes_room() -> None:
+    """Ray's own autoscaler, with machines that are raylets here: it starts those that the workers ask for."""
+    with autoscaled(cpus=1, most=2) as address:
+        engine = RayCluster(Task(wide()), tiny.federation(), workers=3, min_workers=1, address=address, **SETTINGS)
+        expected = _alone("scaffold", 10)
+        rounds = run(build("scaffold"), engine, rounds=10, seed=3)
+        _assert_same(expected[0], next(rounds))
+        if len(_running(engine)) < 3:
+            _until(lambda: len(_running(engine)) == 3, expected, rounds, 1, engine)
+        assert len(set(_nodes(engine))) == 3
         engine.close()
 
 

@@ -75,7 +75,7 @@ def test_silent_clients_are_left_out_when_renormalising(lane: str) -> None:
 
 
 @each_lane
-def test_stand_ins_count_at_full_weight_with_the_broadcast_model(lane: str) -> None:
+def test_silent_clients_count_at_full_weight_with_the_broadcast_model(lane: str) -> None:
     engine = tiny.engine(lane=lane, environment=Environment(communication=LOUD, silent="broadcast_model"))
     start = engine.start()
     (one,) = run(fedavg(batch_size=4, lr=0.1), engine, rounds=1)

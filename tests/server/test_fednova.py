@@ -88,7 +88,7 @@ def test_what_steps_with_momentum_add_up_to(momentum: float, steps: int) -> None
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 7])
-def test_what_steps_on_a_leash_add_up_to(steps: int) -> None:
+def test_what_steps_with_a_proximal_term_add_up_to(steps: int) -> None:
     """w <- w - lr (1 + mu w) from 0, with lr mu = 0.05."""
     w = 0.0
     for _ in range(steps):

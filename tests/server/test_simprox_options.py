@@ -243,7 +243,7 @@ def test_prev_own_takes_the_reported_distance() -> None:
     np.testing.assert_allclose(scaled, literal(w, w_global, g=g, scaled_norms=True), rtol=0, atol=1e-12)
 
 
-def test_prev_own_measures_stand_ins_from_the_broadcast_model() -> None:
+def test_previous_own_model_measures_silent_clients_from_the_broadcast_model() -> None:
     w, w_global = clients(9, 3)
     w[1] = w_global
     said = torch.tensor([0.5, 77.0, 1.5], dtype=torch.float64)

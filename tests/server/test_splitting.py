@@ -197,7 +197,7 @@ def test_relaxation_keeps_the_limit(keeps_z: bool) -> None:
     assert np.abs(found(last(algorithm, 60)) - MINIMUM).max() < 1e-8
 
 
-def test_half_relaxed_without_a_leash_it_is_fedavg() -> None:
+def test_half_relaxed_without_a_proximal_term_it_is_fedavg() -> None:
     """z moves by w - x, so the mean of every z moves by the mean of w - x: the plain mean of the replies."""
     local: dict[str, Any] = {"lr": 0.05, "batch_size": 4, "epochs": 2}
     ours = last(fedprox_fedsplit(step=1e15, relaxation=0.5, **local), 3, tiny.engine(tiny.convnet), seed=1)

@@ -161,7 +161,7 @@ def test_who_does_not_answer_keeps_the_model_it_had() -> None:
     assert holds(server, state, 3) == [9, 9, 9]
 
 
-def test_a_stand_in_counts_in_an_average_and_swaps_with_nobody() -> None:
+def test_a_broadcast_model_counts_in_an_average_and_is_not_swapped() -> None:
     server = Swapping(every=2, similarity=Scripted((0, 1), m=2))
     heard = np.array([True, False, True])
     state, notes = server.update(server.init(model(0), 3), cohort({0: 1, 1: 0, 2: 3}, round=0, heard=heard))

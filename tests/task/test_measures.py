@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from consilience.core.kind import Kind
 from consilience.core.metrics import Metrics
-from consilience.task import chances
+from consilience.task import probabilities
 from consilience.task.kinds import BINARY, classification, dense, multi_label, next_token, regression, tokens
 from consilience.task.losses import IGNORED
 
@@ -87,7 +87,9 @@ def test_bins_are_exact_for_binned_scores_and_their_error_is_small_for_many_rows
     target = rng.integers(0, 2, 4000)
     score = rng.normal(0, 4, 4000) + 2 * target
     found = values(BINARY, torch.from_numpy(score).unsqueeze(1), torch.from_numpy(target))
-    binned = np.clip(((score / (1 + np.abs(score)) + 1) * (chances.BINS / 2)).astype(int), 0, chances.BINS - 1)
+    binned = np.clip(
+        ((score / (1 + np.abs(score)) + 1) * (probabilities.BINS / 2)).astype(int), 0, probabilities.BINS - 1
+    )
     assert found["auroc"] == pytest.approx(reference.roc_auc_score(target, binned), abs=1e-12)
     assert found["average_precision"] == pytest.approx(reference.average_precision_score(target, binned), abs=1e-12)
     assert found["auroc_error"] < 0.002 and found["average_precision_error"] < 0.01
@@ -114,7 +116,7 @@ def test_no_order_within_bins_is_further_away_than_the_stated_error(
     bins: int, ties: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Few bins, and scores that are often equal: scikit-learn's value of the true scores is within the error."""
-    monkeypatch.setattr(chances, "BINS", bins)
+    monkeypatch.setattr(probabilities, "BINS", bins)
     rng = np.random.default_rng(1)
     for _ in range(40):
         target = np.append(rng.integers(0, 2, rng.integers(2, 30)), [0, 1])

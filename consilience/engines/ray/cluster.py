@@ -72,14 +72,14 @@ class RayCluster(SimulatedEngine):
         threads: Count = 1,
         num_cpus: Positive | None = None,
         num_gpus: NonNegative | None = None,
-        resources: tuple[str, ...] = (),
-        placement: Placing = "spread",
+        resources: tuple[str, ...] | None = None,
+        placement: Placing | None = None,
         address: str | None = None,
     ) -> None:
         session.require_ray()
         workers, threads = check_value("workers", workers, Count), check_value("threads", threads, Count)
         check_value("num_cpus", num_cpus, Positive | None), check_value("num_gpus", num_gpus, NonNegative | None)
-        parsed_resources(resources)
+        parsed_resources(resources or ())
         if min_workers is not None and not 1 <= min_workers <= workers:
             raise Invalid(f"min_workers = {min_workers} must be from 1 to workers = {workers}")
         with_rows = int((federation.train.sizes > 0).sum())
@@ -100,12 +100,8 @@ class RayCluster(SimulatedEngine):
             self._test = None if federation.test is None else self._placement.rows(federation.test)
             self.owner = balanced_owners(self.sizes.astype(np.float64), workers)
         self._workers, self._least, self._threads, self._address = workers, min_workers, threads, address
-        self._asked: dict[str, Any] = {
-            "cpus": num_cpus or threads,
-            "gpus": num_gpus,
-            "custom": resources,
-            "placing": placement,
-        }
+        self._asked: dict[str, Any] = {"cpus": num_cpus or threads, "gpus": num_gpus, "custom": resources or ()}
+        self._asked["placing"] = check_value("placement", placement or "spread", Placing)
         self._settings = {
             "environment": environment,
             "device": worker_device(self.device, num_gpus),  # Ray shows each worker only the GPU it may use

@@ -18,6 +18,7 @@ from consilience.engines.ray.worker import Worker
 
 REPLACE_SECONDS = 60  # until the clients of a process that died move to others, if no new one has started
 GRACE_SECONDS = 5  # for workers beyond `engine.min_workers` to be there from the first round
+START_FAILURES = 3  # workers that may die before the first round
 _POLL = 1.0
 log = logging.getLogger(__name__)
 
@@ -62,8 +63,8 @@ class WorkerProcess:
 class Process:
     """One worker's process, as the driver knows it."""
 
-    def __init__(self, actor: Any) -> None:
-        self.actor = actor
+    def __init__(self, actor: Any, machine: str | None) -> None:
+        self.actor, self.machine = actor, machine  # machine: the one it must run on
         self.started = actor.ready.remote()
         self.pid, self.node = 0, ""
 
@@ -89,22 +90,25 @@ class Processes:
     def spawn(self, machine: str | None = None) -> Process:
         """Ask for a process, on this machine or anywhere."""
         options = {"max_restarts": 0, "max_task_retries": 0, **self.resources.options(machine)}
-        made = Process(self._actor.options(**options).remote([path for path in sys.path if path]))
+        made = Process(self._actor.options(**options).remote([path for path in sys.path if path]), machine)
         self._starting.append(made)
         return made
 
     def begin(self, machines: Sequence[str | None], least: int) -> None:
         """Start one process on each of these machines (None: anywhere), and wait for `least` of them."""
-        wanted = [self.spawn(machine) for machine in machines]
-        try:
-            self._wait(wanted, least, session.START_SECONDS)
-            if len(self.running) >= least:
-                self._wait(self._starting, len(self._starting), GRACE_SECONDS)
-        except self.dead as problem:
-            raise Invalid(f"a worker of engine = 'ray' could not start: {problem}") from problem
+        for machine in machines:
+            self.spawn(machine)
+        end, failures = time.monotonic() + session.START_SECONDS, 0
+        while len(self.running) < least and time.monotonic() < end:
+            for process, problem in self._wait(self._starting, least - len(self.running), end - time.monotonic()):
+                failures += 1
+                if failures == START_FAILURES:
+                    raise Invalid(f"a worker of engine = 'ray' could not start: {problem}") from problem
+                self.spawn(process.machine)  # its machine may have died
+        self._wait_or_drop(self._starting, GRACE_SECONDS)
         if len(self.running) < least:
             raise Invalid(
-                f"{len(self.running)} of {len(wanted)} workers of engine = 'ray' were ready after "
+                f"{len(self.running)} of {len(machines)} workers of engine = 'ray' were ready after "
                 f"{session.START_SECONDS} s: others use the cluster's cores or GPUs, so use fewer workers, or wait"
             )
 
@@ -152,29 +156,33 @@ class Processes:
 
     def _wait_or_drop(self, wanted: Sequence[Process], seconds: float) -> None:
         """Wait for all of these; one that dies while it starts is dropped."""
-        try:
-            self._wait(wanted, len(wanted), seconds)
-        except self.dead as problem:
+        for _, problem in self._wait(wanted, len(wanted), seconds):
             log.warning("a worker could not start: %s", str(problem).partition("\n")[0])
 
-    def _wait(self, wanted: Sequence[Process], least: int, seconds: float) -> None:
-        """Wait until `least` of those that are starting are ready, and note all that are."""
+    def _wait(self, wanted: Sequence[Process], least: int, seconds: float) -> list[tuple[Process, Exception]]:
+        """Wait until `least` of those that are starting are ready, and note them; (process, why) of failures."""
+        failed: list[tuple[Process, Exception]] = []
         by_call = {process.started: process for process in wanted}
         if not by_call:
-            return
+            return failed
         ready, _ = self._ray.wait(list(by_call), num_returns=min(least, len(by_call)), timeout=seconds)
         if len(ready) < len(by_call):  # some more may be ready by now
             ready, _ = self._ray.wait(list(by_call), num_returns=len(by_call), timeout=0)
         for call in ready:
             process = by_call[call]
             self._starting.remove(process)
-            process.pid, version, process.node = self._ray.get(call)
+            try:
+                process.pid, version, process.node = self._ray.get(call)
+            except self.dead as problem:
+                failed.append((process, problem))
+                continue
             if version != str(torch.__version__):
                 raise Invalid(
                     f"a worker has PyTorch {version} and this machine {torch.__version__}: install the same version "
                     "everywhere"
                 )
             self.running.append(process)
+        return failed
 
     def _kill(self, process: Process) -> None:
         self._ray.kill(process.actor)

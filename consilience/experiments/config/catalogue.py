@@ -193,6 +193,8 @@ def listing() -> dict[str, list[Entry]]:
 
 def narrowed(found: dict[str, list[Entry]], wanted: list[str]) -> dict[str, list[Entry]]:
     """Only the kinds and names asked for; a kind may be named in the singular, and data sets are also `data`."""
+    if ALL in wanted:
+        return found
     wanted = [word for word in wanted if word != SHARED]
     names = [entry.name for entries in found.values() for entry in entries]
     kinds = {**{singular(title): title for title in found}, "data": "datasets", **{title: title for title in found}}

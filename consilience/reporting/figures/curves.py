@@ -136,9 +136,8 @@ def _traffic(groups: Sequence[Group]) -> Figure | None:
         ways = {way: run.curve(f"bytes_{way}_total") for way in ("up", "down")}
         for name, (rounds, sent) in (ways if len(groups) == 1 else {group.label: _bytes(run)}).items():
             look = number if len(groups) > 1 else len(series)
-            form: Literal["dashed", "line"] = (
-                "dashed" if name == "down" and len(groups) == 1 else "line"
-            )  # both ways often cost the same
+            # both ways often cost the same
+            form: Literal["dashed", "line"] = "dashed" if name == "down" and len(groups) == 1 else "line"
             series += [Series(name=name, x=rounds, y=sent, look=look, form=form, link=own)] if len(rounds) else []
     if not series:
         return None

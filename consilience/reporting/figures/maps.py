@@ -10,7 +10,7 @@ import numpy as np
 
 from consilience.reporting.charts import CLIENT, Axis, Colouring, Figure, Heat, Points, Scale
 from consilience.reporting.figures.by_client import clients
-from consilience.reporting.figures.similarity import MOST_FRAMES, spread_out
+from consilience.reporting.figures.similarity import MEAN, MOST_FRAMES, mean_over, spread_out
 from consilience.reporting.runs import RunData
 from consilience.reporting.static import evenly
 from consilience.runs.metric_table import main_of
@@ -127,15 +127,11 @@ def _transfer(run: RunData, found: dict[int, Updates]) -> Figure | None:
     known = np.unique(np.concatenate([now.ids for now in found.values()]))
     numbers = list(found)
     whole = {number: spread_out(known, now.ids, transferred(now)) for number, now in found.items()}
-    total, times = np.zeros((len(known), len(known))), np.zeros((len(known), len(known)))
-    for matrix in whole.values():
-        total += np.nan_to_num(matrix)
-        times += np.isfinite(matrix)
-    if not times.any():
+    mean = mean_over(list(whole.values()))
+    if not np.isfinite(mean).any():
         return None
-    mean = np.divide(total, times, out=np.full(total.shape, np.nan), where=times > 0)
     chosen = [numbers[i] for i in evenly(len(numbers), MOST_FRAMES if len(known) <= 64 else 8)]
-    frames = (*((str(number), whole[number]) for number in chosen), ("mean over rounds", mean))
+    frames = (*((str(number), whole[number]) for number in chosen), (MEAN, mean))
     limit = float(np.clip(np.nanquantile(np.abs(mean), 0.99) * 1.2, 0.1, 2.0))
     names = run.client_names()
     axis = clients(names) if len(known) == run.count else Axis("client", [names[k] for k in known], of=CLIENT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from consilience.reporting.static import evenly
 MOST_FRAMES = 40
 """So many rounds, evenly spread, can be looked at with a slider."""
 
+MEAN = "mean over rounds"
 _MOST_WHOLE = 80  # clients that always have a row, whether they took part or not
 _WARNING = "The figure discloses which clients have similar data: think before you share it."
 
@@ -86,13 +88,25 @@ def _matrices(run: RunData, found: dict[int, tuple[np.ndarray, np.ndarray]]) -> 
     names = run.client_names()
     axis = clients(names) if whole else Axis("client", [names[k] for k in shown], of=CLIENT)
     frames = tuple((str(number), spread_out(shown, *found[number])) for number in chosen)
+    if len(frames) > 1:
+        frames = (*frames, (MEAN, mean_over([spread_out(shown, *found[number]) for number in chosen])))
     chart = Heat(values=frames[-1][1], down=axis, across=axis, scale=Scale("similarity"), frames=frames)
     caption = (
         "Similarity of clients' models, as the server measured it: rows and columns are clients, bright cells are "
-        "similar pairs, empty cells are pairs that were not compared in that round. Blocks of bright cells are groups "
-        f"of clients that learn alike; matrices that brighten over rounds show clients that converge. {_WARNING}"
+        "similar pairs, empty cells are pairs that were not compared. The slider shows single rounds. Blocks of bright "
+        "cells are groups of clients that learn alike; matrices that brighten over rounds show clients that converge. "
+        f"{_WARNING}"
     )
     return Figure(name="similarity", title="Similarity", caption=caption, chart=chart)
+
+
+def mean_over(matrices: Sequence[np.ndarray]) -> np.ndarray:
+    """The mean of what is known in each place; NaN where nothing is."""
+    total, times = np.zeros(matrices[0].shape), np.zeros(matrices[0].shape)
+    for matrix in matrices:
+        total += np.nan_to_num(matrix)
+        times += np.isfinite(matrix)
+    return np.divide(total, times, out=np.full(total.shape, np.nan), where=times > 0)
 
 
 def spread_out(shown: np.ndarray, ids: np.ndarray, matrix: np.ndarray) -> np.ndarray:

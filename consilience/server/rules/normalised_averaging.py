@@ -1,4 +1,4 @@
-"""FedNova's server: updates per step are averaged, so that clients who do more steps do not bend the objective."""
+"""FedNova's server: updates per step are averaged, so that clients who do more steps do not bias the objective."""
 
 from __future__ import annotations
 

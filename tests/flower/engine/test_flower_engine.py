@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from declared import CLIENTS, COMBINED, build, model_of
+from declared import CLIENTS, COMBINED, build, model_of, representatives
 
-from consilience import algorithms
 from consilience.algorithms.fedavg import fedavg
 from consilience.core.rounds import Round, run
 from consilience.environments.environment import Environment
@@ -26,9 +25,8 @@ from consilience.flower.engine.engine import FlowerEngine
 SHARES = ([3], [0, 4], [1, 2])  # five clients on three nodes
 ENVIRONMENT = Environment(stragglers=0.4, communication=0.8)
 LONG = {"fedgen": pytest.mark.slow}  # its server trains a generator
-NAMES = [
-    pytest.param(name, marks=LONG.get(name, ())) for name in algorithms.names() if name != "centralised"
-]  # which has no clients apart
+# one recipe of each kind: two of a kind send and keep the same trees up to numbers; `centralised` has no clients apart
+NAMES = [pytest.param(name, marks=LONG.get(name, ())) for name in representatives() if name != "centralised"]
 
 
 def task_for(name: str) -> Task:

@@ -1,4 +1,4 @@
-"""FedSiam-DA's weights: how much each model points the way of the mean (Yang et al. 2022)."""
+"""FedSiam-DA's weights: the cosine between each model and the mean (Yang et al. 2022)."""
 
 from __future__ import annotations
 

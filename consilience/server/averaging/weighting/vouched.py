@@ -29,8 +29,9 @@ class VouchedWeights(Wraps):
     vouch for each other; cosines are averaged over weight matrices (labels that differ between clients show most in the
     last layer), and scores over rounds. Of what f allows after the long ones and the copies, the lowest score is left
     out and votes no more, and so on; then all are scored once more by those who are left, and whoever has a score of
-    zero or more, so that it moves with them, counts after all. No client counts more than `most` times the median
-    weight.
+    zero or more, so that it moves with them, counts after all. What is remembered is the mean of the first and the last
+    score: with the last alone, those who were kept once would keep each other. No client counts more than `most` times
+    the median weight.
     """
 
     inner: Weighting = field(default_factory=ByExamples)
@@ -68,15 +69,16 @@ class VouchedWeights(Wraps):
         before, rounds = state["score"][ids].cpu().numpy(), state["rounds"][ids].cpu().numpy()
         by_matrix = _by_matrix(cohort.reply["model"]["params"], model["params"])
 
-        def scored(voters: np.ndarray, f: int) -> np.ndarray:
-            now = scores(by_matrix, share * voters, labels, f)
+        def smoothed(now: np.ndarray) -> np.ndarray:
             return np.where(rounds > 0, self.memory * before + (1 - self.memory) * now, now)
 
         voters = ~far
+        first = now = scores(by_matrix, share * voters, labels, left)
         for hostile in range(left, 0, -1):
-            voters = voters & (labels != _lowest(scored(voters, hostile), labels, voters))
-        score = scored(voters, 0)
-        kept = share * (voters | (~far & (score >= 0)))
+            voters = voters & (labels != _lowest(smoothed(now), labels, voters))
+            now = scores(by_matrix, share * voters, labels, hostile - 1)
+        kept = share * (voters | (~far & (smoothed(now) >= 0)))
+        score = smoothed((first + now) / 2)
         given = weights.detach().to("cpu", torch.float64).numpy()
         given = np.minimum(given, self.most * np.median(given)) * kept
         if not given.sum() > 0:

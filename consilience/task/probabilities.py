@@ -1,4 +1,4 @@
-"""The built-in metrics of chances: calibration error, AUROC and average precision."""
+"""The built-in metrics of probabilities: calibration error, AUROC and average precision."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Thresholds:
     """{"bins": [L, 2, 1000]}: entries by score, of the negatives and of the positives of every class or label.
 
     A score z (a logit; with several classes the logarithm of p / (1 - p)) is in the bin of z / (1 + |z|): bins are fine
-    where chances are near 1/2 and still tell apart chances of 0.999 and 0.9999.
+    where probabilities are near 1/2 and still tell apart those of 0.999 and 0.9999.
     """
 
     view: View
@@ -95,8 +95,8 @@ class Thresholds:
             scores, truth = (flat[:, 1] - flat[:, 0]).unsqueeze(1), target.reshape(-1, 1) == 1
             weight = weight.unsqueeze(1)
         else:
-            chances = logits.reshape(-1, logits.shape[-1]).log_softmax(-1)[:, : self.labels]
-            scores = chances - (-chances.expm1()).log()
+            logs = logits.reshape(-1, logits.shape[-1]).log_softmax(-1)[:, : self.labels]
+            scores = logs - (-logs.expm1()).log()
             truth = target.reshape(-1, 1) == torch.arange(self.labels, device=target.device)
             weight = weight.unsqueeze(1).expand(truth.shape)
         weight = torch.where(scores.isnan() & (weight > 0), torch.nan, weight)  # then there is no value
