@@ -56,10 +56,11 @@ OPTIONS: dict[tuple[str, str], dict[str, Any]] = {  # where a part's defaults wi
         for attack in ("a_little_is_enough", "gaussian_update", "inner_product", "mimic", "scaling", "sign_flip")
     },
 }
-SAME_AS_FEDAVG = {  # its own parts, and layers that the model does not have
+SAME_AS_FEDAVG = {  # its own parts, layers that the model does not have, and a defence where nobody attacks
     ("selection", "everyone"),
     ("personal_layers", "normalisation"),
     ("weighting", "by_examples"),
+    ("weighting", "vouched"),
     ("combine", "weighted_mean"),
     ("step", "replace"),
     ("channel", "plain"),

@@ -217,7 +217,7 @@ class Vectorised(SimulatedEngine):
         """Choose a lane by trials on this work, without doing it."""
         work = self._local_work(client, channel, broadcast, workload, round, seed)
         with self._arithmetic:
-            self._tuner.choose_lane(work.program, work.store, work.order, work.prepare)
+            self._tuner.choose_lane(work.program, work.store, work.order, work.sizes, work.prepare)
         return self.choice
 
     @torch.no_grad()
@@ -235,7 +235,7 @@ class Vectorised(SimulatedEngine):
 
         with self._arithmetic:
             if program.rule.work.trains:
-                self._tuner.choose_lane(program, work.store, order, work.prepare)
+                self._tuner.choose_lane(program, work.store, order, work.sizes, work.prepare)
             while not done:
                 progress.begin(len(order) if program.rule.work.trains else 0)
                 try:

@@ -75,15 +75,17 @@ class Tuner:
         lane = self._lane(name, bool(self.choice.compile))
         return lane.fold(program.by_matmul() if name == "batched-matmul" else program, carry, context, plan, store)
 
-    def choose_lane(self, program: Program, store: Rows, order: np.ndarray, prepare: Prepare) -> None:
-        """Choose group size, lane and compilation on a sample of the cohort's own work."""
+    def choose_lane(
+        self, program: Program, store: Rows, order: np.ndarray, sizes: np.ndarray, prepare: Prepare
+    ) -> None:
+        """Choose group size, lane and compilation on a sample of the cohort's own work; sizes: [m] rows of clients."""
         if self.choice.clients_at_once is not None and self.choice.lane != "auto" and self.choice.compile is not None:
             return
         given = self.choice.clients_at_once
         if given is None or self._device.type == "cuda":
             carry, _, plan = prepare(order[:1], 1)
             self._sizes = sizes_of(program.task, carry, *self._stager.stage(plan, store))
-            self._sizes = self._sizes._replace(rows=stored_bytes(store.x) * int(store.sizes.max()))
+            self._sizes = self._sizes._replace(rows=stored_bytes(store.x) * int(sizes.max()))
         if given is None:
             self.choice = replace(self.choice, clients_at_once=self._sizes.fitting(self._device))
         if self._device.type == "cuda":

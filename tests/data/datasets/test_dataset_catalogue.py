@@ -17,7 +17,7 @@ EXPECTED = {
     *("digits", "breast_cancer", "synthetic", "mnist", "fashion_mnist", "emnist", "duw_mnist", "cifar10", "cifar100"),
     *("npz", "pneumoniamnist", "picture_folders", "text_table", "banking77", "sentiment140", "sheets", "mnist_m"),
     *("pacs64", "usps", "digits_domains", "crisismmd", "shakespeare", "heart_disease", "uci_har_acc", "medic"),
-    *("client_files", "table", "multimodal", "leaf", "hugging_face", "flower_datasets"),
+    *("client_files", "node_files", "array_files", "table", "multimodal", "leaf", "hugging_face", "flower_datasets"),
 }
 
 

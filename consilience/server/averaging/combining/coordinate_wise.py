@@ -34,7 +34,7 @@ def median(stacked: Tensor) -> Tensor:
 
 def ordered(stacked: Tensor) -> Tensor:
     """[m, ...] every coordinate's values in ascending order."""
-    if stacked.device.type == "cpu" and stacked.dtype in (torch.float32, torch.float64):
+    if stacked.device.type == "cpu" and stacked.dtype in (torch.float32, torch.float64) and not stacked.requires_grad:
         return torch.from_numpy(np.sort(stacked.numpy(), axis=0))  # seven times faster than torch's
     return stacked.sort(dim=0).values
 
