@@ -117,9 +117,6 @@ def secret(name: str, **changes: Any) -> dict[str, Any]:
 
 
 APART = ("centralised", "dp_fedavg")  # one client; a rule of its own, which test_private_sums tests
-    "centralised",
-    "dp_fedavg",
-)  # one client; in secure sums another rule, of tests/flower/secure/test_private_sums
 READERS = [name for name in algorithms.names() if name not in APART and declared.build(name).server.needs_each_reply]
 OFFERED = {
     **dict.fromkeys(["ditto", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbn", "fedper"], "examples"),
