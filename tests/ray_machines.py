@@ -57,7 +57,10 @@ class Machines:
         raise AssertionError("the cluster still believes in a machine that was killed")
 
     def shutdown(self) -> None:
-        """End all processes of all machines."""
+        """End all processes of all machines; the driver first, which ends when its own machine does."""
+        import ray
+
+        ray.shutdown()
         self._cluster.shutdown()
 
 

@@ -203,7 +203,7 @@ def test_rows_stay_where_they_lie(sites: tuple[Machines, Any, Path]) -> None:
     lost = next(rounds)  # whoever of them was chosen is lost
     assert not np.isin(lost.cohort.ids, gone).any()
     if "worker_lost" in lost.cohort.counts:
-        assert engine.available(3, 3).tolist() == [client not in gone for client in range(5)]
+        assert np.asarray(engine.available(3, 3)).tolist() == [client not in gone for client in range(5)]
     cluster.add(num_cpus=1, env_vars={"SITE_DATA": str(folder / "b")})
     for done in rounds:
         if np.isin(done.cohort.ids, gone).any():

@@ -282,15 +282,18 @@ def _engine(given: Table) -> Table:
     if not isinstance(name, str) or name not in ENGINES:
         raise Invalid(f"engine.name = {name!r} is not one of {', '.join(ENGINES)}{nearest(name, ENGINES)}")
     known = engine_options(name)
+    own = {key: value for key, value in given.items() if key != "name"}
     for key, value in given.items():
         owner = next((other for other in ENGINES if key in engine_options(other)), name)
         if key != "name" and key not in known and owner != name:
+            if value == engine_options(owner)[key].default:  # a stored run names all settings of its engine
+                del own[key]
+                continue
             raise Invalid(
                 f"engine.{key} = {value!r} is a setting of the engine {owner!r}, and this run's is {name!r}: choose it "
                 f"with engine={owner}, or drop the setting with `engine.{key}=`"
             )
-    own = {"engine": {key: value for key, value in given.items() if key != "name"}}
-    return {**({} if name == usual else {"name": name}), **_section("engine", own, known)}
+    return {**({} if name == usual else {"name": name}), **_section("engine", {"engine": own}, known)}
 
 
 def _section(section: str, table: Table, known: Mapping[str, Option]) -> Table:
