@@ -1,4 +1,4 @@
-"""AFL: minimises the loss on the worst mixture of clients."""
+"""AFL: minimises the loss of the worst client mixture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bulyan: repeated Krum, then the mean of the values nearest to the median."""
+"""Bulyan: repeated Krum, then a mean near the median."""
 
 from __future__ import annotations
 

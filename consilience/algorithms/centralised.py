@@ -1,4 +1,4 @@
-"""Centralised training on the pooled rows of all clients: the upper baseline."""
+"""Upper baseline: training on the pooled data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Centred clipping: bounds how far each client can move the model."""
+"""Centred clipping: bounds every client's update."""
 
 from __future__ import annotations
 

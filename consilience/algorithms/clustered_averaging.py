@@ -1,4 +1,4 @@
-"""Clustered averaging: each cluster of clients trains its own model."""
+"""Clustered averaging: one model per cluster."""
 
 from __future__ import annotations
 

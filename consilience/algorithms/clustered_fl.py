@@ -1,4 +1,4 @@
-"""Clustered federated learning: clients are clustered by the directions of their updates."""
+"""Clustered FL: clusters by direction of updates."""
 
 from __future__ import annotations
 

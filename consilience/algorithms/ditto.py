@@ -1,4 +1,4 @@
-"""Ditto: a personal model with a proximal term towards the global one."""
+"""Ditto: personal models kept near the global one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DP-FedAvg: federated averaging with client-level differential privacy."""
+"""DP-FedAvg: client-level differential privacy."""
 
 from __future__ import annotations
 

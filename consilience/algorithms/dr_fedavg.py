@@ -1,4 +1,4 @@
-"""DR-FedAvg: clients with larger losses get more weight."""
+"""DR-FedAvg: more weight for clients with large loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DUW-FedAvg: FedAvg with aggregation weights learned for every round and client."""
+"""DUW-FedAvg: learned weights per round and client."""
 
 from __future__ import annotations
 

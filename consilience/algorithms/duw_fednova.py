@@ -1,4 +1,4 @@
-"""DUW-FedNova: local steps scaled by the client's number of steps, and learned aggregation weights."""
+"""DUW-FedNova: scaled local steps, learned weights."""
 
 from __future__ import annotations
 

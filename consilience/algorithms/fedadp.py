@@ -1,4 +1,4 @@
-"""FedAdp: clients whose update is aligned with the mean update get more weight."""
+"""FedAdp: weights by angle to the mean gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedAF: the server trains on rows that clients condensed and on their soft labels."""
+"""FedAF: condensed rows and soft labels of clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedAMP: personal models, pulled towards those of similar clients."""
+"""FedAMP: personal models near those of like clients."""
 
 from __future__ import annotations
 

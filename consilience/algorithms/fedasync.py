@@ -1,4 +1,4 @@
-"""FedAsync: every reply updates the global model at once; stale replies count less."""
+"""FedAsync: each reply updates the model at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedAvg: local SGD at the clients, a weighted average at the server."""
+"""FedAvg: local SGD, then a weighted average."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedBuff: asynchronous; the server applies the mean of a buffer of updates, stale ones scaled down."""
+"""FedBuff: asynchronous mean of a buffer of updates."""
 
 from __future__ import annotations
 

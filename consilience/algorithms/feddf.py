@@ -1,4 +1,4 @@
-"""FedDF: the server distils the clients' ensemble into one model, on rows without labels."""
+"""FedDF: ensemble distillation on unlabelled rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedDM: clients send synthetic data, the server trains on them."""
+"""FedDM: the server trains on clients' synthetic rows."""
 
 from __future__ import annotations
 

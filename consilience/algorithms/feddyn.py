@@ -1,4 +1,4 @@
-"""FedDyn: a dynamic regulariser that aligns local and global optima."""
+"""FedDyn: dynamic regularisation of local losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedFa: weights from training accuracy and from how often a client took part."""
+"""FedFa: weights by accuracy and participation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedGen: distillation without data, through a generator of features."""
+"""FedGen: data-free distillation by a generator."""
 
 from __future__ import annotations
 

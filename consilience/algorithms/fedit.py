@@ -1,4 +1,4 @@
-"""FedIT: the average of low-rank adapters, factor by factor."""
+"""FedIT: averages LoRA adapters factor by factor."""
 
 from __future__ import annotations
 

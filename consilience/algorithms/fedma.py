@@ -1,4 +1,4 @@
-"""FedMA: hidden units are matched before they are averaged."""
+"""FedMA: matches hidden units before averaging."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedNova: updates are normalised by their number of local steps before averaging."""
+"""FedNova: updates normalised by local steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedProx:FedSplit: FedSplit with FedProx's inexact local solver."""
+"""FedProx:FedSplit: FedSplit with inexact local steps."""
 
 from __future__ import annotations
 

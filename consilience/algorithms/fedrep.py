@@ -1,4 +1,4 @@
-"""FedRep: clients train their own head, then the shared representation."""
+"""FedRep: trains the own head, then the shared body."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedSiam-DA: siamese local training, dual aggregation."""
+"""FedSiam-DA: siamese training, dual aggregation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedSplit: operator splitting whose fixed point minimises the global loss."""
+"""FedSplit: operator splitting, exact fixed point."""
 
 from __future__ import annotations
 

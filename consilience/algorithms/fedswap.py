@@ -1,4 +1,4 @@
-"""FedSwap: random pairs of clients swap models between averages."""
+"""FedSwap: random model swaps between averages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FFA-LoRA: low-rank adapters with A frozen; only B is trained."""
+"""FFA-LoRA: LoRA with A frozen; only B is trained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FlexLoRA: products of adapters are averaged and decomposed again to each client's rank."""
+"""FlexLoRA: averages LoRA products, any client rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FLoRA: products of adapters are summed exactly and merged into the model."""
+"""FLoRA: merges LoRA products into the model exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HetLoRA: low-rank adapters of different ranks, zero-padded and weighted by their norm."""
+"""HetLoRA: zero-padded LoRA of different ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hierarchical federated averaging: clients, edge servers, cloud."""
+"""Hierarchical FedAvg: clients, edge servers, cloud."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hierarchical averaging: clients into cluster means, cluster means into the global model."""
+"""Hierarchical averaging: equal weight per cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""IFCA: several models; every client trains the one that fits its data best."""
+"""IFCA: clients choose the cluster model that fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Krum: the reply that is closest to its nearest neighbours."""
+"""Krum: the reply closest to its nearest neighbours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local training only, without any exchange: the lower baseline."""
+"""Lower baseline: local training without exchange."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Multi-Krum: the mean of the replies with the best Krum scores."""
+"""Multi-Krum: the mean of replies with best scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SimAgg: each tensor is averaged with its own weights, larger for clients near the mean."""
+"""SimAgg: weights per tensor by distance to the mean."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SimFedSwap: clients with the least similar models swap them between averages."""
+"""SimFedSwap: dissimilar models swap between averages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SimProx: aggregation weights from the similarity of models and from how far each moved."""
+"""SimProx: weights by model similarity and distance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffered SimProx: asynchronous, with SimProx's weights over a buffer of updates."""
+"""Buffered SimProx: asynchronous SimProx weights."""
 
 from __future__ import annotations
 
