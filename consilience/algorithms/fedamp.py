@@ -1,4 +1,4 @@
-"""FedAMP: personal models near those of like clients."""
+"""FedAMP: personal models mixed by their similarity."""
 
 from __future__ import annotations
 
