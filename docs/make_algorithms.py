@@ -1,4 +1,4 @@
-"""Writes the tables in algorithms.md: all they say is measured on the recipes, or read off recipes and parts.
+"""Writes the tables in algorithms.md from the recipes, their parts and one measured round of each recipe.
 
 `python docs/make_algorithms.py` writes them; with `--check` it fails if they are not up to date.
 """
@@ -54,7 +54,7 @@ HEADER = (
 
 
 def needed(name: str, clients: int) -> dict[str, Any]:
-    """Options of recipes that cannot be built without."""
+    """Required options of a recipe."""
     if name.startswith("duw_"):
         return {"weighting": ScheduleWeights(table=((1 / clients,) * clients,))}
     if name in ("fedaf", "feddm"):
@@ -80,12 +80,12 @@ class Counting(Vectorised):
 
 
 def build(name: str, clients: int = CLIENTS) -> Algorithm:
-    """The recipe with its defaults and what it cannot do without."""
+    """The recipe with its defaults and required options."""
     return algorithms.recipe(name)(**needed(name, clients))
 
 
 def engine(name: str = "") -> Counting:
-    """Alike clients with a small network that has all the heads any method asks for."""
+    """Clients of one distribution, and a small network with all heads that methods need."""
     draw = torch.Generator().manual_seed(0)
     clients = [
         (torch.randn(ROWS, *INPUTS, generator=draw), torch.randint(0, CLASSES, (ROWS,), generator=draw))
@@ -101,7 +101,7 @@ def engine(name: str = "") -> Counting:
 
 
 def described(name: str) -> dict[str, str]:
-    """What needs no run: the docstring's and the parts' share of a line."""
+    """Cells of a row that need no run, from the docstring and the parts."""
     algorithm, said = build(name), sections(name)
     return {
         "method": f"`{name}`",
@@ -114,7 +114,7 @@ def described(name: str) -> dict[str, str]:
 
 
 def measured(name: str, fedavg_work: float = 1.0) -> dict[str, str]:
-    """What a round of all clients shows: traffic per client, and multiplications per row, FedAvg's being one."""
+    """Cells from a round of all clients: traffic per client, and multiplications per row relative to FedAvg."""
     one, work = worked(name, engine(name))
     if name in PLAIN:  # on a network of its own
         fedavg_work = worked("fedavg", engine(name))[1]
@@ -130,14 +130,14 @@ def measured(name: str, fedavg_work: float = 1.0) -> dict[str, str]:
 def worked(name: str, counting: Counting) -> tuple[Round, float]:
     """A round of all clients, and its multiplications per row."""
     algorithm = build(name)
-    if name not in ("centralised", "dp_fedavg"):  # of which everyone takes part anyway
+    if name not in ("centralised", "dp_fedavg"):  # in which all clients take part anyway
         algorithm = dataclasses.replace(algorithm, selection=Everyone())
     one = next(run(algorithm, counting, rounds=1))
     return one, counting.flops / float(one.cohort.examples.sum())
 
 
 def sections(name: str) -> dict[str, str]:
-    """What the docstring says: the paper, and the labelled sentences."""
+    """The paper and the labelled sentences of the docstring."""
     text = inspect.getdoc(algorithms.recipe(name)) or ""
     paper, colon, _ = text.partition("\n")[0].partition(": ")
     found = {"paper": paper if colon and not paper.lower().startswith("no paper") else NONE}
@@ -148,7 +148,7 @@ def sections(name: str) -> dict[str, str]:
 
 
 def differences(part: Any, usual: Any, role: str = "") -> list[str]:
-    """Which parts are not those of FedAvg."""
+    """Names of the parts that differ from FedAvg's."""
     if part == usual:
         return []
     if isinstance(part, tuple):
@@ -167,7 +167,7 @@ def differences(part: Any, usual: Any, role: str = "") -> list[str]:
 
 
 def kept(name: str, start: tree.Tree) -> str:
-    """What server and clients remember beyond the global model, in models."""
+    """State of server and clients beyond the global model, in units of one model."""
     algorithm, model = build(name), tree.nbytes(start)
     few, many = (tree.nbytes(build(name, k).server.init(start, k)) / model for k in (CLIENTS, 2 * CLIENTS))
     each = (many - few) / CLIENTS
@@ -185,7 +185,7 @@ def amount(models: float) -> str:
 
 
 def number(value: float) -> str:
-    """Two digits; what a loss or a counter adds is left out."""
+    """Two decimals, so that the bytes of a loss or a counter do not show."""
     return f"{round(value, 2):g}" if value < 9.95 else f"{value:.0f}"
 
 
@@ -215,7 +215,7 @@ def options() -> str:
 
 
 def part_kinds() -> dict[str, type]:
-    """What algorithms are made of, by the options that name it."""
+    """The protocols of parts, by the option that takes them."""
     found: dict[str, type] = {}
     for name in algorithms.names():
         for key, option in options_of(algorithms.recipe(name)).items():

@@ -15,11 +15,11 @@ Recipe = Callable[..., Algorithm]
 
 
 def names() -> list[str]:
-    """Every algorithm: the modules of this package."""
+    """Names of all algorithms: the modules of this package."""
     return list(_modules())
 
 
-@functools.cache  # settings are read by asking for recipes hundreds of times
+@functools.cache  # reading settings looks up recipes hundreds of times
 def _modules() -> tuple[str, ...]:
     return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")))
 
@@ -33,7 +33,7 @@ def recipe(name: str) -> Recipe:
 
 
 def given(what: Any, key: str = "algorithm") -> Algorithm:
-    """An algorithm as it is, by the name of its recipe, or as a table of that name and options."""
+    """The algorithm itself, or the one built from a recipe's name or from a table of name and options."""
     if isinstance(what, Algorithm):
         return what
     table = {"name": what} if isinstance(what, str) else what

@@ -1,4 +1,4 @@
-"""What the recipes for low-rank adapters share."""
+"""Shared code of the recipes for low-rank adapters."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def adapted(
 
 
 def refuse_what_follows_factors(algorithm: Algorithm, why: str, *, steps: bool) -> None:
-    """Refuse memories, ledgers, channels and (`steps`) server steps that follow numbers of A and B over rounds."""
+    """Refuse memories, ledgers, channels and (`steps`) server steps that track entries of A and B over rounds."""
     client, server = algorithm.client, algorithm.server
     assert isinstance(client, LocalTraining) and isinstance(server, Averaging)
     following: list[tuple[str, object]] = [("memory", part) for part in client.memory]

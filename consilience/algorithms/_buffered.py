@@ -1,4 +1,4 @@
-"""What the asynchronous recipes have in common."""
+"""Shared code of the asynchronous recipes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from consilience.server.rules.buffered import Buffered
 
 
 def buffered(algorithm: Algorithm, **options: Any) -> Algorithm:
-    """The same algorithm without rounds to wait for: its server moves whenever its buffer is full."""
+    """Asynchronous form of an algorithm: the server updates the model whenever its buffer is full."""
     assert isinstance(algorithm.server, Averaging)
     return replace(algorithm, server=Buffered(averaging=algorithm.server, **options))

@@ -33,7 +33,7 @@ Optimiser = Literal["sgd", "adam", "adamw", "rmsprop", "adagrad", "adadelta", "a
 
 
 class Solving(TypedDict, total=False):
-    """How clients train."""
+    """Options of local training."""
 
     lr: Positive
     momentum: Decay
@@ -93,7 +93,7 @@ def averaged(
     ledgers: tuple[Ledger, ...] = (),
     channel: Channel | None = None,
 ) -> Algorithm:
-    """Local training from the global model, then a weighted average: what most recipes start from."""
+    """Local training from the global model, then a weighted average: the basis of most recipes."""
     if lr_schedule is not None and lr_decay != 1:
         raise Invalid(
             f"lr_decay = {lr_decay:g} and lr_schedule = {lr_schedule!r} both set the rate of a round: give one"
@@ -133,7 +133,7 @@ def averaged(
 def _solver(
     optimiser: Optimiser | Solver, *, lr: float, momentum: float, weight_decay: float, lr_decay: float
 ) -> Solver:
-    """The named solver with the options that recipes share; a part has its own."""
+    """The named solver with the shared options; a solver given as a part has its own."""
     if optimiser is None:
         raise Invalid("optimiser = None is no optimiser: leave it out for plain SGD, or name one, such as 'adam'")
     if not isinstance(optimiser, str):
@@ -149,7 +149,7 @@ def _solver(
 
 
 def recipe(build: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
-    """Marks a recipe: its options are read and checked as those of a config are, and idle ones are refused."""
+    """Decorator of recipes: options are read and checked as in a config, and those without effect are refused."""
     return checked(build, options_of(averaged))
 
 
@@ -165,7 +165,7 @@ def with_terms(
 
 
 def refuse_misfits(algorithm: Algorithm) -> Algorithm:
-    """The algorithm itself; refused if its client listens for what its server never tells, or the other way round."""
+    """Return the algorithm; refuse it if its client expects what its server never sends, or the other way round."""
     client, server = algorithm.client, algorithm.server
     if not isinstance(client, LocalTraining) or not isinstance(server, Averaging):
         return algorithm

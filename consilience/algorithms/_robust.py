@@ -1,4 +1,4 @@
-"""What the recipes with a robust combining rule share."""
+"""Shared code of the recipes with a robust combining rule."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from consilience.server.protocols import Combine
 
 
 def robust(combine: Combine, mix: Faulty | None, common: Common) -> Algorithm:
-    """Local training, then a robust merge; with `mix`, replies are first mixed with their nearest neighbours.
+    """Local training, then robust aggregation; with `mix`, replies are first mixed with their nearest neighbours.
 
     Every reply counts the same unless a weighting is given, since a client could claim any number of examples.
     """

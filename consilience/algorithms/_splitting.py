@@ -1,4 +1,4 @@
-"""What FedSplit's recipes share: their options, and how they are put together."""
+"""Shared code of FedSplit's recipes: options and construction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from consilience.server.rules.splitting import Splitting
 
 
 class Local(Solving, total=False):
-    """Of the options that recipes share, those of the client: this server has no other combine or step."""
+    """The shared options that concern the client; this server accepts no other combine or step."""
 
     selection: Selection
     terms: tuple[Term, ...]
@@ -36,7 +36,7 @@ def splitting(
     weighting: Weighting | None,
     **local: Unpack[Local],
 ) -> Algorithm:
-    """Local training towards prox at 2x - z, started at x; z moves with it, and x is the mean of every z."""
+    """Local training from x towards prox(2x - z); then z is updated, and x is the mean of all z."""
     step = check_value("step", step, Positive)
     lr, momentum = local.get("lr", 0.01), local.get("momentum", 0.0)
     if local.get("optimiser", "sgd") == "sgd" and lr >= 2 * (1 + momentum) * step:

@@ -1,4 +1,4 @@
-"""What FedSwap and SimFedSwap share."""
+"""Shared code of FedSwap and SimFedSwap."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def swapped(
     training: TrainingVariant | None,
     **common: Unpack[Common],
 ) -> Algorithm:
-    """h1 x `epochs` local epochs, then a swap, or after every h2-th time an average; participants held in between."""
+    """h1 x `epochs` local epochs, then a swap, or every h2-th time an average; participants are fixed in between."""
     base = averaged(**common)
     client, server = base.client, base.server
     assert isinstance(client, LocalTraining) and isinstance(server, Averaging)
@@ -66,7 +66,7 @@ def swapped(
 
 
 def _room(selection: Selection) -> Count | Fraction | None:
-    """How many clients a selection can choose, where its settings say."""
+    """The number or fraction of clients that a selection chooses, if its settings fix it."""
     if isinstance(selection, Uniform):
         return selection.count or selection.fraction
     return selection.fraction if isinstance(selection, SlidingWindow) else None

@@ -1,4 +1,4 @@
-"""AFL: as good as possible on the worst mixture of clients."""
+"""AFL: minimises the loss of the worst client mixture."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def afl(*, lambda_lr: Positive = 0.1, **common: Unpack[Common]) -> Algorithm:
 
     lambda starts uniform; F_k is client k's loss at the model it was sent.
 
-    Use when: no client may be left behind, and the mixture of clients met later is unknown.
-    Not when: clients are many or noisy: it then follows whoever has the worst loss.
+    Use when: the model must work for every client, and the mixture of clients in later use is unknown.
+    Not when: clients are many or noisy: the one with the largest loss then dominates.
     """
     # Paper: one stochastic gradient step of w a round. Here: local training, which is that step with one full batch.
     common.setdefault("weighting", AgnosticWeights(step_size=lambda_lr))

@@ -1,4 +1,4 @@
-"""Bulyan: Krum over and over, then the values nearest to the median."""
+"""Bulyan: repeated Krum, then a mean near the median."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def bulyan(
     f: faulty replies expected, a number or a share of the replies; n >= 4f + 3. With `mix`, nearest-neighbour mixing
     (Allouah et al. 2023) comes first.
 
-    Use when: some clients may be hostile and each coordinate must be safe, with n >= 4f + 3.
-    Not when: few clients reply, or honest clients differ strongly: much of what they know is thrown away.
+    Use when: some clients may be malicious and each coordinate must be protected, with n >= 4f + 3.
+    Not when: few clients reply, or honest clients differ strongly: many honest replies are then discarded.
     """
     return robust(Bulyan(f=f, neighbours=neighbours), f if mix else None, common)

@@ -1,4 +1,4 @@
-"""All data in one place: the ceiling that federated learning is measured against."""
+"""Upper baseline: training on the pooled data."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def centralised(**common: Unpack[Common]) -> Algorithm:
 
     `consilience run` and `train` pool the federation for it; elsewhere give the engine `federation.pooled()`. A round
     has as many steps as all clients of FedAvg do together, one after the other: equal rounds are equal work. The
-    optimiser's state starts afresh every round, as everywhere.
+    optimiser's state is reset every round, as in every recipe.
 
-    Use when: you want to know what the same model and solver could reach if the data could be moved.
-    Not when: they cannot; this is no federated method.
+    Use when: you need an upper baseline: what the same model and solver reach on pooled data.
+    Not when: data may not be moved: this is not a federated method.
     """
     common.setdefault("selection", Pooled())
     return averaged(**common)

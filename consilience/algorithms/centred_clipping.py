@@ -1,4 +1,4 @@
-"""Centred clipping: nobody moves the model far."""
+"""Centred clipping: bounds every client's update."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def centred_clipping(
 ) -> Algorithm:
     """Karimireddy et al. 2021: v <- v + mean_k (w_k - v) min(1, tau / |w_k - v|), from the broadcast model.
 
-    Without `tau` it is the median of the |w_k - v|. With `mix`, nearest-neighbour mixing (Allouah et al. 2023) with
+    `tau` defaults to the median of the |w_k - v|. With `mix`, nearest-neighbour mixing (Allouah et al. 2023) with
     that f comes first.
 
-    Use when: some clients may send updates of any size, and a sum of bounded updates is wanted.
-    Not when: honest updates differ in size by orders of magnitude for good reasons.
+    Use when: some clients may send very large updates, which should be bounded rather than dropped.
+    Not when: honest updates differ in size by orders of magnitude.
     """
     return robust(CentredClipping(tau=tau, iterations=iterations), mix, common)

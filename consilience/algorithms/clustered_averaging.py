@@ -1,4 +1,4 @@
-"""Clustered averaging: each cluster of clients trains a model of its own."""
+"""Clustered averaging: one model per cluster."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def clustered_averaging(
     Clusters are formed once, from the updates of the first cohort (average linkage), or given as `groups`; the global
     model is the plain mean of the clusters' models.
 
-    Use when: clients fall into a few kinds whose tasks conflict, and each kind may have a model of its own.
-    Not when: one model must serve all, or the first cohort does not hold every kind of client.
+    Use when: clients form a few groups with conflicting tasks, and each group may have its own model.
+    Not when: one model must serve all, or the first cohort lacks some of the groups.
     Cost: the server keeps a model for each cluster and compares the pairs of the first cohort.
     """
     return replace(averaged(**common), server=ClusteredAveraging(clusters=clusters, metric=metric, groups=groups))

@@ -1,4 +1,4 @@
-"""Clustered federated learning: clients are told apart by the directions in which they pull."""
+"""Clustered FL: clusters by direction of updates."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def clustered_fl(
     max_clusters: Count = 8,
     **common: Unpack[Common],
 ) -> Algorithm:
-    """Sattler et al. 2020: FedAvg in a cluster, cut in two when |mean update| < eps_1 while max |update| > eps_2.
+    """Sattler et al. 2020: FedAvg in each cluster, split in two when |mean update| < eps_1 while max |update| > eps_2.
 
-    The cut minimises the largest cosine similarity of updates across it; it is refused unless sqrt((1 - a) / 2) > gamma
-    for that similarity a. Both parts go on from the same model. `eps_1`, `eps_2` and `warm_up` are those of the
-    authors' code and depend on model and learning rate. A cluster is only cut in a round in which all its clients
-    reply. The model that is tested is that of the largest cluster: judge the clients' own ones, too.
+    The split minimises a, the largest cosine similarity between updates of its two parts, and is rejected unless
+    sqrt((1 - a) / 2) > gamma. Both parts continue from the same model. `eps_1`, `eps_2` and `warm_up` are those of the
+    authors' code and depend on model and learning rate. A cluster is split only in a round in which all its clients
+    reply. The largest cluster's model is evaluated as the global one: evaluate the clients' own models, too.
 
-    Use when: clients fall into kinds that contradict each other, and you do not know how many.
+    Use when: clients form groups with conflicting tasks, and the number of groups is unknown.
     Not when: few clients take part in a round, or updates differ by noise alone; the thresholds need tuning.
     Cost: the server compares all pairs of a cluster, O(m^2 P), and keeps `max_clusters` models.
     """

@@ -17,7 +17,7 @@ def coordinate_median(*, mix: Faulty | None = None, **common: Unpack[Common]) ->
 
     Needs no f. With `mix`, nearest-neighbour mixing (Allouah et al. 2023) with that f comes first.
 
-    Use when: up to half of the clients may be hostile and nothing is known of them.
+    Use when: fewer than half of the clients may be malicious, and their number is unknown.
     Not when: labels are skewed: the median of heterogeneous models fits no client.
     """
     return robust(Median(), mix, common)

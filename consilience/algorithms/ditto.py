@@ -1,4 +1,4 @@
-"""Ditto: a personal model with a proximal term towards the global one."""
+"""Ditto: personal models kept near the global one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from consilience.core.settings import NonNegative
 def ditto(*, lam: NonNegative = 0.1, **common: Unpack[Common]) -> Algorithm:
     """Li et al. 2021: beside FedAvg's model w, each client k trains its own v_k on F_k(v) + lam/2 |v - w^t|^2.
 
-    v_k never leaves the client and does not touch w. FedAvg's traffic, twice its arithmetic; clients remember a model.
+    v_k never leaves the client and does not affect w. FedAvg's traffic, twice its computation; clients keep a model.
     Terms, memory and personal layers act on w.
 
-    Use when: every client needs a model of its own that stays near a fair, robust common one.
+    Use when: every client needs its own model, kept close to the global one.
     Not when: clients have too few rows to train twice, or one model must serve all.
     """
     # Paper: the personal solver may take other steps and another rate than the global one. Here: the same batches and

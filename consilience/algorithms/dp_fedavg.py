@@ -1,4 +1,4 @@
-"""DP-FedAvg: federated averaging that hides whether any one client took part."""
+"""DP-FedAvg: client-level differential privacy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from consilience.server.rules.private_averaging import AdaptiveBound, PrivateAve
 
 
 class Local(Solving, total=False):
-    """What may be chosen freely: who takes part, and how much each counts, is part of the privacy proof."""
+    """Options that can be changed; selection and weights cannot, since the privacy proof fixes them."""
 
     terms: tuple[Term, ...]
     step: Step
@@ -38,14 +38,15 @@ def dp_fedavg(
     """McMahan et al. 2018: w <- w + (sum_k clip(w_k - w, bound) + N(0, (noise bound)^2)) / (rate K).
 
     Each of K clients takes part with probability `rate`. The models of all rounds together are (epsilon, delta)-private
-    with respect to adding or removing one client; `epsilon`, if given, is a budget that is never exceeded. There are no
-    other weights and selections: those by similarity, loss or size depend on other clients' data. Noise and sampling
-    come from the operating system; with `noise_seed` they can be repeated, and the run is not private.
-    With `quantile`, the bound adapts until so many of the updates are not clipped (Andrew et al. 2021), from `bound`
-    on, by steps of `bound_lr`, and by a count with noise of deviation `count_noise` (a twentieth of rate K).
+    with respect to adding or removing one client; `epsilon`, if given, is a budget that is never exceeded. Other
+    weightings and selections are not supported: by similarity, loss or size they depend on other clients' data. Noise
+    and sampling use the operating system's generator; with `noise_seed` they can be repeated, and the run is not
+    private. With `quantile`, the bound starts at `bound` and adapts, at rate `bound_lr`, until this share of the
+    updates is not clipped (Andrew et al. 2021); their count gets noise of standard deviation `count_noise` (default:
+    rate K / 20).
 
-    Use when: the model will be published, and no single client may be recognised in it.
-    Not when: there are few clients: noise for ten of them drowns what they learn.
+    Use when: the model will be published and must not reveal whether a client took part.
+    Not when: there are few clients: with ten of them the noise outweighs the updates.
     """
     adaptive = None
     if quantile is not None:

@@ -1,4 +1,4 @@
-"""DUW-FedAvg: FedAvg with aggregation weights that were learned for every round and client."""
+"""DUW-FedAvg: learned weights per round and client."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def duw_fedavg(
 ) -> Algorithm:
     """Nakai-Kasai and Wadayama 2022: w <- sum_k Theta[t, k] w_k, Theta learned by deep unfolding.
 
-    `schedule` is the file that `consilience learn` or `learn_schedule` wrote; without one the algorithm can be learned
-    for, but not run. `weighting=ScheduleWeights(table=...)` gives the weights themselves. `rule` is the file of a rule
-    that was fitted to learned weights (`consilience learn --rule FILE`), for other clients; `rule_rounds` says over how
-    many rounds its weights are to change, if not over as many as it was learned for.
+    `schedule` is the file that `consilience learn` or `learn_schedule` wrote; without one weights can be learned, but
+    the algorithm cannot run. `weighting=ScheduleWeights(table=...)` takes the weights themselves. `rule` is the file of
+    a rule fitted to learned weights (`consilience learn --rule FILE`), for other clients; `rule_rounds` is the number
+    of rounds over which its weights change (default: the number it was learned for).
 
-    Use when: the same clients train again and again, so that learning the weights pays, and differ in labels, speed or
+    Use when: the same clients train repeatedly, so that learning the weights pays off, and differ in labels, speed or
     reliability.
-    Not when: clients are many, change or come once; the weights belong to one start model and number of rounds.
+    Not when: clients are many or change; the weights are learned for one initial model and number of rounds.
     Cost: hundreds of whole runs to learn the weights; then FedAvg's.
     """
     if not rule:

@@ -1,4 +1,4 @@
-"""DUW-FedNova: clients whose steps are scaled to go equally far, and learned aggregation weights."""
+"""DUW-FedNova: scaled local steps, learned weights."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from consilience.server.rules.paced_averaging import PacedAveraging
 def duw_fednova(*, schedule: str = "", **common: Unpack[Common]) -> Algorithm:
     """Nakai-Kasai and Wadayama 2022, Algorithm 5: steps lr (tau_eff / tau_k) g, then w <- sum_k Theta[t, k] w_k.
 
-    Not FedNova's own trajectory, which rescales only the sum of the steps: `fednova` is that.
+    This differs from FedNova (`fednova`), which rescales only the sum of the steps.
 
     Use when: as DUW-FedAvg, with clients that do unequal numbers of steps.
-    Not when: clients cannot say their steps before a round.
-    Cost: as DUW-FedAvg; each client says one number before every round.
+    Not when: clients cannot report their number of steps before a round.
+    Cost: as DUW-FedAvg; each client sends one number before every round.
     """
     # Paper: the loop runs over tau = 0 .. tau_k, one step too many for eq (5). Here: tau_k steps.
     common.setdefault("weighting", ScheduleWeights(path=schedule))

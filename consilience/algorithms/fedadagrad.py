@@ -18,8 +18,8 @@ def fedadagrad(
 
     d = sum_k (N_k / N) (w_k - w). No bias correction; v starts at 0.
 
-    Use when: gradients are sparse, as with rare words, and the server's rate is hard to set.
-    Not when: runs are long: its steps only shrink.
+    Use when: gradients are sparse, as with rare words, and the server's learning rate is hard to set.
+    Not when: runs are long: its step sizes only decrease.
     """
     common.setdefault("step", AdagradStep(lr=server_lr, beta1=beta1, tau=tau))
     return averaged(**common)

@@ -25,7 +25,7 @@ def fedadam(
     d = sum_k (N_k / N) (w_k - w). No bias correction; v starts at 0.
 
     Use when: coordinates need different step sizes, as in language models.
-    Not when: plain averaging converges well: two more settings to tune.
+    Not when: plain averaging converges well: this adds settings to tune.
     """
     common.setdefault("step", AdamStep(lr=server_lr, beta1=beta1, beta2=beta2, tau=tau))
     return averaged(**common)

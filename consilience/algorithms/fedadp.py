@@ -1,4 +1,4 @@
-"""FedAdp: clients whose update points where the average points count more."""
+"""FedAdp: weights by angle to the mean gradient."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def fedadp(*, beta: Positive = 7.0, **common: Unpack[Common]) -> Algorithm:
 
     h(a) = beta (1 - exp(-exp(-beta (a - 1)))).
 
-    Use when: most clients agree and a few pull elsewhere.
-    Not when: the odd ones out hold what the others lack.
+    Use when: most updates agree and a few point in other directions.
+    Not when: the clients that differ have classes or features that the others lack.
     Cost: FedAvg's; one angle per client at the server.
     """
     common.setdefault("weighting", FedAdpWeights(beta=beta))

@@ -1,4 +1,4 @@
-"""FedAF: clients condense their rows together, the server trains on them and on the clients' soft labels."""
+"""FedAF: condensed rows and soft labels of clients."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def fedaf(
     server_batch_size: Count = 256,
     **common: Unpack[Common],
 ) -> Algorithm:
-    """Wang et al. 2024: clients learn `per_class` rows a class that agree with all clients' V_c; the server trains.
+    """Wang et al. 2024: clients condense their data to `per_class` rows a class; the server trains on them.
 
     Client: min_s sum_c |mean f(x_c; w') - mean f(s_c; w')|^2 + agreement SW^2(mean z(s_c; w'), V_c), where
     w' = keep w + (1 - keep) w~. Server: min_w CE(s; w) + knowledge mean_c (KL(R_c | T_c) + KL(T_c | R_c)) / 2, where
     V_c, R_c are mean outputs and soft labels of the real rows of class c, T_c soft labels of the synthetic ones.
-    `lr`, `optimiser`, `epochs` and `batch_size` are those of the synthetic rows; rows of other than dense models need
-    `shape`. Traffic up: rows and class means instead of a model.
+    `lr`, `optimiser`, `epochs` and `batch_size` are those of the synthetic rows; models whose first
+    layer is not dense need `shape`. Traffic up: rows and class means instead of a model.
 
     Use when: rounds are few, labels are very skewed, and sending small synthetic sets is acceptable.
     Not when: synthetic rows may reveal too much (of a class with few rows, `start` = means sends nearly these rows).

@@ -1,4 +1,4 @@
-"""FedAMP: clients that are alike help each other."""
+"""FedAMP: personal models mixed by their similarity."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def fedamp(
     u_k = (1 - sum_{j != k} xi_kj) w_k + sum_{j != k} xi_kj w_j, xi_kj = alpha A'(|w_k - w_j|^2), A = 1 - exp(-x/sigma).
     attention = "cosine" is the paper's HeurFedAMP. FedAvg's traffic; the server keeps all K models.
 
-    Use when: clients come in unknown kinds and should learn from those like them.
+    Use when: clients form unknown groups and should learn from similar clients.
     Not when: there are thousands of clients: the server keeps a model for each.
     """
     # Paper: does not say where the local solver starts. Here: at u_k, so that clients need no state to train from.

@@ -1,4 +1,4 @@
-"""FedAsync: every reply moves the global model, the older the less."""
+"""FedAsync: each reply updates the model at once."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def fedasync(
 ) -> Algorithm:
     """Xie et al. 2019: w <- (1 - a) w + a w_k with a = alpha s(tau), one reply at a time; F_k(v) + mu/2 |v - w|^2.
 
-    A round is one reply (`buffer` of them are averaged first). `concurrency` clients are at work at any time, all that
-    the selection names unless it is given; s is `polynomial` with power 1/2, or `constant`, or `hinge`.
+    A round is one reply (`buffer` of them are averaged first). `concurrency` clients train at any time (default: all
+    that are selected); s is `polynomial` with power 1/2, or `constant`, or `hinge`.
 
     Use when: clients differ much in speed, and waiting for the slowest would waste most of the time.
-    Not when: one reply at a time is too noisy (few rows, strong skew), or the server must only see sums: fedbuff.
+    Not when: one reply at a time is too noisy (few rows, strong skew), or the server may see only sums: use fedbuff.
     """
     proximal = with_terms(averaged(**common), Proximal(mu=mu)) if mu else averaged(**common)
     old = staleness or PolynomialStaleness(power=0.5)

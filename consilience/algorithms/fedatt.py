@@ -1,4 +1,4 @@
-"""FedAtt: layer-wise attention decides how much each client counts."""
+"""FedAtt: aggregation weights by layer-wise attention."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def fedatt(
 ) -> Algorithm:
     """Ji et al. 2019: w^l <- w^l - epsilon sum_k softmax_k(|w^l - w_k^l|_p) (w^l - w_k^l) for every layer l.
 
-    As printed, far clients count more. `noise` is the deviation of Gaussian noise added to the new parameters.
+    As printed, distant clients get more weight. `noise`: standard deviation of Gaussian noise on the new parameters.
 
-    Use when: the clients that learned most should count most, layer by layer.
-    Not when: clients may diverge or attack (who goes furthest wins), or the server must see sums alone.
+    Use when: clients whose model changed most should get most weight, layer by layer.
+    Not when: clients may diverge or attack (large updates get more weight), or the server may see only sums.
     Cost: O(m P) at the server.
     """
     common.setdefault("combine", Attention(epsilon=epsilon, p=p))

@@ -1,4 +1,4 @@
-"""FedAvg: clients train, the server averages."""
+"""FedAvg: local SGD, then a weighted average."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def fedavg(**common: Unpack[Common]) -> Algorithm:
 
     `weighting=UniformWeights()` gives the plain mean that some papers call FedAvg.
 
-    Use when: clients are alike, or as the line that everything else is compared with.
+    Use when: clients have similar data, or as the baseline.
     Not when: clients are heterogeneous and do many local steps: it then converges away from the optimum.
     """
     return averaged(**common)

@@ -16,8 +16,8 @@ def fedavgm(*, server_lr: Positive = 1.0, beta: Decay = 0.9, **common: Unpack[Co
 
     With `beta = 0` and `server_lr = 1` it is `fedavg`.
 
-    Use when: rounds pull in different directions, as with few, heterogeneous clients a round.
-    Not when: all clients take part and the average is steady already.
+    Use when: updates vary from round to round, as with few, heterogeneous clients a round.
+    Not when: all clients take part and the updates are already stable.
     """
     common.setdefault("step", MomentumStep(lr=server_lr, beta=beta))
     return averaged(**common)

@@ -1,4 +1,4 @@
-"""FedBuff: the server moves by the mean of a few updates, whoever sent them and however old they are."""
+"""FedBuff: asynchronous mean of a buffer of updates."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def fedbuff(
 ) -> Algorithm:
     """Nguyen et al. 2022: w <- w + 1/K sum_k s(tau_k) (w_k - w_sent,k) over a buffer of K replies, s = (1 + tau)^-1/2.
 
-    `concurrency` clients are at work at any time, all that the selection names unless it is given. The paper's server
-    rate and momentum are the `step` (`momentum`, `adam`).
+    `concurrency` clients train at any time (default: all that are selected). For the paper's server learning rate and
+    momentum set `step` (`momentum`, `adam`).
 
-    Use when: clients differ much in speed, and nothing but a sum of their updates shall be read.
+    Use when: clients differ much in speed, and the server may see only sums of updates.
     Not when: clients are equally fast: then a synchronous round costs no more time and has no stale updates.
     """
     # Paper: a client may be in a buffer twice. Here: once, because its second turn would start from the same model.

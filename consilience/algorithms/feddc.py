@@ -17,11 +17,11 @@ from consilience.server.averaging.weighting.by_size import UniformWeights
 def feddc(*, alpha: NonNegative = 0.1, **common: Unpack[Common]) -> Algorithm:
     """Gao et al. 2022: clients minimise F_i(w) + alpha/2 |h_i + w - w^t|^2 + <g - g_i, w>, then h_i <- h_i + w_i - w^t.
 
-    g_i is the client's last mean gradient (its move over K eta) and g their mean, as in SCAFFOLD; the server sets
-    w = mean_S w_i + mean h_i. Twice FedAvg's traffic each way; clients remember two models. Plain SGD only.
+    g_i is the client's last mean gradient (its update over K eta) and g their mean, as in SCAFFOLD; the server sets
+    w = mean_S w_i + mean h_i. Twice FedAvg's traffic each way; clients keep two models. Plain SGD only.
 
-    Use when: clients drift over many local steps and take part often enough to keep a drift.
-    Not when: participation is rare: what a client remembers is stale.
+    Use when: clients drift over many local steps and take part often.
+    Not when: participation is rare: the drift that clients store is then stale.
     """
     # Paper: the mean of w_i + h_i, weighted by examples. Here: the drifts of all clients, not of this round's alone,
     # and plain means, because the authors' code does so; with full participation and equal sizes it is the same.

@@ -1,4 +1,4 @@
-"""FedDF: the server distils the clients' ensemble into one model, on rows without labels."""
+"""FedDF: ensemble distillation on unlabelled rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def feddf(
     noise_rows. Classification only.
 
     Use when: labels are skewed and the server has unlabelled rows that look like the clients'.
-    Not when: the server has no such rows, or may not see single models.
+    Not when: the server has no such rows, or may not see individual models.
     Cost: FedAvg's for clients; the server passes all public rows through every model, and trains `server_steps` steps.
     """
     # Paper: up to 10,000 steps, stopped early by a validation set; clients of several architectures; 1-bit networks.

@@ -1,4 +1,4 @@
-"""FedDM: clients send synthetic data, the server trains on them."""
+"""FedDM: the server trains on clients' synthetic rows."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def feddm(
     """Xiong et al. 2023: client k learns `per_class` rows a class that match its class means under models near w^t.
 
     min_s sum_c |mean f(x_c; w') - mean f(s_c; w')|^2 with |w' - w^t| <= radius; the server then trains w on all s, and
-    stays within the radius, too (0: clients use w^t alone, and the server goes as far as it likes).
-    `lr`, `optimiser`, `epochs` and `batch_size` are those of the synthetic rows; rows of other than dense models need
-    `shape`. Traffic up: rows instead of a model.
+    stays within the radius, too (0: clients use w^t alone, and the server is not bounded).
+    `lr`, `optimiser`, `epochs` and `batch_size` are those of the synthetic rows; models whose first
+    layer is not dense need `shape`. Traffic up: rows instead of a model.
 
-    Use when: rounds are few and dear, and sending small synthetic sets is acceptable.
-    Not when: synthetic rows may reveal too much, or inputs are not pictures or features.
+    Use when: communication rounds are expensive, and sending small synthetic sets is acceptable.
+    Not when: synthetic rows may reveal too much, or inputs are not images or feature vectors.
     """
     # Paper: w' Gaussian around w^t, cut off at the radius; SGD of rate 1 on the rows. Here: w' in a uniform direction
     # at a uniform distance, so that models of any size get near and far ones alike; Adam, because the right rate of SGD

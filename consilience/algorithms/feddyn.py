@@ -1,4 +1,4 @@
-"""FedDyn: a regulariser that moves until local and global optima agree."""
+"""FedDyn: dynamic regularisation of local losses."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def feddyn(*, alpha: Positive = 0.1, **common: Unpack[Common]) -> Algorithm:
     """Acar et al. 2021: clients minimise F_k(w) - <g_k, w> + alpha/2 |w - w^t|^2, then g_k <- g_k - alpha (w_k - w^t).
 
     The server keeps h <- h - alpha (1/N) sum_S (w_k - w^t) over all N clients and sets w = mean_S w_k - h / alpha.
-    FedAvg's traffic; clients remember one model.
+    FedAvg's traffic; clients keep one model.
 
-    Use when: the true optimum of all clients together is wanted with many local steps.
-    Not when: few clients take part: its memories are stale and it can diverge.
+    Use when: you need the minimiser of the global loss despite many local steps.
+    Not when: few clients take part: the stored gradients are then stale, and it can diverge.
     """
     common.setdefault("weighting", UniformWeights())
     terms = (Linear(remembered="gradient"), Proximal(mu=alpha))

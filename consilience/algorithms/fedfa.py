@@ -1,4 +1,4 @@
-"""FedFa: weights from training accuracy and from how often a client took part."""
+"""FedFa: weights by accuracy and participation."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def fedfa(*, gamma: Probability = 0.5, **common: Unpack[Common]) -> Algorithm:
     client's own training rows.
 
     Use when: a published comparison needs it.
-    Not when: accuracy should be rewarded: its formula does the opposite of its text.
-    Cost: one more pass forward over the client's rows, two numbers up.
+    Not when: accurate clients should get more weight: the formula does the opposite of the paper's text.
+    Cost: one more forward pass over the client's rows, two more numbers up.
     """
     # Text: accurate clients count more. Here: the printed formula, which does the opposite, as the authors' code does.
     common.setdefault("weighting", FedFaWeights(gamma=gamma))

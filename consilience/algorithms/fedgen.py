@@ -1,4 +1,4 @@
-"""FedGen: distillation without data, through a generator of features."""
+"""FedGen: data-free distillation by a generator."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def fedgen(
     """Zhu et al. 2021: the server learns G(y, e), features that the clients' classifiers take for label y.
 
     Clients minimise F_k + decay^t (alpha CE(head(G(y')), y') + beta KL(head(G(y)) || model(x))), y' drawn by its share
-    in the federation. Needs a linear last layer. Clients tell the share of every label; the generator is sent to all.
+    in the federation. Needs a linear last layer. Clients report their label shares; the generator is sent to all.
 
     Use when: labels are strongly skewed and the server has no data to distil with.
-    Not when: there are many classes and few rounds: the generator must learn first.
+    Not when: there are many classes and few rounds: the generator needs rounds to learn.
     """
     # Paper: batch norm in the generator, y' uniform in the authors' code. Here: none, since its statistics would be one
     # more state; y' by the counts that clients send, as the paper's p(y).

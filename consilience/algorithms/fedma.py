@@ -1,4 +1,4 @@
-"""FedMA: hidden units are matched before they are averaged."""
+"""FedMA: matches hidden units before averaging."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def fedma(*, passes: Count = 5, **common: Unpack[Common]) -> Algorithm:
     Layer by layer, by the Hungarian method (needs scipy), on chains of dense and convolutional layers with batch norm;
     other networks are refused.
 
-    Use when: clients' units lost their common order: many local steps, or models that were trained apart before.
-    Not when: rounds are short: from one start model units stay in place, and it is FedAvg at a higher price.
+    Use when: clients' hidden units differ in order: models that were trained separately, or many local steps.
+    Not when: rounds are short: units then keep their order, and the result is FedAvg's at a higher cost.
     Cost: FedAvg's traffic; the server solves an assignment problem for each client and hidden layer, O(units^3).
     """
     # Paper: a Bayesian model that can add units, so that the global model may outgrow the clients'; one round for each

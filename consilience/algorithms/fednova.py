@@ -1,4 +1,4 @@
-"""FedNova: updates are divided by the steps they took before they are averaged."""
+"""FedNova: updates normalised by local steps."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from consilience.server.rules.normalised_averaging import NormalisedAveraging
 def fednova(**common: Unpack[Common]) -> Algorithm:
     """Wang et al. 2020: w <- w - tau_eff sum_k (N_k / N) (w - w_k) / tau_k, tau_eff = sum_k (N_k / N) tau_k.
 
-    Local training is ordinary; with momentum or FedProx's term, tau_k is what the client's steps really add up to.
+    Local training is ordinary; with momentum or FedProx's term, tau_k is the sum of the client's step coefficients.
 
-    Use when: clients do unequal numbers of steps, which would bend FedAvg's objective.
-    Not when: all do the same work: it is FedAvg then.
+    Use when: clients do unequal numbers of steps, which would bias FedAvg's objective.
+    Not when: all do the same number of steps: it then equals FedAvg.
     Cost: FedAvg's.
     """
     plain = averaged(**common)

@@ -14,10 +14,10 @@ from consilience.core.settings import Count
 def fedper(*, layers: Count = 1, **common: Unpack[Common]) -> Algorithm:
     """Arivazhagan et al. 2019: FedAvg of the body; each client keeps and trains its own last `layers` layers.
 
-    The server's own head stays at its initial values: judge the clients' personal models.
+    The server's head keeps its initial values: evaluate the clients' personal models.
 
-    Use when: clients share features but label or weigh them in their own way.
-    Not when: one model must serve clients that were never trained.
+    Use when: clients share features but map them to labels differently.
+    Not when: one model must serve new clients.
     """
     common.setdefault("personal_layers", Head(layers=layers))
     return averaged(**common)

@@ -16,11 +16,11 @@ from consilience.core.settings import NonNegative
 def fedprox(*, mu: NonNegative = 0.1, report_gamma: bool = False, **common: Unpack[Common]) -> Algorithm:
     """Li et al. 2020: clients minimise F_k(w) + mu/2 |w - w_global|^2, as many steps as each can afford.
 
-    With `report_gamma` each reply says how inexactly: gamma = |grad h_k(w_k)| / |grad h_k(w_global)|, h_k that sum. It
-    costs each client two gradients over all its rows.
+    With `report_gamma` each reply has the inexactness gamma = |grad h_k(w_k)| / |grad h_k(w_global)|, where h_k is this
+    objective; it costs each client two gradients over all its rows.
 
     Use when: clients do many local steps, or unequal numbers of them.
-    Not when: the optimum itself matters: its limit is biased where clients differ; a large mu only slows everyone.
+    Not when: the exact optimum matters: the limit is biased where clients differ; a large mu slows all clients.
     Cost: FedAvg's.
     """
     # Paper: clients sampled with probability N_k/N, then a plain mean. Here: uniform sampling and a mean weighted by

@@ -1,4 +1,4 @@
-"""FedRep: first the head, then the representation."""
+"""FedRep: trains the own head, then the shared body."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from consilience.core.settings import Count
 def fedrep(*, head_epochs: Count = 1, layers: Count = 1, **common: Unpack[Common]) -> Algorithm:
     """Collins et al. 2021: `head_epochs` epochs on the client's own head alone, then `epochs` on the body alone.
 
-    Only the body is averaged. The server's own head stays at its initial values: judge the clients' personal models.
+    Only the body is averaged. The server's head keeps its initial values: evaluate the clients' personal models.
 
-    Use when: as FedPer, where the head should be fitted before the common layers move.
+    Use when: as FedPer, where the head should be fitted before the shared layers are trained.
     Not when: local rows are too few to fit a head alone.
     """
     common.setdefault("personal_layers", Head(layers=layers))

@@ -1,4 +1,4 @@
-"""FedSiam-DA: siamese local training, dual aggregation."""
+"""FedSiam-DA: siamese training, dual aggregation."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def fedsiam_da(
     """Yang et al. 2022: F_k(w) + mu (cos(z_past, z) - cos(p', sg z)/2 - cos(p, sg z')/2), then xi_k ~ cos(w_k, mean).
 
     The server averages twice: the plain mean f, then sum_k xi_k w_k with xi_k = cos(w_k, f) / sum_j cos(w_j, f). These
-    weights are nearly the plain mean's: compare_on = "updates" compares the updates, which do differ. Needs a model
-    with projection and prediction heads, such as model.name = "siamese"; `weighting` replaces the dual aggregation.
+    weights are nearly uniform; compare_on = "updates" compares updates, which differ more. Needs a model with
+    projection and prediction heads, such as model.name = "siamese"; `weighting` replaces the dual aggregation.
     Ablations: without `stop_gradient` (sg is the identity), without `predictor` (p = z); both off with `freeze_global`
     is the paper's eq 5 at twice this mu.
 
     Use when: representations drift apart and the model can have projection and prediction heads.
-    Not when: compute is short: each step passes three networks; in our runs it did not beat FedAvg.
+    Not when: compute is limited: each step runs three networks; in our runs it did not beat FedAvg.
     """
     dual = DualWeights(compare_on=compare_on, first_stage=first_stage)
     weighting, memory = common.setdefault("weighting", dual), common.get("memory", ())

@@ -1,4 +1,4 @@
-"""FedSplit: clients and server split one problem, and the fixed point is its true solution."""
+"""FedSplit: operator splitting, exact fixed point."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def fedsplit(
 ) -> Algorithm:
     """Pathak & Wainwright 2020: z_j <- z_j + 2 (prox_{step F_j}(2x - z_j) - x), then x = mean of every client's z_j.
 
-    The prox is approached by full-batch gradient steps from x, ten unless `epochs` says otherwise: enough of them make
-    it exact. `weights="examples"` minimises sum N_j F_j instead of sum F_j, a list of numbers sum p_j F_j. `keeps_z`:
-    the server keeps every z_j and sends each client its own; otherwise clients remember them. `relaxation` below 1
-    shortens the move of z_j, which keeps the fixed point and helps where losses are not convex; a `weighting` such as
-    simprox shortens it for each client by its weight over the largest, which keeps the fixed point, too.
+    The prox is approximated by full-batch gradient steps from x, ten unless `epochs` is given; with enough of them it
+    is exact. `weights="examples"` minimises sum N_j F_j instead of sum F_j, a list of numbers p_j sum p_j F_j.
+    `keeps_z`: the server keeps every z_j and sends each client its own; otherwise clients keep them. `relaxation` below
+    1 shortens the step of z_j, which helps where losses are not convex; a `weighting` such as simprox scales it for
+    each client by its weight over the largest weight. Both leave the fixed point unchanged.
 
     Use when: losses are convex, clients differ much, and most of them take part: the limit is the true minimiser.
-    Not when: few of many clients take part (x is a mean over all of them, and crawls), or networks are deep.
-    Cost: FedAvg's traffic; each client remembers a model (with `keeps_z` the server does, and sends it).
+    Not when: few of many clients take part (x is a mean over all of them and moves slowly), or networks are deep.
+    Cost: FedAvg's traffic; each client keeps a model (with `keeps_z` the server does, and sends it).
     """
     local.setdefault("batch_size", None)
     local.setdefault("epochs", 10)

@@ -1,4 +1,4 @@
-"""FedSwap: clients exchange models at random between averages."""
+"""FedSwap: random model swaps between averages."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def fedswap(
     training: TrainingVariant | None = None,
     **common: Unpack[Common],
 ) -> Algorithm:
-    """Chiu et al. 2020: after h1 local steps models swap in random pairs, after every h2-th time they are averaged.
+    """Chiu et al. 2020: after h1 local steps models swap in random pairs, every h2-th time they are averaged instead.
 
-    A step is `epochs` local epochs; a round is h1 of them and what ends them. `training` is another way to train than
-    plain local training, such as siamese.
+    A step is `epochs` local epochs; a round is h1 steps and the swap or average after them. `training` replaces
+    plain local training, by siamese for example.
 
-    Use when: labels are skewed and models may travel: each then sees more of the data between averages.
-    Not when: clients may not receive each other's models, or labels are alike.
+    Use when: labels are skewed: a model that is passed on is trained on more of the data between averages.
+    Not when: clients may not receive each other's models, or have similar label distributions.
     """
     # Paper: clients send each other their models. Here: through the server, because clients know the server alone; the
     # numbers are the same, the traffic is SimFedSwap's.

@@ -24,8 +24,8 @@ def fedyogi(
 
     d = sum_k (N_k / N) (w_k - w). No bias correction; v starts at 0.
 
-    Use when: as FedAdam, where the second moment should not forget quickly.
-    Not when: plain averaging converges well: two more settings to tune.
+    Use when: as FedAdam, where the second moment should change slowly.
+    Not when: plain averaging converges well: this adds settings to tune.
     """
     common.setdefault("step", YogiStep(lr=server_lr, beta1=beta1, beta2=beta2, tau=tau))
     return averaged(**common)

@@ -1,4 +1,4 @@
-"""FFA-LoRA: low-rank adapters of which B alone is trained."""
+"""FFA-LoRA: LoRA with A frozen; only B is trained."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def ffa_lora(*, factors: Factors = LORA, **common: Unpack[Common]) -> Algorithm:
     multiplied by noise in A. A is made a constant of the model: it is never sent, and no part of the algorithm sees it.
     `factors` as in fedit.
 
-    Use when: the server may see sums alone, for privacy (or freeze A in the module and use dp_fedavg), or when half of
-    FedIT's traffic is too much.
-    Not when: the rank is small and the directions of a random A are too few.
+    Use when: the server may see only sums, for differential privacy (or freeze A in the module and use dp_fedavg), or
+    to halve FedIT's traffic.
+    Not when: the rank is small: a random A then spans too few directions.
     Cost: r x out numbers each way for a layer.
     """
     # Paper: A is drawn as usual for LoRA, or orthogonal, which did no better. Here: the module's own A.

@@ -1,4 +1,4 @@
-"""FlexLoRA: low-rank adapters merged as products and decomposed again, at any client's rank."""
+"""FlexLoRA: averages LoRA products, any client rank."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def flexlora(
 ) -> Algorithm:
     """Bai et al. 2024: D = sum_k (N_k / N) B_k A_k = U S V', of which client k receives the first r_k directions.
 
-    `ranks` are the clients' ranks in the order of their numbers, repeated if there are more clients; left out, all have
-    that of the model's adapters, which is the largest. Factors keep the model's shapes, and are 0 beyond a client's
-    rank. `combine` merges the products (by their weighted mean unless told) and all leaves that are no adapters.
+    `ranks` are the clients' ranks in the order of their numbers, repeated if there are more clients; by default
+    all have the rank of the model's adapters, which is the largest. Factors keep the model's shapes, and are 0 beyond a
+    client's rank. `combine` merges the products (default: weighted mean) and everything that is not an adapter.
     `split`: B = U S^1/2 and A = S^1/2 V' ("even"), or B = U S and A = V' ("b"). `factors` as in fedit.
 
     Use when: clients can afford different ranks, or averages of factors are too inexact.
-    Not when: the server may see sums alone, or D has much more rank than the adapters: what is cut off is lost.
+    Not when: the server may see only sums, or the rank of D is much higher than the adapters': the rest is lost.
     Cost: FedIT's traffic; the server decomposes each layer, from the stacked factors.
     """
     # Paper: which factor has the singular values, and the scaling of different ranks, did not become clear to us. Here:

@@ -1,4 +1,4 @@
-"""FLoRA: low-rank adapters stacked without error and merged into the model."""
+"""FLoRA: merges LoRA products into the model exactly."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from consilience.server.rules.merged_adapters import MergedAdapters
 def flora(*, ranks: Ranks | None = None, factors: Factors = LORA, **common: Unpack[Common]) -> Algorithm:
     """Wang et al. 2024: W <- W + s [p_1 B_1 ... p_m B_m] [A_1; ...; A_m] = W + s sum_k p_k B_k A_k, p_k = N_k / N.
 
-    What was merged is part of every layer (a buffer [out, in]), and each round begins with new adapters, B = 0.
-    `weighting`, `combine` and `step` see the dense models that these are. `ranks` as in flexlora, `factors` as
-    in fedit.
+    Each layer has the merged sum as a buffer [out, in], and each round begins with new adapters, B = 0. `weighting`,
+    `combine` and `step` act on these dense models. `ranks` as in flexlora, `factors` as in fedit.
 
     Use when: clients have different ranks, or the model must change by more than one adapter can.
-    Not when: what the server sends must be small, or it may see sums alone.
+    Not when: downloads must be small, or the server may see only sums.
     Cost: up r (in + out) numbers for a layer, down in x out more.
     """
     # Paper: the server sends the stacked factors, of rank r_1 + ... + r_m, and each client adds their product to its W.

@@ -19,8 +19,8 @@ def geometric_median(*, nu: Positive = 1e-6, mix: Faulty | None = None, **common
     `weighting="by_examples"` gives the paper's sum_k (N_k / N) |w_k - v|. With `mix`, nearest-neighbour mixing
     (Allouah et al. 2023) with that f comes first.
 
-    Use when: less than half of the clients may be hostile and one smooth rule for whole models is wanted.
-    Not when: labels are skewed and all clients are honest: it leans to the majority.
+    Use when: fewer than half of the clients may be malicious, and a smooth rule on whole models is wanted.
+    Not when: labels are skewed and all clients are honest: it favours the majority.
     """
     # Paper: weights N_k / N. Here: equal ones by default, because a client could claim any N_k.
     return robust(GeometricMedian(nu=nu), mix, common)

@@ -1,4 +1,4 @@
-"""HetLoRA: low-rank adapters of different ranks, filled up with zeros and weighed by their size."""
+"""HetLoRA: zero-padded LoRA of different ranks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from consilience.server.averaging.weighting.product_norm import ProductNorm
 
 @recipe
 def hetlora(*, ranks: Ranks, factors: Factors = LORA, **common: Unpack[Common]) -> Algorithm:
-    """Cho et al. 2024: factors of rank r_k are filled up with zeros, A = sum_k p_k A_k, p_k ~ |B_k A_k|, B alike.
+    """Cho et al. 2024: factors of rank r_k are zero-padded, A = sum_k p_k A_k, p_k ~ |B_k A_k|, B alike.
 
     A client receives the first r_k rows of A and columns of B. `ranks` as in flexlora, `factors` as in fedit.
 
-    Use when: as the line that FlexLoRA and FLoRA are compared with where ranks differ.
-    Not when: the server may see sums alone; or few clients have a large rank, whose directions are then averaged with
+    Use when: as the baseline for FlexLoRA and FLoRA where ranks differ.
+    Not when: the server may see only sums; or few clients have a large rank, whose directions are then averaged with
     zeros.
     Cost: FedIT's.
     """

@@ -1,4 +1,4 @@
-"""Hierarchical federated averaging: clients, edge servers, cloud."""
+"""Hierarchical FedAvg: clients, edge servers, cloud."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def hierarchical(
     The paper's kappa_1 is the local work of a round (`epochs`), its kappa_2 is `cloud_every`. Bytes count what passes
     between clients and edges; the edges' own traffic is 2 x `edges` models every `cloud_every` rounds.
 
-    Use when: clients have a cheap link to something near and the link to the cloud is dear.
-    Not when: clients of an edge are alike and edges differ: then edges drift apart between two averages in the cloud.
+    Use when: clients have a cheap link to an edge server, and the link to the cloud is expensive.
+    Not when: clients of an edge are similar and edges differ: edges then drift apart between two averages in the cloud.
     Cost: the server keeps a model for every edge.
     """
     usual = averaged(**common)

@@ -1,4 +1,4 @@
-"""Hierarchical averaging: clients into cluster means, cluster means into the global model."""
+"""Hierarchical averaging: equal weight per cluster."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def hierarchical_averaging(
 ) -> Algorithm:
     """Eqs 5 and 6 in El-Niss et al. 2024, after Briggs et al. 2020: w = 1/M sum_k (1/|C_k| sum_{i in C_k} w_i).
 
-    The clusters are found anew in every round from the updates (average linkage), or given as `groups`.
+    The clusters are computed in every round from the updates (average linkage), or given as `groups`.
 
-    Use when: a large group of like clients should not outvote a small one.
-    Not when: small clusters are noise or attackers, who then count as much as everybody else together.
+    Use when: a large group of similar clients should not dominate a small one.
+    Not when: small clusters may be noise or attackers: each cluster has the same weight.
     Cost: the server compares all pairs, O(m^2 P); nothing with `groups`.
     """
     common.setdefault("weighting", HierarchicalWeights(clusters=clusters, metric=metric, groups=groups))

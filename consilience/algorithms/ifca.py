@@ -1,4 +1,4 @@
-"""IFCA: several models; every client trains the one that fits its data best."""
+"""IFCA: clients choose the cluster model that fits."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def ifca(*, clusters: Count = 2, cluster_seed: Whole = 0, **common: Unpack[Commo
     """Ghosh et al. 2020: client k trains w_j with j = argmin_j F_k(w_j); each w_j is averaged over those who chose it.
 
     F_k is taken over all of the client's rows, in a pass before training. The clusters' models start from the initial
-    one with its values shuffled (`cluster_seed`). The model that is tested is that of the largest cluster: judge the
-    clients' own ones, too.
+    one with its values shuffled (`cluster_seed`). The largest cluster's model is evaluated as the global one:
+    evaluate the clients' own models, too.
 
-    Use when: clients fall into a few kinds that need different answers to the same input, and you know how many.
-    Not when: clients differ by degrees, or every kind has few rows; bandwidth is scarce (all models go to all).
+    Use when: clients form a known number of groups that need different outputs for the same input.
+    Not when: clients differ gradually, groups have few rows, or bandwidth is scarce (every client gets all models).
     Cost: one more pass over the rows for every model.
     """
     usual = averaged(**common)

@@ -1,4 +1,4 @@
-"""Krum: the model with the nearest neighbours."""
+"""Krum: the reply closest to its nearest neighbours."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def krum(
     f: faulty replies expected, a number or a share of the replies; n >= 2f + 3. `neighbours="n-f-2"` counts as the
     paper does. With `mix`, nearest-neighbour mixing (Allouah et al. 2023) comes first.
 
-    Use when: a few clients may be hostile and one honest model is better than a spoilt mean.
+    Use when: a few clients may be malicious, and one honest model is better than a corrupted mean.
     Not when: clients are heterogeneous: it keeps one client's model and drops the rest.
     """
     return robust(Krum(f=f, neighbours=neighbours), f if mix else None, common)

@@ -1,4 +1,4 @@
-"""Each client alone: the floor that federated learning has to beat."""
+"""Lower baseline: local training without exchange."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from consilience.server.rules.no_server import NoServer
 def local_only(**common: Unpack[Common]) -> Algorithm:
     """No paper: w_k <- local training from w_k, and nothing is shared.
 
-    The server's model stays the initial one: judge the clients' personal models. A round is as much work as in any
+    The server's model stays the initial one: evaluate the clients' personal models. A round is as much work as in any
     other algorithm, so that curves can be compared; only the losses are sent.
 
-    Use when: you want to know whether taking part is worth it for each client.
+    Use when: you need a lower baseline: what each client reaches on its own data.
     Not when: one model for all is wanted.
     """
     usual = averaged(**common)

@@ -1,4 +1,4 @@
-"""MOON: contrast between models."""
+"""MOON: model-contrastive local training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def moon(*, mu: NonNegative = 1.0, temperature: Positive = 0.5, **common: Unpack
     z is the model's `features(x)`, z_glob the received model's, z_prev that of the client's own last model. The paper
     puts a projection head in front of the classifier: model.name = "siamese" has one.
 
-    Use when: pictures, skewed labels, and local models that forget what the global one sees.
+    Use when: images with skewed labels, and local representations that drift from the global model's.
     Not when: clients take part once: without a previous model the term is left out.
     """
     # SimProx's text calls it "Modeling Overlapping Neighborhoods" and prints distances of parameters (its eq 4). Here:

@@ -1,4 +1,4 @@
-"""Multi-Krum: the mean of the models that Krum trusts most."""
+"""Multi-Krum: the mean of replies with best scores."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def multi_krum(
     f: faulty replies expected, a number or a share of the replies; n >= 2f + 3. With `mix`, nearest-neighbour mixing
     (Allouah et al. 2023) comes first.
 
-    Use when: as Krum, with the mean of several trusted models.
+    Use when: as Krum, with the mean of several replies.
     Not when: clients are heterogeneous: rare kinds of clients are dropped as outliers.
     """
     return robust(MultiKrum(f=f, keep=keep, neighbours=neighbours), f if mix else None, common)

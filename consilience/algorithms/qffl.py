@@ -1,4 +1,4 @@
-"""q-FFL: a fairer spread of accuracy over clients."""
+"""q-FFL: more even accuracy over clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def qffl(*, q: NonNegative = 1.0, lipschitz: Positive | None = None, **common: U
     With q = 0 it is FedAvg with equal weights; `lipschitz` sets another L.
 
     Use when: accuracy should be even over clients, at some cost in the mean.
-    Not when: only the mean counts, or losses of clients cannot be compared.
+    Not when: only the mean matters, or clients' losses are not comparable.
     """
     # Paper: clients are drawn with probability N_k / N. Here: by `selection`, which is uniform or all, and clients
     # count the same, so that the objective is sum_k F_k^(q+1) / (q + 1).

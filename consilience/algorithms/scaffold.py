@@ -17,7 +17,7 @@ def scaffold(**common: Unpack[Common]) -> Algorithm:
     """Karimireddy et al. 2020, option II: y_i <- y_i - eta (g_i(y_i) - c_i + c), that is F_i(w) + <c - c_i, w>.
 
     After K steps c_i <- c_i - c + (x - y_i) / (K eta); the server takes the plain mean of the y_i and moves c by
-    |S|/N times the mean change of the c_i. Twice FedAvg's traffic each way; clients remember one model. Plain SGD only.
+    |S|/N times the mean change of the c_i. Twice FedAvg's traffic each way; clients keep one model. Plain SGD only.
 
     Use when: clients are heterogeneous, do many local steps and take part often.
     Not when: participation is rare, or twice the traffic is too much.

@@ -1,4 +1,4 @@
-"""SimAgg: each tensor is averaged with weights of its own, larger for clients near the mean."""
+"""SimAgg: weights per tensor by distance to the mean."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def simagg(*, eps: Positive = 1e-5, **common: Unpack[Common]) -> Algorithm:
 
     u and v each sum to one. 20 % of the clients a round, by a sliding window over a shuffled list.
 
-    Use when: a few clients are far off in some layers, and example counts should still matter.
-    Not when: the server must see sums alone.
+    Use when: a few clients are outliers in some layers, and example counts should still matter.
+    Not when: the server may see only sums.
     Cost: O(m P) at the server.
     """
     common.setdefault("selection", SlidingWindow(fraction=0.2))

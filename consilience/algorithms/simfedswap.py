@@ -1,4 +1,4 @@
-"""SimFedSwap: clients whose models are least alike swap them between averages."""
+"""SimFedSwap: dissimilar models swap between averages."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def simfedswap(
 ) -> Algorithm:
     """Bozorgzad and Khorsandi: floor((m // 2) SP) pairs of dissimilar models swap, every h2-th time all are averaged.
 
-    Similarity is the mean over layers of `metric` (cka_linear unless told) between weight matrices, or `similarity`:
+    Similarity is the mean over layers of `metric` (default: cka_linear) between weight matrices, or `similarity`:
     layerwise with its options, SimProx's gaussian_cosine, several of them mixed, or your own. `pairing` is
-    minimum_similarity (MSS), greedy (GS), exact_matching or random; `training` is another way to train than plain local
-    training, such as siamese. A step is `epochs` local epochs; a round is h1 steps and the swap or the average that
-    ends them: w = sum_k (N_k / N) w_k, N_k the rows of the client that holds w_k.
+    minimum_similarity (MSS), greedy (GS), exact_matching or random; `training` replaces plain local training, by
+    siamese for example. A step is `epochs` local epochs; a round is h1 steps and the swap or average after them: w =
+    sum_k (N_k / N) w_k, N_k the rows of the client that holds w_k.
 
     Use when: as FedSwap, where pairs should be as dissimilar as possible.
-    Not when: comparing all pairs of models costs more than it brings: in our runs random pairs did as well.
+    Not when: comparing all pairs of models is too expensive: in our runs random pairs (fedswap) did as well.
     """
     # Paper: a new Adam at every step. Here: at every round, which is h1 steps.
     if metric is not None and similarity is not None:

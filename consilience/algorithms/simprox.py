@@ -1,4 +1,4 @@
-"""SimProx: the server weighs clients by similarity and by how far they moved."""
+"""SimProx: weights by model similarity and distance."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def simprox(
     """El-Niss et al. 2024: alpha_i ~ exp(-|w_i - w|) (1 + mean_j S_ij), S = lambda cosine + (1 - lambda) Gaussian.
 
     30 % of the clients a round, by a sliding window over a shuffled list. Local training is plain SGD: "proximal" is
-    only the factor exp(-g) in the weights. The options are those of `SimProxWeights`: `similarity` also takes what
-    SimFedSwap compares models by (layerwise CKA, CCA, ..., mixed, or your own), and with `previous_model="own"` each
-    client remembers its last model and reports how far it has moved from it.
+    only the factor exp(-g) in the weights. The options are those of `SimProxWeights`: `similarity` also takes
+    SimFedSwap's similarities (layerwise CKA, CCA, ..., mixed, or your own), and with `previous_model="own"` each client
+    keeps its last model and reports its distance from it.
 
-    Use when: some clients may go astray, and the server may see every model.
-    Not when: the server must see sums alone, or moves are small (weights are then within a few per cent of uniform).
+    Use when: some clients may diverge, and the server may see every model.
+    Not when: the server may see only sums, or updates are small (weights are then within a few per cent of uniform).
     Cost: the server compares all pairs, O(m^2 P), or O(m P + m^2 k) with a sketch of k numbers.
     """
     weights = SimProxWeights(

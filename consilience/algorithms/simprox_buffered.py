@@ -1,4 +1,4 @@
-"""Buffered SimProx: SimProx's weights over a buffer of updates, as its authors wish for in their outlook."""
+"""Buffered SimProx: asynchronous SimProx weights."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def simprox_buffered(
 ) -> Algorithm:
     """El-Niss et al. 2024 with Nguyen et al. 2022: w <- w + sum_k alpha_k s(tau_k) (w_k - w_sent,k), alpha by SimProx.
 
-    Similarities and movements are those of the whole steps, repeated from the current model; s = (1 + tau)^-1/2 then
-    shortens old ones. SimProx's other options are those of its weighting.
+    Similarities and distances are those of the whole updates, added to the current model; s = (1 + tau)^-1/2 then
+    scales stale ones down. SimProx's other options belong to `weighting`.
 
-    Use when: clients differ in speed and some may go astray.
-    Not when: the server must not see single replies, or steps are so small that all weights are alike.
+    Use when: clients differ in speed and some may diverge.
+    Not when: the server may not see individual replies, or updates are so small that all weights are nearly equal.
     Cost: the server compares all pairs of the buffer, O(K^2 P).
     """
     # Paper: leaves asynchronous SimProx to future work. Here: its weights in FedBuff's buffer, over all idle clients.

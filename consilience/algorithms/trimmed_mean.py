@@ -18,7 +18,7 @@ def trimmed_mean(*, f: Faulty = 0.2, mix: bool = False, **common: Unpack[Common]
     f: faulty replies expected, a number or a share of the replies; n >= 2f + 1. With `mix`, nearest-neighbour mixing
     (Allouah et al. 2023) comes first.
 
-    Use when: a known share of clients may be hostile in any coordinate.
-    Not when: labels are skewed: rare classes are what gets trimmed.
+    Use when: at most a known share of the clients may be malicious.
+    Not when: labels are skewed: updates for rare classes are trimmed.
     """
     return robust(TrimmedMean(f=f), f if mix else None, common)
