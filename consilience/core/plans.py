@@ -27,8 +27,8 @@ class Work:
     rows: Split = "train"
     trains: bool = True  # False: no training, no memory update, and environment faults do not apply
     reliable: bool = field(default=False, repr=False)  # True: normal work, but every reply arrives
-    # Each slot draws one of the client's classes, uniformly or by these weights (of class 0, 1 ...), then one row of that
-    # class. None: every row once per epoch.
+    # Each slot draws one of the client's classes, uniformly or by these weights (of class 0, 1 ...), then one row of
+    # that class. None: every row once per epoch.
     class_shares: Literal["equal"] | tuple[Positive, ...] | None = None
 
     def __post_init__(self) -> None:
