@@ -35,7 +35,7 @@ class Chain(Wraps):
 
     @property
     def form(self) -> str:
-        """The form of the last channel that changes it."""
+        """What the whole chain sends: "codes", "sparse", "dense", or "" for a model."""
         forms = {_form(channel) for channel in self.channels}
         return next((form for form in ("codes", "sparse", "dense") if form in forms), "")
 

@@ -69,7 +69,7 @@ class Quantise:
             if not leaf.numel():
                 return {"codes": leaf.flatten().to(torch.uint8), "scale": leaf.new_zeros(())}
             scale = leaf.abs().amax()
-            wide = leaf.flatten().to(torch.float64)  # float32 cannot represent probabilities of 1 in 10,000 here
+            wide = leaf.flatten().to(torch.float64)  # float32 cannot resolve a probability of 1 in 10,000 here
             where = (wide / torch.where(scale > 0, scale, 1).to(torch.float64) + 1) * (self._steps / 2)  # 0 .. steps
             levels = (where + uniforms(leaf_key(key, number), leaf.numel())).floor().clamp(0, self._steps)
             return {"codes": packed(levels.nan_to_num(0).to(torch.int64), self.bits), "scale": scale}

@@ -29,7 +29,7 @@ def flip_labels(federation: Federation, *, clients: Sequence[int] = (), fraction
 
 @dataclass(frozen=True, kw_only=True)
 class Trigger:
-    """A square of `size` pixels in the lower right corner, set to `value`; images with it should be classified as `target`."""
+    """A square of `size` pixels in the lower right corner, set to `value`, that makes the model predict `target`."""
 
     target: Whole = 0
     size: Count = 3

@@ -38,7 +38,7 @@ class Averaging:
     ledgers: tuple[Ledger, ...] = ()
 
     def __post_init__(self) -> None:
-        plain = isinstance(self.weighting, (ByExamples, UniformWeights))  # default weightings need no warning
+        plain = isinstance(self.weighting, (ByExamples, UniformWeights))  # the defaults, accepted with any `combine`
         if not plain and not uses_weights(self.combine):
             raise Invalid(
                 f"combine = {self.combine!r} counts every reply the same, so that weighting = {self.weighting!r} would "

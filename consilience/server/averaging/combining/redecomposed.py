@@ -94,7 +94,7 @@ def svd_of_product(b: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def truncated(u: Tensor, s: Tensor, vh: Tensor, before: Tensor, split: Split) -> tuple[Tensor, Tensor]:
-    """(A, B) of the rank of `before` [r, in], the A that was broadcast, whose rows are kept where there is no direction.
+    """(A, B) of the rank of `before` [r, in], the broadcast A, whose rows are kept where there is no direction.
 
     With a zero row of A and a zero column of B, the direction could never be learned again.
     """
