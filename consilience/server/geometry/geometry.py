@@ -14,7 +14,7 @@ from consilience.core.settings import Invalid
 from consilience.core.tree import Tree, rows
 
 SURE = 1e-3  # a squared distance below this share of the squared norms it is computed from has lost precision
-CANCELLED = 1e-14  # a mean update below the square root of this share of its summands is rounding error and has no direction
+CANCELLED = 1e-14  # a mean update below the square root of this share of its summands is rounding: no direction
 
 
 class Geometry(NamedTuple):

@@ -1,4 +1,4 @@
-"""The server of FLoRA: the clients' adapters become part of the layers, exactly, and new ones begin in every round."""
+"""FLoRA's server: the clients' adapters are merged exactly into the layers, and every round starts new ones."""
 
 from __future__ import annotations
 

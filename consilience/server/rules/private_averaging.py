@@ -1,4 +1,4 @@
-"""A mean of clipped updates with Gaussian noise: what it releases says little about any one client."""
+"""Differentially private averaging: a mean of clipped updates with Gaussian noise."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ __all__ = ["AdaptiveBound", "PrivateAveraging"]
 class PrivateAveraging:
     """w + (sum_k clip(w_k - w, bound) + N(0, (noise bound)^2)) / (rate K), then the server's step.
 
-    The denominator is the expected number of clients, which says nothing about who was there; so every round moves the
+    The denominator is the expected number of clients, which does not reveal participants; so every round changes the
     model, also one without replies. `adaptive`: the bound follows a quantile of the updates' lengths from `bound` on,
     and the noise on updates is larger by as much as that costs. `epsilon`: a round that would spend more than this is
-    not done. `noise_seed`: draw all noise from this seed, so that a run can be repeated and everyone who knows it can
-    take the noise off again.
+    not done. `noise_seed`: draw all noise from this seed, so that a run can be repeated, but anyone who knows it can
+    remove the noise.
     """
 
     bound: Positive = 1.0

@@ -1,4 +1,4 @@
-"""A mean of updates that clients have clipped, with noise that they have added: the server sees nothing else."""
+"""Distributed differential privacy: a secure mean of updates that clients have clipped and added noise to."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from consilience.server.protocols import RoundOutcome
 
 @dataclass(frozen=True, kw_only=True)
 class ControlVariates:
-    """c <- c + |S|/N mean_S (change of c_i): the mean of all clients' control variates, including those that did not reply."""
+    """c <- c + |S|/N mean_S (change of c_i): the mean of the control variates of all N clients."""
 
     name = "control_variate"  # its key in the state and in the broadcast
     needs_each_reply = False  # a sum is enough
@@ -44,7 +44,7 @@ def _sum(stacked: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class MeanDrift:
-    """H <- H + (1/N) sum_S (w_k - w) over all N clients, with clients that did not reply unchanged; H is added to the model.
+    """H <- H + (1/N) sum_S (w_k - w) over all N clients, 0 for clients without a reply; H is added to the model.
 
     FedDyn's h is -alpha H, so that its step -h / alpha is H.
     """

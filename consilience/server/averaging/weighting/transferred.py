@@ -29,7 +29,7 @@ FIT = "fit one with `consilience learn --rule FILE` or `fit_rule`"
 class TransferredWeights:
     """weight_k ~ exp(sum_f (a_f + b_f progress + c_f [last round]) x_kf); progress runs from 0 to 1 over `rounds`.
 
-    x_kf, each minus its mean over the round's clients: log rows (size), log steps, log training loss, mean cosine of the
+    x_kf, each minus its mean over the cohort: log rows (size), log steps, log training loss, mean cosine of the
     update with the others' (similarity), the share of the rounds so far in which a reply arrived (arrival; or the known
     rates, if given), entropy of the labels over its largest value. A client without a reply keeps its last values.
     path: a rule's file, whose content is stored in the other options. rounds: of this run, if not the rule's.

@@ -26,9 +26,9 @@ class VouchedWeights(Wraps):
     Of n replies, f may be hostile. Updates longer than `far` times the median are left out. Near copies of each other
     (cosines of at least `min_cosine`; groups of more than f + 1 must be honest, and are none) count as one reply. Then
     client j's score is the mean cosine of its update with the others', without the f highest, since f accomplices could
-    raise each other's scores; cosines are averaged over weight matrices (labels that differ between clients show most in the
-    last layer), and scores over rounds. As far as f allows after the long ones and the copies, the client with the lowest score is
-    excluded and no longer votes, one at a time; then all are scored again by the remaining clients, and a client with a
+    raise each other's scores; cosines are averaged over weight matrices (labels that differ between clients show most
+    in the last layer), and scores over rounds. As far as f allows after the long ones and the copies, the client with
+    the lowest score is excluded and no longer votes, one at a time; then all are scored again by the remaining clients, and a client with a
     score of zero or more is included after all. The stored score is the mean of the first and the last score: with the
     last alone, clients that were kept once would keep each other. No client counts more than `most` times the median
     weight.
@@ -64,7 +64,7 @@ class VouchedWeights(Wraps):
         far = _far(moved, self.far, f)
         labels = _copies(cosine, ~far, self.min_cosine, f)
         left = max(0, f - int(far.sum()) - _spare(labels, ~far))
-        share = np.where(far, 0.0, 1 / np.bincount(labels, minlength=len(labels))[labels])  # the part of one reply that each counts as
+        share = np.where(far, 0.0, 1 / np.bincount(labels, minlength=len(labels))[labels])  # of one reply
         ids = torch.from_numpy(np.asarray(cohort.ids)).to(state["score"].device)
         before, rounds = state["score"][ids].cpu().numpy(), state["rounds"][ids].cpu().numpy()
         by_matrix = _by_matrix(cohort.reply["model"]["params"], model["params"])
