@@ -1,4 +1,4 @@
-"""What one worker asks of Ray: cores, GPUs and other resources, and how many such workers a cluster can hold."""
+"""Resources of one worker (cores, GPUs and others), and how many such workers fit into a cluster."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ COMPILE_SECONDS = 120  # a run that would take longer than this uncompiled is wo
 
 
 class Trials:
-    """Measures one way after another; what those hold that are not the best so far is freed at once.
+    """Measures one lane after another; memory of all but the best so far is freed at once.
 
     rate: rows per second, 0 for what cannot run. keep_only: free the graphs of all others. seconds: of the rounds
     ahead at a rate, 0 where their number is not known.

@@ -1,4 +1,4 @@
-"""Several runs' clients in one group: simultaneous requests to engines of the same task run together.
+"""Clients of several runs in one group: simultaneous requests to engines of the same task run together.
 
 Every run keeps its own engine, data, memories, seeds and server; only the steps of the clients' local work are shared.
 """
@@ -28,7 +28,7 @@ from consilience.engines.workload import Workload
 
 
 class Request(NamedTuple):
-    """What one run asks of its clients."""
+    """The work that one run requests of its clients."""
 
     run: int  # which of the engines
     client: ClientRule

@@ -17,7 +17,7 @@ from consilience.engines.vectorised.program import Context, Program
 
 
 class LocalWork(NamedTuple):
-    """What m clients are to do; a group is an array of places 0 .. m-1 among them."""
+    """The work of m clients; a group is an array of positions 0 .. m-1."""
 
     program: Program
     store: Rows

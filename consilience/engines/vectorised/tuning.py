@@ -1,4 +1,4 @@
-"""Which lane is fastest for this model, device and cohort: measured, not assumed."""
+"""Measures which lane is fastest for this model, device and cohort."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class Tuner:
         return found
 
     def _pays(self, rate: float, order: np.ndarray, prepare: Prepare) -> bool:
-        """Whether the whole run, at this rate, takes so long that batching could save more than trying it costs."""
+        """Whether the run is long enough, at this rate, for batching to save more time than its trial costs."""
         if self._rounds_ahead is None or not rate:
             return True
         rows = sum(int(prepare(group, None)[2].live.sum()) for group in self.groups(order))

@@ -122,7 +122,7 @@ class Layerwise:
 class Mixed:
     """Several similarities: their mean weighted by `weights` (equal if empty), or the lowest of them.
 
-    Metrics have different units, so each is first scaled to [0, 1] over the given pairs: by its `range` or by its `rank`
+    Metrics have different units, so each is first scaled to [0, 1] over the given pairs: by its `range` or its `rank`
     (ties share the lowest); `none` leaves it unchanged.
     """
 

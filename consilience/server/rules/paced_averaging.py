@@ -22,8 +22,8 @@ from consilience.server.protocols import Combine, Step, Weighting
 class PacedAveraging(Wraps):
     """`Averaging`, which sends every client its pace tau_eff / tau_k, where tau_eff = sum_k (N_k / N) tau_k.
 
-    tau_k is the planned number of steps of client k, which must be known before the round. A client whose reply will not
-    arrive has tau_k = 0, also in tau_eff.
+    tau_k is the planned number of steps of client k, which must be known before the round. A client whose reply will
+    not arrive has tau_k = 0, also in tau_eff.
     """
 
     weighting: Weighting = field(default_factory=ByExamples)

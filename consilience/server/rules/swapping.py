@@ -119,7 +119,7 @@ class Swapping:
         return torch.from_numpy(source).to(state["holders"].device), {**notes, "model_of": held_from}
 
     def _shelve(self, state: Tree, cohort: Cohort, models: Tree) -> tuple[Tree, Tensor]:
-        """(models, holders) with this cohort's in front; clients without a reply keep their models while there is room."""
+        """(models, holders) with this cohort's in front; others keep their models while there is room."""
         before, places = state["holders"].cpu().numpy(), int(state["room"])
         if len(cohort) > places:
             raise Invalid(

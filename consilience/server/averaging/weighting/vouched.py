@@ -24,14 +24,14 @@ class VouchedWeights(Wraps):
     """`inner`'s weights, with up to `untrusted` clients excluded whose updates disagree with the others'.
 
     Of n replies, f may be hostile. Updates longer than `far` times the median are left out. Near copies of each other
-    (cosines of at least `min_cosine`; groups of more than f + 1 must be honest, and are none) count as one reply. Then
+    (cosines of at least `min_cosine`; larger groups than f + 1 must be honest and are ignored) count as one reply. Then
     client j's score is the mean cosine of its update with the others', without the f highest, since f accomplices could
     raise each other's scores; cosines are averaged over weight matrices (labels that differ between clients show most
     in the last layer), and scores over rounds. As far as f allows after the long ones and the copies, the client with
-    the lowest score is excluded and no longer votes, one at a time; then all are scored again by the remaining clients, and a client with a
-    score of zero or more is included after all. The stored score is the mean of the first and the last score: with the
-    last alone, clients that were kept once would keep each other. No client counts more than `most` times the median
-    weight.
+    the lowest score is excluded and no longer votes, one at a time; then all are scored again by the remaining clients,
+    and a client with a score of zero or more is included after all. The stored score is the mean of the first and the
+    last score: with the last alone, clients that were kept once would keep each other. No client counts more than
+    `most` times the median weight.
     """
 
     inner: Weighting = field(default_factory=ByExamples)
