@@ -45,7 +45,7 @@ class Workload(NamedTuple):
         )
 
     def only(self, mine: np.ndarray) -> Workload:
-        """The flagged clients, for one of several engines that share the cohort; missing replies are counted elsewhere."""
+        """The flagged clients, for one of several engines that share the cohort; `counts` is empty."""
         return Workload(self.ids[mine], self.place[mine], self.steps[mine], self.heard[mine], self.sizes[mine], {})
 
     def cohort(self, reply: Tree, examples: Tensor, round: int) -> Cohort:

@@ -1,4 +1,4 @@
-"""The ways to dLoss/dTheta: from what the server receives, from reports, or through a graph."""
+"""Methods for dLoss/dTheta: from the received models, from client reports, or by autograd."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def slope_of(
     keep: Keep = "device",
     loss: ReportedLoss = "task",
 ) -> Slope:
-    """The gradient of whole runs from `start`, computed in one of the ways."""
+    """The gradient of whole runs from `start`, by the given method."""
     if way == "server":
         return Adjoint(algorithm, engine, start, solver=plain_solver(algorithm), keep=keep)
     if way == "reported":

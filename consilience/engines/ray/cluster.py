@@ -93,7 +93,7 @@ class RayCluster(SimulatedEngine):
         self.choice = LaneChoice(lane=lane, clients_at_once=clients_at_once, compile=compile)
         self._given_task = task
         self._test: Rows | None = None
-        self._machines: Sequence[frozenset[str] | None] = [None] * workers  # machines with the rows of each worker's clients
+        self._machines: Sequence[frozenset[str] | None] = [None] * workers  # that have its clients' rows
         if isinstance(federation, NodeFederation):
             self.owner, self._machines = federation.shares(workers)  # [K] worker of each client
         else:
