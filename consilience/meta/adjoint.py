@@ -48,7 +48,7 @@ class Met(NamedTuple):
 class Adjoint:
     """Gradients of whole runs by the recursion above; `reported`: clients send G_k, else it is read off the models.
 
-    `keep` says where the received models of all rounds are stored for the backward pass (rounds x clients x parameters).
+    `keep` says where the received models of all rounds are stored for the backward pass (rounds x clients x values).
     "nothing" repeats every unfolded run instead, and needs the memory of a single round.
     """
 

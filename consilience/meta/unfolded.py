@@ -80,7 +80,7 @@ class Standing:
 
 
 class Unfolded:
-    """The same clients, rows, batches and failures as in the engine it wraps, one client after another, recorded by autograd.
+    """The same clients, rows, batches and failures as in the engine it wraps, one by one, recorded by autograd.
 
     `losses` collects the minibatch losses met along training, of silent clients at the model they were sent. With
     `detach`, a client's step is a constant added to its model (straight-through, as in the authors' code); else

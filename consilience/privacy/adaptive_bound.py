@@ -33,7 +33,7 @@ class AdaptiveBound:
         return COUNT_SHARE * expected if self.count_noise is None else self.count_noise
 
     def update_noise(self, noise: float, expected: float) -> float:
-        """The noise on updates, in units of the bound, with which updates and count together cost as much as `noise`."""
+        """The noise on updates, in units of the bound, so that updates and count cost as much as `noise`."""
         left = noise**-2 - (2 * self.deviation(expected)) ** -2
         if left <= 0:
             raise Invalid(

@@ -26,8 +26,8 @@ SHORTER = 1 - 1e-9  # factor on a bound, so that float64 rounding cannot exceed 
 class NoiseShares:
     """Together at least N(0, (noise D)^2) on every value, where no client moves the sum by more than D.
 
-    noise: in units of the longest contribution. clients: in the federation. colluding: number of nodes that may tell the
-    server their noise. adaptive: each contribution has one more value, from which the bound is adapted.
+    noise: in units of the longest contribution. clients: in the federation. colluding: number of nodes that may tell
+    the server their noise. adaptive: each contribution has one more value, from which the bound is adapted.
     """
 
     noise: Positive
@@ -51,7 +51,7 @@ class NoiseShares:
         return math.hypot(bound, self.count_scale(bound) / 2)
 
     def contribution(self, update: np.ndarray, bound: float) -> np.ndarray:
-        """[d], or [d + 1] with a count: the clipped update; zeros if it is not finite, since a missing reply would reveal that."""
+        """[d], or [d + 1] with a count: the clipped update; zeros if it is not finite, to hide that."""
         refuse_bound(bound)
         with np.errstate(over="ignore", invalid="ignore"):
             length = float(np.linalg.norm(update))

@@ -47,7 +47,7 @@ class SamplesIndependently(Protocol):
 
 
 def refuse_unproven(algorithm: Algorithm, engine: Any, limits: Any, *, rate: float) -> None:
-    """Refuse what could let one client move the clipped sum by more than one bound, and selections with another sampling rate."""
+    """Refuse what could let one client change the clipped sum by more than one bound, and another sampling rate."""
     _refuse_parts(algorithm, rate)
     for section, settings, proven in (
         ("environment", getattr(engine, "environment", None), ENVIRONMENT),

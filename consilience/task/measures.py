@@ -73,7 +73,7 @@ class LabelCounts:
 
 
 def impossible_counts(sums: Tree, entries: int) -> str:
-    """What is impossible about counts by class: hits exceed neither decisions nor occurrences, each at most one per entry."""
+    """What is impossible about counts by class: hits, decisions and occurrences are at most one per entry."""
     counts = sums["counts"].to(torch.float64)
     if bool((counts < 0).any()) or bool((counts != counts.floor()).any()):
         return "counts that are no whole numbers"

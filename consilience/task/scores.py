@@ -40,7 +40,7 @@ class ClientScores:
         return {f"{whose}_loss": self.mean_loss(), **named, **self.sample(whose)}
 
     def sample(self, whose: str) -> dict[str, float | None]:
-        """For a sample of clients: how many of how many were tested, and the standard error of their mean; else empty."""
+        """For a sample: how many of how many clients were tested, and the standard error of their mean; else empty."""
         if self.sampled_from is None:
             return {}
         known = self.values[np.isfinite(self.values)]
@@ -68,8 +68,8 @@ class Scores:
 def fairness(values: np.ndarray, better: Better) -> dict[str, float | None]:
     """Mean, median, worst tenth and spread over clients with rows.
 
-    The worst tenth is the mean of the worst 10 % of clients, at least one. The median is the most robust to a client that
-    reports false values.
+    The worst tenth is the mean of the worst 10 % of clients, at least one. The median is the most robust to a client
+    that reports false values.
     """
     known = np.sort(values[np.isfinite(values)])
     if not len(known):

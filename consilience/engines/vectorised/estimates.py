@@ -1,4 +1,4 @@
-"""What lanes cost, estimated from sizes and from a few measured steps."""
+"""Cost estimates of lanes, from sizes and a few measured steps."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Sizes(NamedTuple):
 
 @torch.no_grad()
 def sizes_of(task: Any, carry: Tree, plan: Plan, store: Rows) -> Sizes:
-    """What a step of the first client takes."""
+    """The memory of one step of the first client."""
     activations, columns, one = list[int](), list[int](), tree.rows(carry, 0)
 
     def note(layer: nn.Module, _: Any, out: Any) -> None:

@@ -151,7 +151,7 @@ def _refine(distance: Tensor, sure: np.ndarray, stacked: Tree) -> None:
 
 
 def _gram(stacked: Tree, reference: Tree | None, last: Tree | None = None) -> tuple[Tensor, Tensor]:
-    """([m, m] products of the rows (less the reference), each divided by its scale; [m] scales, powers of two).
+    """([m, m] products of the rows (minus the reference), each divided by its scale; [m] scales, powers of two).
 
     `last` is one more row. Remote models are not fetched: only one [m, m] block per tensor is.
     """
@@ -181,7 +181,7 @@ def _columns(stacked: Tree, reference: Tree | None, last: Tree | None) -> tuple[
 
 
 def _difference(value: Tensor, reference: Tensor | None, last: Tensor | None) -> Tensor:
-    """One tensor (and a last row) as rows [m, P] in float64, less the reference."""
+    """One tensor (and a last row) as rows [m, P] in float64, minus the reference."""
     if last is not None:
         value = torch.cat([value, last.unsqueeze(0)])
     wide = value.reshape(len(value), -1).to(torch.float64)

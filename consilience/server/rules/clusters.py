@@ -21,7 +21,7 @@ ClusterMetric = Literal["distance", "direction"]
 
 
 def agglomerate(distance: np.ndarray, clusters: int) -> np.ndarray:
-    """[m] cluster numbers 0, 1, ...: merge the two nearest (mean distance over their pairs) until so many are left.
+    """[m] cluster numbers 0, 1, ...: merge the two nearest (mean distance over pairs) until `count` are left.
 
     Models at distance zero are never separated. Clusters are numbered by their first member; ties go to the first pair
     (which SciPy's `linkage` does not promise, so that results would depend on its version).
