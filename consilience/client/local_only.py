@@ -18,7 +18,7 @@ OWN = "own_model"
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOnly(Wrapped):
-    """Training that starts from the client's own last model, whatever the server sends."""
+    """Training that starts from the client's own last model and ignores the server's."""
 
     training: ClientRule = field(default_factory=LocalTraining)
     replaces: ClassVar[Reasons] = {

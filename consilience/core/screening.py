@@ -61,8 +61,8 @@ def screen(
 
     Refused are NaN and infinite values (`nonfinite`), finite values whose squares overflow, and updates beyond
     `limits.max_ratio` (both `too_large`). `received` is what the cohort's clients were sent: updates are measured from
-    there. With `limits.max_norm`, long updates are clipped instead; with `limits.max_growth`, those longer than so many
-    times `usual`, which is `running_median` of the rounds before, or, in the first, `median_length` of this one.
+    there. With `limits.max_norm`, long updates are clipped instead; with `limits.max_growth`, those longer than this
+    factor times `usual`, which is `running_median` of the rounds before, or, in the first, `median_length` of this one.
     """
     if not len(cohort):
         return cohort

@@ -1,4 +1,4 @@
-"""Poisson sampling: each client takes part independently."""
+"""Poisson sampling: each client is selected independently."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class Processes:
         return [process for process in self.running if process not in before]
 
     def missing(self, wanted: int) -> int:
-        """How many of so many processes neither run nor start."""
+        """How many of the wanted processes neither run nor start."""
         return wanted - len(self.running) - len(self._starting)
 
     def drop(self, gone: Sequence[Process]) -> None:

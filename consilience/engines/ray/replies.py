@@ -21,7 +21,7 @@ _CPU = torch.device("cpu")
 Reduce = Callable[[int, Callable[[], tuple[Any, ...]]], Callable[[], list[Any]]]
 """(shard, the arguments of a worker's `reduce` as they are then) -> how to wait for what it returns."""
 Repeat = Callable[[int], list[Any]]
-"""From the place of a worker among the replies to its shards, made again."""
+"""Recomputes the shards of a worker, given its position among the replies."""
 REPEATS = 10  # machine losses tolerated while the replies of one exchange are read
 
 

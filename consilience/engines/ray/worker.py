@@ -64,7 +64,7 @@ class WorkerSetup(NamedTuple):
         shards: int,
         large: int,
     ) -> WorkerSetup:
-        """For the worker of these clients, whose rows lie on these machines."""
+        """The setup for the worker of these clients, whose rows are on these machines."""
         return WorkerSetup(
             ids=ids,
             weight=float(federation.train.sizes[torch.from_numpy(ids)].sum()),

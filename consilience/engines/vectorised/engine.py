@@ -58,7 +58,7 @@ class Vectorised(SimulatedEngine):
     memory: where the memories of clients that have trained are kept: on the "device", in "host" memory
     (page-locked for a GPU), in a temporary "file" in `memory_folder`, or "auto": on the device up to a quarter of its
     memory, then on the host up to a quarter of its memory, then in a file. Results do not depend on it.
-    rows: where the data are kept: "auto" leaves rows that lie in files there, and moves others to the device; "device"
+    rows: where the data are kept: "auto" leaves rows in files there and moves others to the device; "device"
     and "host" bring all of them there. Of rows elsewhere, those that a group of clients needs are read, the next
     group's while this one trains. Results do not depend on it.
     hosts: the federation holds only these clients of a larger one, in ascending order (an engine that spreads its
@@ -276,7 +276,7 @@ class Vectorised(SimulatedEngine):
         return {} if memory is None else memory.read(self._where(ids))
 
     def plan(self, work: Work, ids: np.ndarray, steps: np.ndarray, *, round: int, seed: int) -> Plan:
-        """The batches of these clients for so many steps each."""
+        """The batch plan of these clients for these numbers of steps."""
         return self._drawn.get(work, ids, steps, round, seed, self._draw(work, round, seed))
 
     def _draw(self, work: Work, round: int, seed: int) -> Draw:

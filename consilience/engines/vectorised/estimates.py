@@ -14,7 +14,7 @@ from consilience.core.federation import Rows
 from consilience.core.plans import Plan
 from consilience.core.tree import Tree
 
-NARROWING = 1.15  # a group that narrows takes so much longer than its widths explain: measured on two cores
+NARROWING = 1.15  # factor by which a narrowing group takes longer than its widths explain: measured on two cores
 
 
 def balance(steps: np.ndarray, cores: int) -> float:

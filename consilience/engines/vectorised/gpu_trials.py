@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from consilience.engines.vectorised.lane_choice import LaneChoice, LaneName
 
-WIDER = 1.05  # a group of twice as many clients must be so much faster to be taken
-GROUP = 64  # clients: trials of batching start with groups of so many to twice as many
+WIDER = 1.05  # a group of twice as many clients must be faster by this factor to be chosen
+GROUP = 64  # clients: trials of batching start with groups of 1 to 2 times this size
 COMPILE_SECONDS = 120  # a run that would take longer than this uncompiled is worth a compilation
 
 

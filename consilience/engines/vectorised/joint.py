@@ -39,7 +39,7 @@ class Request(NamedTuple):
     seed: int
 
     def alike(self, memory: Tree) -> Hashable:
-        """Requests for which this is equal can be done together; `memory` is one client's."""
+        """A key that is equal for requests that can run together; `memory` is one client's."""
         whole = {"shared": self.broadcast.shared, "memory": memory}
         shapes = [(path, tuple(leaf.shape), leaf.dtype) for path, leaf in tree.flatten(whole).items()]
         personal = tree.flatten(self.broadcast.personal)

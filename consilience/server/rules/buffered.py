@@ -53,17 +53,17 @@ class Buffered(Wraps):
 
     @property
     def weighting(self) -> Weighting:
-        """How replies are weighed."""
+        """The weighting of `averaging`."""
         return self.averaging.weighting
 
     @property
     def combine(self) -> Combine:
-        """How replies are merged."""
+        """The combining rule of `averaging`."""
         return self.averaging.combine
 
     @property
     def step(self) -> Step:
-        """How far the server moves."""
+        """The server step of `averaging`."""
         return self.averaging.step
 
     def init(self, start: Tree, clients: int) -> Tree:

@@ -20,7 +20,7 @@ UNKNOWN = -1
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenClusters(Wraps):
-    """All `clusters` models go to every client; each model becomes the average of those who chose it.
+    """All `clusters` models go to every client; each model becomes the average of the clients that chose it.
 
     The first model starts from the initial values, the others from the same values shuffled within each tensor: random
     weights keep their scale, and constants stay the same. The deployed model is the one that most clients chose last.

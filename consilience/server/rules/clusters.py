@@ -21,7 +21,7 @@ ClusterMetric = Literal["distance", "direction"]
 
 
 def agglomerate(distance: np.ndarray, clusters: int) -> np.ndarray:
-    """[m] cluster numbers 0, 1, ...: merge the two nearest (mean distance over pairs) until `count` are left.
+    """[m] cluster numbers 0, 1, ...: merge the two nearest (mean distance over pairs) until `clusters` are left.
 
     Models at distance zero are never separated. Clusters are numbered by their first member; ties go to the first pair
     (which SciPy's `linkage` does not promise, so that results would depend on its version).
@@ -44,7 +44,7 @@ def agglomerate(distance: np.ndarray, clusters: int) -> np.ndarray:
 
 
 def by_similarity(cohort: Cohort, params: Tree, clusters: int, metric: ClusterMetric) -> np.ndarray:
-    """[m] cluster numbers of a cohort in ascending client order, from how its models lie around `params`."""
+    """[m] cluster numbers of a cohort in ascending client order, from distances or directions of its models relative to `params`."""
     geometry = measure_updates(cohort.reply["model"]["params"], params)
     apart = geometry.distance if metric == "distance" else (1 - geometry.cosine).masked_fill(geometry.distance == 0, 0)
     return agglomerate(apart.cpu().numpy(), clusters)

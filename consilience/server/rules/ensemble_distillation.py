@@ -22,7 +22,7 @@ from consilience.server.rules.public_rows import NoiseRows, PublicRows
 from consilience.task.gradients import gradient
 
 BETAS, EPS = (0.9, 0.999), 1e-8  # Adam's usual ones
-ROUNDING = 64  # probabilities that differ by less than so many epsilons are equal
+ROUNDING = 64  # epsilons: probabilities that differ by less count as equal
 BLOCK = 1024  # rows at a time through the clients' models
 
 

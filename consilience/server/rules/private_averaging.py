@@ -51,7 +51,7 @@ class PrivateAveraging:
     # whether one client's update is used must not depend on another's: the sum would move by more than `bound`
     independent_replies = True
     charged_first = False  # after a crash a round is done again with its key
-    moves_without_replies = True  # a round without replies adds noise, too: else its absence would tell
+    moves_without_replies = True  # a round without replies adds noise, too: otherwise its absence would reveal that
 
     def __post_init__(self) -> None:
         check(self)
@@ -133,7 +133,7 @@ class PrivateAveraging:
         return after, {**notes, "weights": weights} if len(cohort) else notes
 
     def refuse_overspending(self, rounds: int, *, after: History) -> None:
-        """Raise `Spent` if so many rounds more cost more than the budget."""
+        """Raise `Spent` if this many more rounds exceed the budget."""
         if self.epsilon is None or self.spending.fits(rounds, self.epsilon, after):
             return
         cost, done = self.spending.epsilon(rounds, after), sum(after.values())
@@ -170,7 +170,7 @@ def with_one_more(spent: Tensor, noise: float, rate: float) -> Tensor:
 
 
 def _ends(leaves: Tree) -> np.ndarray:
-    """Where each leaf's numbers end, apart from the last one's, if all stand in one row."""
+    """End offsets of all leaves but the last in one flat vector."""
     return np.cumsum([leaf.numel() for leaf in leaves.values()])[:-1]
 
 

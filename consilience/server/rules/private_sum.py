@@ -31,7 +31,7 @@ WITHIN = "within"  # of a reply: by this the bound is moved
 class PrivateSum:
     """w + (sum_k clip(w_k - w, bound) + noise of the clients) / n for the n in a secure sum, then the server's step.
 
-    Who is in a sum is public, so that n says nothing about rows. most_bound: an adapting bound stays below.
+    The participants of a sum are public, so n reveals nothing about rows. most_bound: the limit of an adaptive bound.
     """
 
     shares: NoiseShares

@@ -30,7 +30,7 @@ class Swapping:
 
     A client keeps the model it holds until it next answers; one that holds none is sent the last average. Only clients
     that answered swap. Between averages, `model` is what an average at this point would give. The server keeps one
-    model for each client that took part since the last average: `room` says how many there can be (a number, a share of
+    model for each client that replied since the last average: `room` says how many there can be (a number, a share of
     all clients, None: all).
     """
 
@@ -96,7 +96,7 @@ class Swapping:
         return state["model"]
 
     def _average(self, state: Tree, cohort: Cohort) -> tuple[Tree, Notes]:
-        """The weighted mean of the replies: N_k / N of the clients that hold the models now, unless told otherwise."""
+        """The weighted mean of the replies: by default N_k / N of the clients that hold the models now."""
         last = state["average"]
         weights, weighting, notes = self.weighting.weigh(cohort, last, state["weighting"])
         merged = self.combine.merge(cohort.reply["model"], weights)

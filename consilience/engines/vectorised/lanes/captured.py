@@ -118,7 +118,7 @@ class Captured:
             static[: len(fresh)].copy_(fresh)
 
     def replay(self, *, masked: bool, times: int) -> None:
-        """Queue so many steps."""
+        """Queue this many steps."""
         if (masked, times) not in self._graphs:
             self._graphs[masked, times] = self._capture(masked, times)
         self._graphs[masked, times].replay()

@@ -39,7 +39,7 @@ class FedAdpWeights:
         angle = angles(cohort, model)
         ids = torch.from_numpy(np.asarray(cohort.ids)).to(angle.device)
         worked = took_part(cohort)
-        # Paper: t counts all rounds. Here: the rounds in which the client took part, so that its mean is one.
+        # Paper: t counts all rounds. Here: the rounds in which the client participated, so that it is a mean.
         before, rounds = state["angle"][ids], state["rounds"][ids] + worked
         mean = torch.where(worked, before + (angle - before) / rounds.clamp(min=1), before)
         state = {
