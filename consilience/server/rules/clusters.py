@@ -44,7 +44,7 @@ def agglomerate(distance: np.ndarray, clusters: int) -> np.ndarray:
 
 
 def by_similarity(cohort: Cohort, params: Tree, clusters: int, metric: ClusterMetric) -> np.ndarray:
-    """[m] cluster numbers of a cohort in ascending client order, from distances or directions of its models relative to `params`."""
+    """[m] cluster numbers of a cohort in ascending client order, from its models relative to `params`."""
     geometry = measure_updates(cohort.reply["model"]["params"], params)
     apart = geometry.distance if metric == "distance" else (1 - geometry.cosine).masked_fill(geometry.distance == 0, 0)
     return agglomerate(apart.cpu().numpy(), clusters)
