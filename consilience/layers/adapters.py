@@ -114,7 +114,7 @@ def within_rank(values: Any, pairs: Iterable[Pair], rank: Tensor) -> Any:
 
 
 def freeze_a(task: Task, factors: Factors = LORA) -> Task:
-    """The same task with every A a constant: it stays as it is, is not trained and never sent."""
+    """The same task with every A frozen: it is not trained and never sent."""
     named = dict(task.module.named_parameters())
     frozen = [pair.a for pair in pairs_in(named, factors)]
     module = _sharing_copy(task.module, but=frozen)

@@ -198,7 +198,7 @@ def chosen(algorithm: Algorithm, engine: Engine, round: int, seed: int) -> np.nd
 
 
 def _total_share(table: Tensor, cohort: Cohort) -> float:
-    """The sum of a round's weights: 1 where nobody was heard and the model stays."""
+    """The sum of a round's weights: 1 if no reply arrived and the model is unchanged."""
     return float(shares(table[cohort.round], cohort).sum()) if len(cohort) else 1.0
 
 

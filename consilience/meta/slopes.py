@@ -75,6 +75,6 @@ def unfolded_loss(
     ids = chosen(live, tape, rounds, seed)
     everyone = Standing(work=replace(live.client.work, reliable=True))
     tape.exchange(everyone, Plain(), Broadcast(shared={"model": model}), ids, round=rounds, seed=seed)
-    nothing = table.sum() * 0  # where nobody was ever heard, no loss depends on the weights
+    nothing = table.sum() * 0  # if no reply ever arrived, no loss depends on the weights
     total = torch.stack(tape.losses).sum() if tape.losses else nothing
     return total if total.requires_grad else total + nothing

@@ -45,7 +45,7 @@ class LiveWeights:
     """A schedule that gradients flow through: Theta [rounds, clients] as a tensor."""
 
     table: Tensor
-    needs_each_reply = False  # who answers is enough
+    needs_each_reply = False  # it reads only which clients replied
 
     def init(self, start: Tree, clients: int) -> Tree:
         """No state."""
@@ -82,7 +82,7 @@ class Standing:
 class Unfolded:
     """The same clients, rows, batches and failures as in the engine it wraps, one by one, recorded by autograd.
 
-    `losses` collects the minibatch losses met along training, of silent clients at the model they were sent. With
+    `losses` collects the minibatch losses of training, for clients without a reply at the model they received. With
     `detach`, a client's step is a constant added to its model (straight-through, as in the authors' code); else
     gradients flow through local training too.
     """
@@ -166,7 +166,7 @@ class Unfolded:
     def _message(self, broadcast: Broadcast, place: int, round: int) -> Tree:
         device = next(tree.leaves(broadcast.shared or broadcast.personal)).device
         sent = {**broadcast.shared, **tree.rows(broadcast.personal, place)}
-        # running statistics play no part in a training loss, and batch norm takes none that are on the tape
+        # running statistics do not affect a training loss, and batch norm accepts none that require gradients
         still = tree.map_leaves(torch.Tensor.detach, sent["model"]["buffers"])
         return {**sent, "model": {**sent["model"], "buffers": still}, "round": torch.tensor(round, device=device)}
 

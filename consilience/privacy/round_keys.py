@@ -23,7 +23,7 @@ def fresh(round: int) -> bytes:
 
 
 def seeded(seed: int, round: int) -> bytes:
-    """A key that everyone who knows the seed can repeat: nothing drawn from it is secret."""
+    """A reproducible key from a seed: draws from it are not secret."""
     return hashlib.sha256(f"noise seed {seed}, round {round}".encode()).digest()
 
 

@@ -1,7 +1,7 @@
 """Privacy accounting for rounds of sampled Gaussian mechanisms, by Google's `dp-accounting`.
 
 Two federations are neighbours if one client has rows in one and none in the other. A round adds up clipped updates of
-clients that take part with probability `rate`, independently, and adds Gaussian noise of `noise` times the clipping
+clients that are sampled with probability `rate`, independently, and adds Gaussian noise of `noise` times the clipping
 bound. Rounds may differ in both; epsilon is that of their composed privacy loss distribution (PLD): an upper bound,
 tight to its discretisation. (Accountants by central limit theorems, "GDP", can fall below the truth: none is offered.)
 
@@ -181,9 +181,9 @@ def _epsilon(past: tuple[tuple[Mechanism, int], ...], delta: float) -> float:
 
 @functools.lru_cache(maxsize=16)  # each of some megabytes after thousands of rounds
 def _composed(mechanism: Mechanism, rounds: int) -> Any:
-    """The PLD of so many rounds: that of all but the last 2^k of them, which an earlier round has asked for, and these.
+    """The PLD of this many rounds, composed of all but the last 2^k (cached by an earlier round) and these.
 
-    So one more round costs one convolution, and a result does not depend on what was asked for before.
+    So one more round costs one convolution, and a result does not depend on earlier calls.
     """
     last = rounds & -rounds  # 1 0 1 1 0 0 -> 1 0 0
     if rounds == 1:

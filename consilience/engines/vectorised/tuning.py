@@ -234,7 +234,7 @@ class Tuner:
     def _whole_rate(
         self, name: str, rate: float, program: Program, store: Rows, group: np.ndarray, prepare: Prepare
     ) -> float:
-        """Rows per second over all steps of a group, if that takes little time; else what is known."""
+        """Rows per second over all steps of a group, if that takes little time; else the known estimate."""
         _, _, plan = prepare(group, None)
         if int(plan.live.sum()) / rate > WHOLE_SECONDS:
             return rate
@@ -245,7 +245,7 @@ class Tuner:
     def _time(
         self, name: str, compile: bool, program: Program, store: Rows, group: np.ndarray, prepare: Prepare, steps: int
     ) -> tuple[float, int]:
-        """(seconds, rows) that some clients take for so many steps."""
+        """(seconds, rows) of some clients for this many steps."""
         carry, context, plan = prepare(group, steps)
         plan, store = self._stager.stage(plan, store)
         self._wait()
