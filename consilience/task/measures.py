@@ -73,7 +73,7 @@ class LabelCounts:
 
 
 def impossible_counts(sums: Tree, entries: int) -> str:
-    """What is impossible about counts by class: more hits than decisions or occurrences, or more of these than entries."""
+    """What is impossible about counts by class: hits above decisions or occurrences, or those above the entries."""
     counts = sums["counts"].to(torch.float64)
     if bool((counts < 0).any()) or bool((counts != counts.floor()).any()):
         return "counts that are no whole numbers"
