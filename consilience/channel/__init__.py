@@ -1,4 +1,4 @@
-"""What happens to a reply in transit."""
+"""Channels: clipping, noise, compression and attacks applied to replies."""
 
 from consilience.channel.chain import Chain
 from consilience.channel.clip import Clip

@@ -18,7 +18,7 @@ from consilience.core.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class Chain(Wraps):
-    """A reply passes through the channels in their order, and back through their other halves in reverse."""
+    """Applies the client halves of the channels in order, and their server halves in reverse order."""
 
     channels: tuple[Channel, ...]
     holds = "channels"
@@ -35,18 +35,18 @@ class Chain(Wraps):
 
     @property
     def form(self) -> str:
-        """What the last of them sends: codes, places and updates stay what they are."""
+        """What the whole chain sends: "codes", "sparse", "dense", or "" for a model."""
         forms = {_form(channel) for channel in self.channels}
         return next((form for form in ("codes", "sparse", "dense") if form in forms), "")
 
     @property
     def feedback(self) -> bool:
-        """Whether one of them sends later what it holds back."""
+        """Whether one of them uses error feedback."""
         offers = (capability(channel, HasFeedback) for channel in self.channels)
         return any(found is not None and found.feedback for found in offers)
 
     def init(self, start: Tree) -> Tree:
-        """What each of them remembers."""
+        """The memory of each channel."""
         kept = {_name(i): channel.init(start) for i, channel in enumerate(self.channels)}
         return {name: memory for name, memory in kept.items() if memory}
 
@@ -71,20 +71,20 @@ class Chain(Wraps):
         return replace(received, shared=shared, personal=personal)
 
     def _seen(self, place: int, message: Tree) -> Tree:
-        """The message as the channel at this place receives it."""
+        """The message as the channel at this position receives it."""
         if "model" not in message:
             return message
         return {**message, "model": {**message["model"], "params": self._anchor(place, message["model"]["params"])}}
 
     def _anchor(self, place: int, params: Tree) -> Tree:
-        """What the channel at this place subtracts and adds: the parameters, zeros once that is done, or nothing."""
+        """What the channel at this position subtracts and adds: the parameters, zeros once that is done, or nothing."""
         before = [_form(channel) for channel in self.channels[:place]]
         if not any(before):
             return params
         return tree.map_leaves(torch.zeros_like, params) if set(before) <= {"", "dense"} else {}
 
     def _refuse(self) -> None:
-        """Refuse an order in which one channel could not read what another one sends."""
+        """Refuse an order in which one channel cannot read the output of another."""
         if not self.channels:
             raise Invalid("Chain.channels is empty: name at least one channel, or use channel = 'plain'")
         every = list(_each(self))
@@ -105,7 +105,7 @@ def _each(channel: Channel) -> Iterator[Channel]:
 
 
 def _conflict(first: Channel, second: Channel) -> str:
-    """Why the second channel cannot work on what the first one sends ("" if it can)."""
+    """Why the second channel cannot read the output of the first ("" if it can)."""
     if _form(first) == "codes":
         return "it sends codes, not numbers; put it last"
     if _sums_only(first):
@@ -125,7 +125,7 @@ def _name(place: int) -> str:
 
 
 def _form(channel: Channel) -> str:
-    """What a channel sends: "" a model, "dense" an update, "sparse" values and places, "codes" whole numbers."""
+    """What a channel sends: "" a model, "dense" an update, "sparse" values and indices, "codes" integers."""
     found = capability(channel, HasForm)
     return "" if found is None else found.form
 

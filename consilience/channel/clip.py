@@ -1,4 +1,4 @@
-"""A bound on how far one client can move the model."""
+"""Clipping of each client's update to a maximum norm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from consilience.core.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class Clip:
-    """An update longer than `bound` (Euclidean norm over all parameters) is shortened to it."""
+    """Clips each update to Euclidean norm `bound` over all parameters."""
 
     bound: Positive = 1.0
     form = "dense"  # the update keeps its shapes
@@ -23,7 +23,7 @@ class Clip:
         check(self)
 
     def init(self, start: Tree) -> Tree:
-        """Nothing is remembered."""
+        """No memory."""
         return {}
 
     def encode(self, reply: Tree, message: Tree, memory: Tree, key: Tensor) -> tuple[Tree, Tree]:
@@ -33,5 +33,5 @@ class Clip:
         return carrying(reply, each_floating(lambda leaf, _: leaf * scale.to(leaf.dtype), update)), memory
 
     def decode(self, cohort: Cohort, received: Broadcast, key: int) -> Cohort:
-        """Models again."""
+        """Models from updates."""
         return closed(cohort, received, cohort.reply["model"]["params"]) if len(cohort) else cohort

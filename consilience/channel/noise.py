@@ -15,7 +15,7 @@ from consilience.core.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """N(0, deviation^2) is added to every value of the update; behind a `Clip`, the Gaussian mechanism."""
+    """Adds N(0, deviation^2) to every value of the update; after a `Clip`, this is the Gaussian mechanism."""
 
     deviation: NonNegative = 0.01
     form = "dense"  # the update keeps its shapes
@@ -24,7 +24,7 @@ class Noise:
         check(self)
 
     def init(self, start: Tree) -> Tree:
-        """Nothing is remembered."""
+        """No memory."""
         return {}
 
     def encode(self, reply: Tree, message: Tree, memory: Tree, key: Tensor) -> tuple[Tree, Tree]:
@@ -37,5 +37,5 @@ class Noise:
         return carrying(reply, each_floating(blur, opened(reply, message, self))), memory
 
     def decode(self, cohort: Cohort, received: Broadcast, key: int) -> Cohort:
-        """Models again."""
+        """Models from updates."""
         return closed(cohort, received, cohort.reply["model"]["params"]) if len(cohort) else cohort

@@ -1,4 +1,4 @@
-"""Updates in b bits a value, unbiased."""
+"""Unbiased quantisation of updates to b bits per value."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ GROUP = 8
 
 
 def packed(codes: Tensor, bits: int) -> Tensor:
-    """[..., n] codes in 0 .. 2^bits - 1, bits <= 8 -> [..., bits * ceil(n / 8)] uint8, the last group filled with 0."""
+    """[..., n] codes in 0 .. 2^bits - 1, bits <= 8 -> [..., bits * ceil(n / 8)] uint8, padded with 0."""
     count = codes.shape[-1]
     groups = -(-count // GROUP)
     filled = torch.nn.functional.pad(codes.to(torch.int64), (0, groups * GROUP - count))
     places = bits * torch.arange(GROUP, device=codes.device)
-    # the fields do not overlap, so that their sum is their union; eight bits reach the sign, which the mask ignores
+    # the fields do not overlap, so their sum is their bitwise or; eight bits reach the sign, which the mask ignores
     words = (filled.reshape(*codes.shape[:-1], groups, GROUP) << places).sum(-1)
     octets = 8 * torch.arange(bits, device=codes.device)
     return ((words.unsqueeze(-1) >> octets) & 0xFF).to(torch.uint8).flatten(-2)
 
 
 def unpacked(octets: Tensor, bits: int) -> Tensor:
-    """The inverse: [..., bits * g] uint8 -> [..., 8 g] int64 codes; what lies beyond the original n is 0."""
+    """The inverse: [..., bits * g] uint8 -> [..., 8 g] int64 codes; codes beyond the original n are 0."""
     groups = octets.shape[-1] // bits
     places = 8 * torch.arange(bits, device=octets.device)
     words = (octets.to(torch.int64).reshape(*octets.shape[:-1], groups, bits) << places).sum(-1)
@@ -42,13 +42,13 @@ def unpacked(octets: Tensor, bits: int) -> Tensor:
 class Quantise:
     """Stochastic rounding to evenly spaced levels between -s and s, s the largest value of the tensor.
 
-    A value goes up or down to a neighbouring level with the probability that keeps its mean (as QSGD, Alistarh et al.
-    2017). There are 2^bits - 1 levels, so that 0 is one of them; with one bit the two levels are -s and s. A tensor of
-    n values costs bits * ceil(n / 8) bytes and one number.
+    A value is rounded up or down to a neighbouring level with the probabilities that keep its mean (QSGD, Alistarh et
+    al. 2017). There are 2^bits - 1 levels, so that 0 is one of them; with one bit the two levels are -s and s. A tensor
+    of n values costs bits * ceil(n / 8) bytes and one number.
     """
 
     bits: Annotated[int, Range(least=1, most=8)] = 8
-    form = "codes"  # whole numbers, which nothing behind it can work on
+    form = "codes"  # integers, which no later channel can read
 
     def __post_init__(self) -> None:
         check(self)
@@ -59,7 +59,7 @@ class Quantise:
         return 2**self.bits - 2 if self.bits > 1 else 1
 
     def init(self, start: Tree) -> Tree:
-        """Nothing is remembered."""
+        """No memory."""
         return {}
 
     def encode(self, reply: Tree, message: Tree, memory: Tree, key: Tensor) -> tuple[Tree, Tree]:
@@ -69,7 +69,7 @@ class Quantise:
             if not leaf.numel():
                 return {"codes": leaf.flatten().to(torch.uint8), "scale": leaf.new_zeros(())}
             scale = leaf.abs().amax()
-            wide = leaf.flatten().to(torch.float64)  # float32 could not tell a chance of 1 in 10,000 from none
+            wide = leaf.flatten().to(torch.float64)  # float32 cannot resolve a probability of 1 in 10,000 here
             where = (wide / torch.where(scale > 0, scale, 1).to(torch.float64) + 1) * (self._steps / 2)  # 0 .. steps
             levels = (where + uniforms(leaf_key(key, number), leaf.numel())).floor().clamp(0, self._steps)
             return {"codes": packed(levels.nan_to_num(0).to(torch.int64), self.bits), "scale": scale}
@@ -77,13 +77,13 @@ class Quantise:
         return carrying(reply, each_floating(quantise, opened(reply, message, self))), memory
 
     def decode(self, cohort: Cohort, received: Broadcast, key: int) -> Cohort:
-        """Models again."""
+        """Models from updates."""
         if not len(cohort):
             return cohort
         return closed(cohort, received, self._values(cohort.reply["model"]["params"]))
 
     def _values(self, payload: Any) -> Any:
-        """Levels as numbers, flat, and as many more zeros as the last group of codes was filled with."""
+        """Flat values of the levels, including the zeros that padded the last group of codes."""
         if not isinstance(payload, dict):
             return payload
         if set(payload) != {"codes", "scale"} or isinstance(payload["codes"], dict):

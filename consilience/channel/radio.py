@@ -1,4 +1,4 @@
-"""A radio uplink: what the server receives is noisy, and noisier from clients whose signal fades."""
+"""Noisy wireless uplinks, with optional fading."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Decibels = Annotated[float, Range(least=-100, most=300)]
 
 @dataclass(frozen=True, kw_only=True)
 class Radio:
-    """Every client has a channel of its own, with the signal-to-noise ratio `snr_db` in decibels.
+    """Every client has its own radio channel with the signal-to-noise ratio `snr_db` in decibels.
 
     The server receives y = h x + n and, knowing h, takes x + n/h: noise of variance mean(x^2) / (snr |h|^2) on every
     value x of the update. Without fading h = 1; with "rayleigh", |h|^2 is exponential with mean 1, drawn afresh for
@@ -37,7 +37,7 @@ class Radio:
         check(self)
 
     def init(self, start: Tree) -> Tree:
-        """Nothing is remembered."""
+        """No memory."""
         return {}
 
     def encode(self, reply: Tree, message: Tree, memory: Tree, key: Tensor) -> tuple[Tree, Tree]:
@@ -45,7 +45,7 @@ class Radio:
         return carrying(reply, opened(reply, message, self)), memory
 
     def decode(self, cohort: Cohort, received: Broadcast, key: int) -> Cohort:
-        """Models again, with noise."""
+        """Models from noisy updates."""
         if not len(cohort):
             return cohort
         update = cohort.reply["model"]["params"]
@@ -79,7 +79,7 @@ class OverTheAir:
         check(self)
 
     def init(self, start: Tree) -> Tree:
-        """Nothing is remembered."""
+        """No memory."""
         return {}
 
     def encode(self, reply: Tree, message: Tree, memory: Tree, key: Tensor) -> tuple[Tree, Tree]:
@@ -87,7 +87,7 @@ class OverTheAir:
         return carrying(reply, opened(reply, message, self)), memory
 
     def decode(self, cohort: Cohort, received: Broadcast, key: int) -> Cohort:
-        """Models again, all with the same noise: any weighted mean of them is the mean of the true ones plus it."""
+        """Models with the same added noise, so that any weighted mean is the true mean plus that noise."""
         heard = range(len(cohort)) if cohort.heard is None else cohort.heard.nonzero()[0].tolist()
         update = cohort.reply["model"]["params"] if len(cohort) else {}
         models = closed(cohort, received, update) if len(cohort) else cohort

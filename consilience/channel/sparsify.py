@@ -1,4 +1,4 @@
-"""Only some of an update's values are sent; the rest is remembered and sent later."""
+"""Sparsification: only some values of an update are sent; with error feedback the rest is added to the next one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from consilience.core.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class TopK:
-    """The share `fraction` of values that are largest in size, over all parameters together, and their places.
+    """Sends the `fraction` of values with the largest magnitude over all parameters, and their indices.
 
-    With `feedback` (Seide et al. 2014; Stich et al. 2018) what is not sent is remembered and added to the client's
-    next update; all that was sent plus what is remembered is then the sum of its updates.
+    With `feedback` (Seide et al. 2014; Stich et al. 2018) what is not sent is kept in memory and added to the
+    client's next update; everything sent plus the memory then equals the sum of its updates.
     """
 
     fraction: Fraction = 0.01
@@ -30,11 +30,11 @@ class TopK:
         check(self)
 
     def init(self, start: Tree) -> Tree:
-        """Nothing is left over yet."""
+        """An empty residual."""
         return {"rest": _nothing(start)} if self.feedback else {}
 
     def encode(self, reply: Tree, message: Tree, memory: Tree, key: Tensor) -> tuple[Tree, Tree]:
-        """The k largest values and their places."""
+        """The k largest values and their indices."""
         whole = _whole(opened(reply, message, self), message)
         whole = whole + memory["rest"] if self.feedback else whole
         places = whole.abs().topk(_count(self.fraction, len(whole))).indices
@@ -42,12 +42,12 @@ class TopK:
         return carrying(reply, sent), {"rest": whole.scatter(0, places, 0)} if self.feedback else memory
 
     def decode(self, cohort: Cohort, received: Broadcast, key: int) -> Cohort:
-        """Zeros elsewhere."""
+        """Models from sparse updates, with zeros elsewhere."""
         if not len(cohort):
             return cohort
         sent, size = cohort.reply["model"]["params"], sum(_sizes(received))
         places = sent["places"].to(torch.int64)
-        # a place outside the model, which no honest client sends, makes its reply NaN, which screening refuses
+        # an index outside the model, which no honest client sends, makes the reply NaN, which screening refuses
         nowhere = (places < 0) | (places >= size)
         values = sent["values"].masked_fill(nowhere.any(1, keepdim=True), torch.nan)
         return _spread(cohort, received, values, places.masked_fill(nowhere, 0))
@@ -55,10 +55,10 @@ class TopK:
 
 @dataclass(frozen=True, kw_only=True)
 class RandomK:
-    """The share `fraction` of values at random places; a seed is sent, from which the server finds the places.
+    """Sends the `fraction` of values at random indices, and the seed from which the server computes the indices.
 
-    With `feedback` the rest is remembered, as in `TopK`. Without it the values are multiplied by n/k, so that the
-    update is right on average.
+    With `feedback` the rest is kept in memory, as in `TopK`. Without it the values are multiplied by n/k, so that the
+    update is unbiased.
     """
 
     fraction: Fraction = 0.01
@@ -69,11 +69,11 @@ class RandomK:
         check(self)
 
     def init(self, start: Tree) -> Tree:
-        """Nothing is left over yet."""
+        """An empty residual."""
         return {"rest": _nothing(start)} if self.feedback else {}
 
     def encode(self, reply: Tree, message: Tree, memory: Tree, key: Tensor) -> tuple[Tree, Tree]:
-        """k values and the seed of their places."""
+        """k values and the seed of their indices."""
         whole = _whole(opened(reply, message, self), message)
         whole = whole + memory["rest"] if self.feedback else whole
         count = _count(self.fraction, len(whole))
@@ -84,7 +84,7 @@ class RandomK:
         return carrying(reply, {"values": values * (len(whole) / count), "seed": key}), memory
 
     def decode(self, cohort: Cohort, received: Broadcast, key: int) -> Cohort:
-        """Zeros elsewhere."""
+        """Models from sparse updates, with zeros elsewhere."""
         if not len(cohort):
             return cohort
         sent, size = cohort.reply["model"]["params"], sum(_sizes(received))
@@ -98,7 +98,7 @@ def _count(fraction: float, size: int) -> int:
 
 
 def _random_places(key: Tensor, size: int, count: int) -> Tensor:
-    """[count] distinct places, each set equally likely: those of the largest of as many hashes."""
+    """[count] distinct random indices, uniform over sets: those of the `count` largest hashes."""
     return rng.bits(key, size).topk(count).indices
 
 
@@ -112,7 +112,7 @@ def _flat(params: Tree) -> Tensor:
 
 
 def _whole(update: Tree, message: Tree) -> Tensor:
-    """[P] the update in one vector; personal parameters, which are not sent, are 0."""
+    """[P] the update as one vector; personal parameters, which are not sent, are 0."""
     params = message["model"]["params"]
     return _flat({name: update.get(name, torch.zeros_like(value)) for name, value in params.items()})
 
@@ -123,7 +123,7 @@ def _sizes(received: Broadcast) -> list[int]:
 
 
 def _spread(cohort: Cohort, received: Broadcast, values: Tensor, places: Tensor) -> Cohort:
-    """Models again, from [m, k] values (perhaps with filling at the end) at [m, k] places."""
+    """Models from [m, k] values (possibly padded) at [m, k] indices."""
     sizes, names = _sizes(received), list(anchors(received))
     values = values[:, : places.shape[1]]
     whole = values.new_zeros(len(cohort), sum(sizes)).scatter(1, places, values)

@@ -1,7 +1,7 @@
-"""What our channels act on: the update, which is the reply's parameters minus those the client received.
+"""Conversion between models and updates (the reply's parameters minus those the client received).
 
-Everything else in a reply (buffers, losses, control variates) passes unchanged. In a `Chain` the first channel takes
-the difference and the later ones receive an update already: the chain then gives them parameters of zero, or none
+Channels act on updates; everything else in a reply (buffers, losses, control variates) is unchanged. In a `Chain` the
+first channel takes the difference and the later ones receive an update: the chain gives them zero parameters, or none
 ({}) once the update is packed and no longer has the parameters' shapes.
 """
 
@@ -20,7 +20,7 @@ from consilience.core.tree import Tree
 
 
 def opened(reply: Tree, message: Tree, who: object) -> Tree:
-    """One client's update by parameter names, or what an earlier channel has packed it into."""
+    """One client's update by parameter name, or as packed by an earlier channel."""
     if "params" not in reply.get("model", {}) or "model" not in message:
         raise Invalid(
             f"channel {type(who).__name__} acts on the model that a client sends, but this algorithm's clients send "
@@ -31,7 +31,7 @@ def opened(reply: Tree, message: Tree, who: object) -> Tree:
 
 
 def carrying(reply: Tree, payload: Tree) -> Tree:
-    """The reply with this in place of its parameters."""
+    """The reply with its parameters replaced."""
     return {**reply, "model": {**reply["model"], "params": payload}}
 
 
@@ -41,12 +41,12 @@ def anchors(received: Broadcast) -> Tree:
 
 
 def is_personal(received: Broadcast) -> bool:
-    """Whether every client received a model of its own."""
+    """Whether every client received a different model."""
     return "model" in received.personal
 
 
 def closed(cohort: Cohort, received: Broadcast, update: Tree) -> Cohort:
-    """The cohort with models again: received parameters plus updates; without a reply there is no update."""
+    """The cohort with models, as received parameters plus updates; the update of a missing reply is zero."""
     anchor, stacked = anchors(received), is_personal(received)
     if not anchor:
         return replace(cohort, reply=carrying(cohort.reply, update))
@@ -56,7 +56,7 @@ def closed(cohort: Cohort, received: Broadcast, update: Tree) -> Cohort:
         shape = base.shape[1:] if stacked else base.shape
         move = by_row(move)[:, : shape.numel()].reshape(len(cohort), *shape).to(base.dtype)
         if heard is not None:
-            # a stand-in is the received model itself: no noise, and no remembered rest that it never sent
+            # a replacement for a missing reply is the received model itself, without noise or residual
             silent = ~heard.to(move.device).reshape(-1, *(1,) * len(shape))
             move = move.masked_fill(silent, 0)
         return base + move
@@ -66,12 +66,12 @@ def closed(cohort: Cohort, received: Broadcast, update: Tree) -> Cohort:
 
 
 def floating(payload: Any) -> list[Tensor]:
-    """The leaves that hold numbers rather than places."""
+    """The leaves that hold values rather than indices."""
     return [leaf for leaf in tree.leaves(payload) if leaf.is_floating_point()]
 
 
 def each_floating(function: Any, payload: Tree) -> Tree:
-    """`function(leaf, number)` for every floating leaf; places pass."""
+    """`function(leaf, number)` for every floating leaf; index leaves are unchanged."""
     counter = iter(range(1 << 30))
     return tree.map_leaves(lambda leaf: function(leaf, next(counter)) if leaf.is_floating_point() else leaf, payload)
 

@@ -1,4 +1,4 @@
-"""What a client does with the model it receives."""
+"""Client rules: local training and other work on the received model."""
 
 from consilience.client.adaptive_solvers import Adadelta, Adagrad, Adamax, Lion, NAdam, RMSprop
 from consilience.client.augmentations import Crop, Cutout, Flip, MixUp, TokenDropout

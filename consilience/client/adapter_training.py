@@ -1,4 +1,4 @@
-"""Local training of low-rank adapters: which factors move, at which rank, and on top of what was merged before."""
+"""Local training of low-rank adapters: which factors are trained, at which rank, and with which merged products."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from consilience.core.tree import Tree
 from consilience.layers import adapters
 from consilience.layers.adapters import LORA, Factors, Pair
 
-RANK = "rank"  # in a message: how many rows of A and columns of B this client trains; the others are 0
+RANK = "rank"  # message key: how many rows of A and columns of B this client trains; the others are 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterTraining(Wrapped):
-    """Training of a model with adapters W + scaling B A, found by their names (`factors`).
+    """Local training of a model with adapters W + scaling B A, found by their parameter names (`factors`).
 
-    freeze_a: A is a constant of the model, so that B alone is trained and sent.
-    merges: products that the server has merged into the layers are constants of a round: they are received with the
-    model, and never sent back.
-    Where the message holds a `rank` r, the client has the first r rows of A and columns of B alone. The others are 0,
-    in everything it receives, and stay 0: where both factors are 0 neither has a gradient.
+    freeze_a: A is constant, so that only B is trained and sent.
+    merges: products that the server has merged into the layers are constant during a round: they are received with the
+    model and never sent back.
+    If the message holds a `rank` r, the client trains only the first r rows of A and columns of B. The others are 0 in
+    everything it receives and stay 0: where both factors are 0, neither has a gradient.
     """
 
     training: ClientRule = field(default_factory=LocalTraining)
@@ -44,7 +44,7 @@ class AdapterTraining(Wrapped):
         check(self)
 
     def check_against(self, task: Task) -> None:
-        """Refuse a model without adapters, with the fix, and what training refuses."""
+        """Refuse a model without adapters (the error says how to add them), and what training refuses."""
         names = [name for name, _ in task.module.named_parameters()] if self.freeze_a else []
         if not (self.freeze_a and adapters.pairs_in(names, self.factors)):
             adapters.pairs_of(task.start()["params"], self.factors)
@@ -53,7 +53,7 @@ class AdapterTraining(Wrapped):
             inner.check_against(task)
 
     def prepare(self, task: Task) -> Task:
-        """The task with every A frozen, or with room for merged products; else as training prepares it."""
+        """The task with every A frozen, or with buffers for merged products; otherwise as training prepares it."""
         inner = capability(self.training, PreparesTask)
         task = task if inner is None else inner.prepare(task)
         if self.merges:
@@ -61,7 +61,7 @@ class AdapterTraining(Wrapped):
         return adapters.freeze_a(task, self.factors) if self.freeze_a else task
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
-        """As in training, from the part of the model that is trained here."""
+        """As in training, from the trained part of the model."""
         self._refuse_unprepared(task, message["model"])
         return self.training.begin(*self._as_trained(task, message), memory)
 
@@ -71,12 +71,12 @@ class AdapterTraining(Wrapped):
         return self.training.step(task, carry, batch, message, memory)
 
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """As in training; the reply has no merged products."""
+        """As in training; the reply excludes merged products."""
         task, message = self._as_trained(task, message)
         return self.training.end(task, carry, message, memory)
 
     def _as_trained(self, task: Task, message: Tree) -> tuple[Task, Tree]:
-        """The task and the message for the rule inside: merged products as constants, factors cut to the rank."""
+        """(task, message) for the wrapped rule: merged products as constants, factors truncated to the rank."""
         model = message["model"]
         pairs = adapters.pairs_in(model["params"], self.factors)
         if self.merges:
@@ -88,7 +88,7 @@ class AdapterTraining(Wrapped):
         return task, message
 
     def _refuse_unprepared(self, task: Task, model: Tree) -> None:
-        """An engine that was given the model in another form than this rule trains."""
+        """Refuse a model that was not prepared for this rule."""
         pairs: tuple[Pair, ...] = adapters.pairs_in(model["params"], self.factors)
         if self.freeze_a:
             constant = adapters.pairs_in([name for name, _ in task.module.named_parameters()], self.factors)

@@ -1,4 +1,4 @@
-"""Solvers with a rate for every coordinate, and Lion: the formulas of torch.optim, equal to it to rounding."""
+"""Adaptive local optimisers and Lion; those of torch.optim are equal to it up to rounding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RMSprop:
     alpha: Decay = 0.99
     eps: Positive = 1e-8
     momentum: Decay = 0.0  # of u
-    centred: bool = False  # v less the square of the mean gradient
+    centred: bool = False  # v minus the square of the mean gradient
     weight_decay: NonNegative = 0.0
 
     def __post_init__(self) -> None:
@@ -48,7 +48,7 @@ class RMSprop:
 
 @dataclass(frozen=True, kw_only=True)
 class Adagrad:
-    """As torch.optim.Adagrad: v <- v + g^2, w <- w - lr g / (sqrt(v) + eps); rates fall within a round alone."""
+    """As torch.optim.Adagrad: v <- v + g^2, w <- w - lr g / (sqrt(v) + eps); v restarts in every round."""
 
     lr: Positive = 0.01
     eps: Positive = 1e-10
@@ -129,7 +129,7 @@ class Adamax:
 
 @dataclass(frozen=True, kw_only=True)
 class NAdam:
-    """As torch.optim.NAdam: Adam whose momentum looks ahead."""
+    """As torch.optim.NAdam: Adam with Nesterov momentum."""
 
     lr: Positive = 0.002
     beta1: Decay = 0.9

@@ -1,7 +1,7 @@
-"""Rows varied at random in training, by draws from the batch's key: the same in every lane, group and engine.
+"""Data augmentation in training, drawn from the batch's key: the same in every lane, group and engine.
 
-Each row draws by its place in the batch, so that padding changes nothing. Only training is varied: passes before and
-after it, and every evaluation, see the rows as they are.
+Each row draws by its position in the batch, so padding changes nothing. Only training is augmented: passes before and
+after training, and every evaluation, use the original rows.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from consilience.core.settings import Count, Invalid, Positive, Probability, Who
 from consilience.core.task import Task
 from consilience.core.tree import leaves, map_leaves
 
-SALT = 2**41  # apart from the draws of dropout layers, of models that vary pictures, and of terms
+SALT = 2**41  # separates these draws from those of dropout layers, augmenting models and terms
 
 
 @runtime_checkable
 class Augmentation(Protocol):
-    """One way to vary rows."""
+    """One augmentation."""
 
     def vary(self, x: Any, key: Tensor, live: Any) -> Any:
-        """The features [B, ...] (or a dict of them), varied; only the first `live` rows count."""
+        """The augmented features [B, ...] (or a dict of them); only the first `live` rows count."""
         ...
 
     def check_rows(self, x: Any) -> None:
-        """Refuse features that it cannot vary."""
+        """Refuse features that it cannot augment."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flip:
-    """Pictures mirrored left to right."""
+    """Random horizontal flip of images."""
 
     probability: Probability = 0.5
 
@@ -46,18 +46,18 @@ class Flip:
         _refuse_never(self, self.probability)
 
     def vary(self, x: Any, key: Tensor, live: Any) -> Any:
-        """Each picture or not."""
+        """Flip each image with the given probability."""
         chosen = _draws(key, x, 1)[:, 0] < self.probability
         return _pictures(lambda leaf: torch.where(chosen.reshape(-1, 1, 1, 1), leaf.flip(-1), leaf), x)
 
     def check_rows(self, x: Any) -> None:
-        """Pictures."""
+        """Refuse features that are not images."""
         _refuse_others(self, x, is_picture, "pictures [channels, height, width]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Crop:
-    """Pictures moved by up to `padding` pixels each way; what comes in at the border is 0."""
+    """Random crop of images padded with `padding` zero pixels on each side."""
 
     padding: Count = 4
 
@@ -65,7 +65,7 @@ class Crop:
         check(self)
 
     def vary(self, x: Any, key: Tensor, live: Any) -> Any:
-        """As a random crop, of the same size, of the picture with a black border."""
+        """A random crop, of the original size, of each zero-padded image."""
         moves = torch.floor(_draws(key, x, 2) * (2 * self.padding + 1)).to(torch.int64) - self.padding  # [B, 2]
 
         def moved(leaf: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class Crop:
         return _pictures(moved, x)
 
     def check_rows(self, x: Any) -> None:
-        """Pictures, larger than the padding."""
+        """Refuse features that are not images larger than the padding."""
         _refuse_others(self, x, is_picture, "pictures [channels, height, width]")
         for leaf in leaves(x):
             if is_picture(leaf) and min(leaf.shape[2:]) <= self.padding:
@@ -91,7 +91,7 @@ class Crop:
 
 @dataclass(frozen=True, kw_only=True)
 class Cutout:
-    """A square of `size` pixels around a random pixel set to 0 (DeVries and Taylor 2017); borders cut it off."""
+    """A square of `size` pixels around a random pixel set to 0, truncated at borders (DeVries and Taylor 2017)."""
 
     size: Count = 4
 
@@ -99,7 +99,7 @@ class Cutout:
         check(self)
 
     def vary(self, x: Any, key: Tensor, live: Any) -> Any:
-        """One square in each picture."""
+        """Set one square of each image to 0."""
         draws = _draws(key, x, 2)
 
         def cut(leaf: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class Cutout:
         return _pictures(cut, x)
 
     def check_rows(self, x: Any) -> None:
-        """Pictures, larger than the square."""
+        """Refuse features that are not images larger than the square."""
         _refuse_others(self, x, is_picture, "pictures [channels, height, width]")
         for leaf in leaves(x):
             if is_picture(leaf) and self.size >= 2 * min(leaf.shape[2:]):
@@ -127,7 +127,7 @@ class Cutout:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenDropout:
-    """Tokens replaced at random by the token `unknown`; the token `padding` stays."""
+    """Tokens randomly replaced by the token `unknown`; the token `padding` is never replaced."""
 
     probability: Probability = 0.1
     unknown: Whole = 1
@@ -138,7 +138,7 @@ class TokenDropout:
         _refuse_never(self, self.probability)
 
     def vary(self, x: Any, key: Tensor, live: Any) -> Any:
-        """Each token or not."""
+        """Replace each token with the given probability."""
 
         def dropped(leaf: Tensor) -> Tensor:
             if not is_tokens(leaf):
@@ -149,7 +149,7 @@ class TokenDropout:
         return map_leaves(dropped, x)
 
     def check_rows(self, x: Any) -> None:
-        """Sequences of whole numbers."""
+        """Refuse features that are not sequences of integers."""
         _refuse_others(self, x, is_tokens, "sequences of token numbers [length]")
 
 
@@ -166,7 +166,7 @@ class MixUp:
         check(self)
 
     def vary(self, x: Any, key: Tensor, live: Any) -> Any:
-        """Each row with its partner."""
+        """Mix each row with its partner."""
         share, partners = self.mixture(key, len(next(leaves(x))), live)
 
         def mixed(leaf: Tensor) -> Tensor:
@@ -176,25 +176,25 @@ class MixUp:
         return map_leaves(mixed, x)
 
     def mixture(self, key: Tensor, width: int, live: Any) -> tuple[Tensor, Tensor]:
-        """(share of a row itself, [B] its partners among the first `live` rows)."""
+        """(share s of the row itself, [B] indices of the partners among the first `live` rows)."""
         count = live if isinstance(live, Tensor) else torch.full((), live, device=key.device)
         return _beta(rng.fold(key, 1), self.alpha), rng.permutations(rng.fold(key, 2), count, width)
 
     def check_rows(self, x: Any) -> None:
-        """Real numbers everywhere."""
+        """Refuse features that are not floating-point."""
         if not all(leaf.is_floating_point() for leaf in leaves(x)):
             raise Invalid("MixUp mixes real-valued features, and these are whole numbers: use token_dropout for tokens")
 
 
 class Mixed(NamedTuple):
-    """The other targets of mixed rows."""
+    """The partners' targets of mixed rows."""
 
-    share: Tensor  # of a row's own target
-    y: Tensor  # [B, ...] of its partner
+    share: Tensor  # weight of a row's own target
+    y: Tensor  # [B, ...] target of its partner
 
 
 def refuse_misfits(augment: tuple[Augmentation, ...], task: Task) -> None:
-    """Refuse to mix targets where that has no meaning, or twice."""
+    """Refuse mix-up of targets that cannot be mixed, and more than one mix-up."""
     moving = [part for part in augment if isinstance(part, (Flip, Crop))]
     if moving and task.kind.name == "dense":
         raise Invalid(
@@ -211,11 +211,11 @@ def refuse_misfits(augment: tuple[Augmentation, ...], task: Task) -> None:
 
 
 def augmented(augment: tuple[Augmentation, ...], batch: Batch) -> tuple[Batch, Mixed | None]:
-    """The batch with varied features, and the other targets where rows were mixed."""
+    """(the batch with augmented features, the partners' targets if rows were mixed)."""
     mixed = None
     live: Any = len(batch.y) if batch.mask is None else batch.mask.sum().to(torch.int64)
     for number, part in enumerate(augment):
-        part.check_rows(batch.x)  # of shapes and types alone
+        part.check_rows(batch.x)  # depends on shapes and types only
         key = rng.fold(batch.key, SALT + number)
         if isinstance(part, MixUp):
             share, partners = part.mixture(key, len(batch.y), live)
@@ -225,7 +225,7 @@ def augmented(augment: tuple[Augmentation, ...], batch: Batch) -> tuple[Batch, M
 
 
 def losses(task: Task, output: Any, batch: Batch, mixed: Mixed | None) -> Tensor:
-    """[B] the task's losses; of mixed rows those of both targets by their shares."""
+    """[B] the task's losses; for mixed rows, the weighted losses of both targets."""
     own = task.row_losses(output, batch)
     if mixed is None:
         return own
@@ -234,12 +234,12 @@ def losses(task: Task, output: Any, batch: Batch, mixed: Mixed | None) -> Tensor
 
 
 def is_picture(leaf: Tensor) -> bool:
-    """[B, channels, height, width] of real numbers."""
+    """Whether this is a floating tensor [B, channels, height, width]."""
     return leaf.dim() == 4 and leaf.is_floating_point()
 
 
 def is_tokens(leaf: Tensor) -> bool:
-    """[B, length] of whole numbers."""
+    """Whether this is an integer tensor [B, length]."""
     return leaf.dim() == 2 and not leaf.is_floating_point() and leaf.dtype != torch.bool
 
 
@@ -248,7 +248,7 @@ def _pictures(change: Any, x: Any) -> Any:
 
 
 def _draws(key: Tensor, x: Any, count: int) -> Tensor:
-    """[B, count] numbers in [0, 1), each row's own."""
+    """[B, count] independent numbers in [0, 1) for each row."""
     first = next(leaves(x))
     return rng.uniforms(rng.fold(key, torch.arange(len(first), device=first.device)), count)
 
@@ -281,6 +281,6 @@ def _log_gamma(key: Tensor, alpha: float) -> Tensor:
     cube = (1 + c * normal).clamp(min=1e-12) ** 3
     good = torch.log1p(-uniform[:TRIES]) < normal.square() / 2 + d - d * cube + d * cube.log()
     good = good & (1 + c * normal > 1e-12)
-    first = good.to(torch.int64).argmax(0)  # the first of the largest
+    first = good.to(torch.int64).argmax(0)  # index of the first accepted try
     value = cube.gather(0, first.unsqueeze(0)).squeeze(0)
     return math.log(d) + value.log() + torch.log1p(-uniform[TRIES]) / alpha

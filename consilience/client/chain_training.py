@@ -1,4 +1,4 @@
-"""Local training of networks whose hidden units may change places: one chain of dense and convolutional layers."""
+"""Local training of networks whose hidden units can be permuted: a chain of dense and convolutional layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from consilience.core.task import Task
 from consilience.core.tree import Tree
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
-# what does the same to every unit, so that units may change places before or after it
+# modules that treat every unit the same, so that units may be permuted before or after them
 ALIKE = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.Dropout, nn.Dropout2d, nn.Identity, nn.Flatten),
     *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid),
@@ -32,12 +32,12 @@ METHODS = ("relu", "tanh", "sigmoid", "square", "flatten")
 
 @dataclass(frozen=True, kw_only=True)
 class ChainTraining(Wrapped):
-    """Local training that refuses a network which is more than a chain of layers (matched averaging follows one)."""
+    """Local training that refuses networks other than a chain of layers, which matched averaging requires."""
 
     training: ClientRule = field(default_factory=LocalTraining)
 
     def check_against(self, task: Task) -> None:
-        """Refuse a network with branches, shared layers, or layers that tell units apart by their place."""
+        """Refuse a network with branches, shared layers, or layers that depend on the order of units."""
         check_chain(task.module, frozenset(task.start()["params"]))
         inner = capability(self.training, ChecksTask)
         if inner is not None:
@@ -49,13 +49,13 @@ class ChainTraining(Wrapped):
         return self.training.begin(task, message, memory)
 
 
-@functools.lru_cache(maxsize=4)  # asked at the beginning of every client's round
+@functools.lru_cache(maxsize=4)  # called at the start of every client's round
 def check_chain(module: nn.Module, trained: frozenset[str]) -> None:
-    """Refuse a module whose layers do not follow each other one by one, in the order of its parameters."""
+    """Refuse a module that does not apply its layers one after another, in the order of its parameters."""
     kind, parts = type(module).__name__, dict(module.named_modules())
     try:
         graph = fx.Tracer().trace(module)
-    except Exception as problem:  # whatever a forward of somebody else's may raise
+    except Exception as problem:  # a user's forward may raise anything
         raise Invalid(f"matched averaging cannot follow the forward of {kind}: {problem}") from problem
     seen: list[str] = []
     last: Any = None

@@ -1,4 +1,4 @@
-"""IFCA's client: take the model that fits one's own rows best, and train it."""
+"""IFCA's client: choose the model with the lowest loss on its own rows, and train it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CompareModels:
     work: Work = field(default_factory=lambda: Work(epochs=1, batch_size=256, shuffle=False, trains=False))
 
     def init(self, start: Tree) -> Tree:
-        """Nothing is remembered."""
+        """No memory."""
         return {}
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
@@ -47,7 +47,7 @@ class CompareModels:
 
 @dataclass(frozen=True, kw_only=True)
 class ChoosingTraining(Wrapped):
-    """Training of the model with the least loss on all of the client's rows; it remembers and says which that was."""
+    """Trains the model with the lowest loss on all of the client's rows; stores and reports which one that was."""
 
     training: ClientRule = field(default_factory=LocalTraining)
     refuses: ClassVar[Reasons] = {
@@ -58,16 +58,16 @@ class ChoosingTraining(Wrapped):
 
     @property
     def pre_training(self) -> ClientRule:
-        """A pass over the rows with every model."""
+        """Evaluate every model on the client's rows."""
         return CompareModels()
 
     def init(self, start: Tree) -> Tree:
-        """The first model, and what training remembers."""
+        """Index of the first model, and training's memory."""
         device = next(iter(start["params"].values())).device
         return {**self.training.init(start), "cluster": torch.zeros((), dtype=torch.int64, device=device)}
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
-        """The best model; the one chosen last where nothing was seen."""
+        """Start from the best model; from the last choice if no row was evaluated."""
         cluster = memory["cluster"]
         if "seen" in message:
             cluster = message["seen"]["losses"].argmin()
@@ -79,13 +79,13 @@ class ChoosingTraining(Wrapped):
         return {**carry, "training": self.training.step(task, carry["training"], batch, chosen, memory)}
 
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """The trained model, and which one it is."""
+        """The trained model and its index."""
         cluster = carry["cluster"]
         reply, kept = self.training.end(task, carry["training"], _taken(message, cluster), memory)
         return {**reply, "cluster": cluster}, {**kept, "cluster": cluster}
 
     def personal(self, task: Task, message: Tree, memory: Tree) -> Tree:
-        """The model that the client chose last, and what training makes of it."""
+        """The model that the client chose last, as training personalises it."""
         chosen, own = _taken(message, memory["cluster"]), capability(self.training, PersonalRule)
         return chosen["model"] if own is None else own.personal(task, chosen, memory)
 
@@ -95,6 +95,6 @@ def _count(message: Tree) -> int:
 
 
 def _taken(message: Tree, cluster: Tensor) -> Tree:
-    """The message as if only the chosen model had been sent."""
+    """The message with only the chosen model."""
     model = map_leaves(lambda leaf: leaf.index_select(0, cluster.reshape(1)).squeeze(0), message["models"])
     return {**message, "model": model}

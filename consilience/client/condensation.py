@@ -1,4 +1,4 @@
-"""FedAF's client: synthetic rows that match the client's own and agree with what all clients' rows look like."""
+"""FedAF's client: synthetic rows that match the client's rows and the class means of all clients."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from consilience.task.latent import classifier
 
 @dataclass(frozen=True, kw_only=True)
 class ClassKnowledge:
-    """One pass without training: sums by class of the received model's outputs and of its softened probabilities."""
+    """One pass without training: per-class sums of the received model's outputs and softened probabilities."""
 
     temperature: Positive = 2.0
     work: Work = LOOK
 
     def init(self, start: Tree) -> Tree:
-        """Nothing is remembered."""
+        """No memory."""
         return {}
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
@@ -63,12 +63,12 @@ class Condensation:
     """
 
     per_class: Count = 10
-    shape: tuple[Count, ...] | None = None  # of a row; None: the inputs of a model whose first layer is dense
+    shape: tuple[Count, ...] | None = None  # of a row; None: the input size of the model's first dense layer
     start: Start = "means"
     keep: Fraction = 0.9
     agreement: NonNegative = 0.1
     temperature: Positive = 2.0
-    clip: Positive | None = 2.0  # of the gradient's norm over all synthetic rows
+    clip: Positive | None = 2.0  # maximum gradient norm over all synthetic rows
     solver: Solver = field(default_factory=lambda: SGD(lr=0.2))
     work: Work = field(default_factory=lambda: Work(epochs=50, batch_size=256))
 
@@ -87,16 +87,16 @@ class Condensation:
             raise Invalid(f"condensation needs class numbers, one for each row: {task.kind.name} has none")
 
     def init(self, start: Tree) -> Tree:
-        """Nothing is remembered."""
+        """No memory."""
         return {}
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
-        """Rows of zeros, which the first step fills."""
+        """Zero rows, which the first step initialises."""
         self.check_against(task)
         return no_rows_yet(message["model"]["params"], self.per_class, self.shape, self.solver)
 
     def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
-        """One step of the synthetic rows towards the class means of a batch, and towards what all clients know."""
+        """One gradient step of the synthetic rows towards the class means of a batch and of all clients."""
         x = torch.where(carry["steps"] > 0, carry["x"], first_rows(carry["x"], batch, self.start))
         model = {**message["model"], "params": self._resampled(message["model"]["params"], batch.key)}
         classes = len(x)
@@ -126,7 +126,7 @@ class Condensation:
         }
 
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """The synthetic rows, what they stand for, and what the received model says about the real ones."""
+        """The synthetic rows, the class shares, and the received model's mean outputs on the real rows."""
         seen = message["seen"] if "seen" in message else _no_knowledge(message)
         rows = seen["rows"].clamp(min=1).unsqueeze(1)
         reply = {
@@ -139,7 +139,7 @@ class Condensation:
         return reply, memory
 
     def _resampled(self, params: Tree, key: Tensor) -> Tree:
-        """keep w + (1 - keep) w~ for weights; biases and scales, of one axis, stay."""
+        """keep w + (1 - keep) w~ for weights; biases and scales (one axis) are unchanged."""
         # Paper: w~ is a new initial model. Here: normal numbers of the deviation of PyTorch's initial weights,
         # 1 / sqrt(3 inputs), because a rule does not know how its user's model was initialised.
         if self.keep == 1:

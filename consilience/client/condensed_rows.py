@@ -1,4 +1,4 @@
-"""What clients that learn synthetic rows share: their shape, where they begin, and class means of what a model sees."""
+"""Shared by clients that learn synthetic rows: row shape, initial rows, and class membership of a batch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from consilience.core.tree import Tree
 from consilience.task.latent import classifier
 
 Start = Literal["noise", "means", "rows"]
-"""noise: standard normal numbers; means: random averages of rows of the class; rows: rows of the class themselves."""
+"""noise: standard normal numbers; means: random averages of rows of the class; rows: real rows of the class."""
 
 
 def row_shape(params: Tree, shape: Sequence[int] | None) -> tuple[int, ...]:
-    """The shape of one row: as given, or the inputs of a model whose first layer is dense."""
+    """The shape of one row: as given, or the input size of the model's first dense layer."""
     if shape is not None:
         return tuple(shape)
     first = next(iter(params.values()))
@@ -32,7 +32,7 @@ def row_shape(params: Tree, shape: Sequence[int] | None) -> tuple[int, ...]:
 
 
 def no_rows_yet(params: Tree, per_class: int, shape: Sequence[int] | None, solver: Solver) -> Tree:
-    """The carry before the first step: rows [C, n, ...] of zeros, which that step fills, and sums of zero."""
+    """The carry before the first step: zero rows [C, n, ...], which that step initialises, and zero sums."""
     head = params[classifier(params).weight]
     rows = torch.zeros((len(head), per_class, *row_shape(params, shape)), dtype=head.dtype, device=head.device)
     none = torch.zeros(len(head), dtype=torch.float64, device=head.device)
@@ -40,7 +40,7 @@ def no_rows_yet(params: Tree, per_class: int, shape: Sequence[int] | None, solve
 
 
 def first_rows(x: Tensor, batch: Batch, start: Start) -> Tensor:
-    """[C, n, ...] rows to begin with, from the batch where `start` says so (any rows for a class that is not there)."""
+    """[C, n, ...] initial rows, from the batch if `start` says so (any rows for a class that does not occur)."""
     if not isinstance(batch.x, Tensor) or not batch.x.is_floating_point():
         found = "several parts" if isinstance(batch.x, dict) else "whole numbers"
         raise Invalid(f"condensed rows are tensors of floats, but the rows of this data set are {found}")
@@ -55,7 +55,7 @@ def first_rows(x: Tensor, batch: Batch, start: Start) -> Tensor:
     member = (batch.y == every) & (live > 0)  # [C, B]
     order = member.to(torch.int64).argsort(dim=1, descending=True, stable=True)  # members first
     turn = torch.arange(x.shape[1], device=x.device) % member.sum(1, keepdim=True).clamp(min=1)  # [C, n]
-    # a little noise tells rows that were taken twice apart
+    # a little noise distinguishes rows that were taken twice
     return batch.x[order.gather(1, turn)].reshape(x.shape) + 0.01 * noise
 
 
@@ -67,7 +67,7 @@ def membership(batch: Batch, classes: int, dtype: torch.dtype) -> Tensor:
 
 
 def outputs_and_features(task: Task, model: Tree, x: Tensor) -> Tensor:
-    """[n, d]: the output, and behind it the features where the module has them."""
+    """[n, d] the output, concatenated with the features if the module has them."""
     output = task.apply(model, x, train=False)[0]
     if not hasattr(task.module, "features"):
         return output
@@ -75,7 +75,7 @@ def outputs_and_features(task: Task, model: Tree, x: Tensor) -> Tensor:
 
 
 def _averages(x: Tensor, batch: Batch, keys: Tensor) -> Tensor:
-    """[C, n, ...] each the mean of a random half of its class's rows in the batch; of all of them if none is drawn."""
+    """[C, n, ...] means of a random half of the class's rows in the batch, or of all of them if none is drawn."""
     member = membership(batch, len(x), x.dtype).T.unsqueeze(1)  # [C, 1, B]
     draws = rng.uniforms(keys, len(batch.y)).reshape(x.shape[0], x.shape[1], -1)
     drawn = member * (draws < 0.5).to(x.dtype)  # [C, n, B]

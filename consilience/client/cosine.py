@@ -1,4 +1,4 @@
-"""The angle between representations."""
+"""Cosine similarity between representations."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
     a, b = a.flatten(1), b.flatten(1)
     squares, others = a.square().sum(1), b.square().sum(1)
     both = (squares > 0) & (others > 0)
-    one = torch.ones_like(squares)  # a stand-in, so that no infinite gradient meets the zero of `where`
+    one = torch.ones_like(squares)  # replaces zeros, since an infinite gradient times the zero of `where` is NaN
     lengths = torch.where(both, squares, one).sqrt() * torch.where(both, others, one).sqrt()
     return torch.where(both, (a * b).sum(1) / lengths, torch.zeros_like(lengths))

@@ -1,4 +1,4 @@
-"""FedDM's client: a few synthetic rows per class that look to the model like the client's own."""
+"""FedDM's client: a few synthetic rows per class whose model outputs match those of the client's rows."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class DistributionMatching:
     """
 
     per_class: Count = 10
-    shape: tuple[Count, ...] | None = None  # of a row; None: the inputs of a model whose first layer is dense
-    start: Start = "noise"  # "rows" and "means" begin at real rows: better, but what is sent looks like them
+    shape: tuple[Count, ...] | None = None  # of a row; None: the input size of the model's first dense layer
+    start: Start = "noise"  # "rows" and "means" start from real rows: more accurate, but the reply resembles them
     radius: NonNegative = 5.0
     solver: Solver = field(default_factory=lambda: Adam(lr=0.05))
     work: Work = field(default_factory=lambda: Work(epochs=50, batch_size=256))
@@ -43,16 +43,16 @@ class DistributionMatching:
             raise Invalid(f"distribution matching needs class numbers, one for each row: {task.kind.name} has none")
 
     def init(self, start: Tree) -> Tree:
-        """Nothing is remembered."""
+        """No memory."""
         return {}
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
-        """Rows of zeros, which the first step fills."""
+        """Zero rows, which the first step initialises."""
         self.check_against(task)
         return no_rows_yet(message["model"]["params"], self.per_class, self.shape, self.solver)
 
     def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
-        """One step of the synthetic rows towards the class means of a batch."""
+        """One gradient step of the synthetic rows towards the class means of a batch."""
         x = torch.where(carry["steps"] > 0, carry["x"], first_rows(carry["x"], batch, self.start))
         model = {**message["model"], "params": self._nearby(message["model"]["params"], batch.key)}
         member = membership(batch, len(x), x.dtype)  # [B, C]
@@ -77,12 +77,12 @@ class DistributionMatching:
         }
 
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """The synthetic rows, what they stand for, and the mean distance met along the way."""
+        """The synthetic rows, the class shares, and the mean distance over the steps."""
         labels = carry["labels"] / carry["labels"].sum().clamp(min=1)
         return {"x": carry["x"], "labels": labels, "loss": carry["loss"] / carry["steps"].clamp(min=1)}, memory
 
     def _nearby(self, params: Tree, key: Tensor) -> Tree:
-        """A model at a random place within the radius."""
+        """A random model within the radius."""
         if not self.radius:
             return params
         numbers = [leaf.numel() for leaf in params.values()]

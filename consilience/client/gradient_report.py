@@ -1,4 +1,4 @@
-"""Clients that report gradients of their minibatch losses: along training, or at a model that stays as it is."""
+"""Clients that report gradients of their minibatch losses, during training or at a fixed model."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ ReportedLoss = Literal["task", "squared_error", "squared_error_logits"]
 
 @dataclass(frozen=True, kw_only=True)
 class GradientReport:
-    """A pass at the received model, which is not changed: the sums of the minibatch losses and of their gradients."""
+    """One pass at the received model without training: the sums of the minibatch losses and of their gradients."""
 
     work: Work = field(default_factory=Work)
     loss: ReportedLoss = "task"
 
     def init(self, start: Tree) -> Tree:
-        """Nothing is remembered."""
+        """No memory."""
         return {}
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
-        """Both sums at zero; buffers of its own, since batch norm writes to them."""
+        """Both sums at zero; a copy of the buffers, since batch norm writes to them."""
         return {**_zeros(message), "buffers": message["model"]["buffers"]}
 
     def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
@@ -42,13 +42,13 @@ class GradientReport:
         return {**_add(carry, task, model, batch, self.loss), "buffers": carry["buffers"]}
 
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """The sums; whatever the client remembers of its training stays."""
+        """The sums; the client's memory is unchanged."""
         return {"gradient": carry["gradient"], "loss_sum": carry["loss_sum"]}, memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class WithGradientSum(Wrapped):
-    """Training whose reply also holds the sums of the minibatch losses met, and of their gradients at that moment."""
+    """Training whose reply also holds the sums of the minibatch losses and of their gradients along the way."""
 
     training: ClientRule = field(default_factory=LocalTraining)
     loss: ReportedLoss = "task"
@@ -80,7 +80,7 @@ def minibatch_loss(task: Task, model: Tree, batch: Batch, loss: ReportedLoss = "
 
 
 def trained_model(carry: Tree) -> Tree:
-    """The model inside a carry that will be sent, however deeply a rule has wrapped its training."""
+    """The model inside a carry that will be sent, also inside wrapped rules."""
     if "model" in carry:
         model: Tree = carry["model"]
         return model

@@ -23,7 +23,7 @@ TINY = 1e-300
 
 @dataclass(frozen=True, kw_only=True)
 class Inexactness:
-    """A look, without training, at the full gradient of h = F + mu/2 |. - w|^2, at w and at the client's own model."""
+    """A pass without training: the full gradient of h = F + mu/2 |. - w|^2 at w and at the client's trained model."""
 
     mu: NonNegative = 0.1
     work: Work = field(default_factory=lambda: Work(epochs=1, batch_size=256, shuffle=False, trains=False))
@@ -32,7 +32,7 @@ class Inexactness:
         check(self)
 
     def init(self, start: Tree) -> Tree:
-        """Nothing is remembered."""
+        """No memory."""
         return {}
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
@@ -52,7 +52,7 @@ class Inexactness:
         }
 
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """|grad h(w_k; w)| / |grad h(w; w)|; 1 where the model did not move."""
+        """|grad h(w_k; w)| / |grad h(w; w)|; 1 if the model did not change."""
         rows = carry["rows"].clamp(min=1)
         anchor, trained = message["received"]["model"]["params"], message["model"]["params"]
         after = {
@@ -79,7 +79,7 @@ class ReportsGamma(Wrapped):
 
     @property
     def post_training(self) -> ClientRule:
-        """What is measured."""
+        """The measuring pass."""
         return Inexactness(mu=self.mu)
 
 

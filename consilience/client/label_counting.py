@@ -19,7 +19,7 @@ from consilience.task.latent import classifier
 
 @dataclass(frozen=True, kw_only=True)
 class LabelCounting(Wrapped):
-    """Local training whose reply holds `labels`: the share of every class among the rows it met (0 without steps)."""
+    """Local training whose reply holds `labels`: the share of every class among the rows used (0 without steps)."""
 
     training: ClientRule = field(default_factory=LocalTraining)
 
@@ -32,14 +32,14 @@ class LabelCounting(Wrapped):
             checking.check_against(task)
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
-        """No label met yet."""
+        """As in training, with label counts at zero."""
         params = message["model"]["params"]
         classes = len(params[classifier(params).weight])
         none = torch.zeros(classes, dtype=torch.float64, device=message["round"].device)
         return {"training": self.training.begin(task, message, memory), "labels": none}
 
     def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
-        """One step, its labels counted."""
+        """One training step, counting its labels."""
         every = torch.arange(len(carry["labels"]), device=batch.y.device)
         met = (batch.y.unsqueeze(1) == every).to(torch.float64)  # [B, C]
         met = met if batch.mask is None else met * batch.mask.unsqueeze(1)
@@ -47,6 +47,6 @@ class LabelCounting(Wrapped):
         return {"training": trained, "labels": carry["labels"] + met.sum(0)}
 
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """Training's reply, and the labels' shares."""
+        """Training's reply, and the label shares."""
         reply, kept = self.training.end(task, carry["training"], message, memory)
         return {**reply, "labels": carry["labels"] / carry["labels"].sum().clamp(min=1)}, kept

@@ -18,7 +18,7 @@ OWN = "own_model"
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOnly(Wrapped):
-    """Training that starts from the client's own last model, whatever the server sends."""
+    """Training that starts from the client's own last model and ignores the server's."""
 
     training: ClientRule = field(default_factory=LocalTraining)
     replaces: ClassVar[Reasons] = {
@@ -29,14 +29,14 @@ class LocalOnly(Wrapped):
         PreTrainingPass: "has a pass before training, which would look with the server's model: there is none here",
         PostTrainingPass: "has a pass after training, for which the server would need the model: leave it out",
     }
-    is_personal = True  # every client has its own model, and nothing else
+    is_personal = True  # every client has only its own model
 
     def init(self, start: Tree) -> Tree:
-        """The initial model, and what training remembers."""
+        """The initial model, and training's memory."""
         return {**self.training.init(start), OWN: start}
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
-        """From its own model."""
+        """Start from its own model."""
         return self.training.begin(task, _told(message, memory), memory)
 
     def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
@@ -44,12 +44,12 @@ class LocalOnly(Wrapped):
         return self.training.step(task, carry, batch, _told(message, memory), memory)
 
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """The loss; the model stays."""
+        """The reply holds only the loss; the model is kept in memory."""
         reply, kept = self.training.end(task, carry, _told(message, memory), memory)
         return {"loss": reply["loss"]}, {**kept, OWN: reply["model"]}
 
     def personal(self, task: Task, message: Tree, memory: Tree) -> Tree:
-        """Its own."""
+        """The client's own model."""
         return memory[OWN]
 
 

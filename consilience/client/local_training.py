@@ -1,4 +1,4 @@
-"""The usual client: minimise the task's loss plus terms by a few passes of a local solver."""
+"""Standard local training: minimise the task's loss plus terms by a few epochs of a local solver."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from consilience.task.losses import average
 
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining:
-    """Start from the received model, follow the gradient of loss + terms, send the model back.
+    """Start from the received model, minimise loss + terms by gradient steps, send the model back.
 
-    Leaves that `personal_layers` names are the client's own: remembered, put in place of the received ones, never
-    sent. With `personal_epochs` they are trained alone in so many first epochs, and all other leaves alone in the rest.
+    Leaves selected by `personal_layers` stay with the client: they are kept in its memory, replace the received ones,
+    and are never sent. With `personal_epochs`, the first epochs train only these leaves and the rest only the others.
     """
 
     solver: Solver = field(default_factory=SGD)
@@ -39,7 +39,7 @@ class LocalTraining:
     memory: tuple[Memory, ...] = ()
     personal_layers: PersonalLayers | None = None
     personal_epochs: Whole = 0
-    augment: tuple[Augmentation, ...] = ()  # in this order, in training alone
+    augment: tuple[Augmentation, ...] = ()  # in this order, in training only
 
     def __post_init__(self) -> None:
         check(self)
@@ -69,7 +69,7 @@ class LocalTraining:
             )
 
     def check_against(self, task: Task) -> None:
-        """Refuse a model or loss that a term, or the choice of personal layers, cannot work with."""
+        """Refuse a model or loss that a term or the personal layers do not support."""
         refuse_misfits(self.augment, task)
         for term in self.terms:
             if isinstance(term, ChecksTask):
@@ -78,12 +78,12 @@ class LocalTraining:
             self.personal_layers.check_against(task, task.start())
 
     def check_rows(self, x: Any) -> None:
-        """Refuse features that an augmentation cannot vary."""
+        """Refuse features that an augmentation does not support."""
         for part in self.augment:
             part.check_rows(x)
 
     def init(self, start: Tree) -> Tree:
-        """What the memories start from, by their names."""
+        """Initial memories, by name."""
         kept = {part.name: part.init(start) for part in self.memory}
         return (
             kept
@@ -92,7 +92,7 @@ class LocalTraining:
         )
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
-        """The received model (with the client's own leaves), a fresh solver state, no loss yet."""
+        """The received model (with the client's own leaves), a new solver state, and a zero loss."""
         if self.personal_layers is not None:
             self.personal_layers.check_against(task, message["model"])
         model = self._received(message, memory)["model"]
@@ -133,9 +133,9 @@ class LocalTraining:
         return {**after, "steps": carry["steps"] + 1} if self.memory else after
 
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """The model, and the mean loss met along the way (0 if no step was done)."""
+        """The model, and the mean training loss (0 if no step was done)."""
         model, kept = finished(self.solver, carry["model"], carry["solver"], message["round"]), {}
-        steps = carry["steps"] if self.memory else carry["rows"]  # nobody reads it without memories
+        steps = carry["steps"] if self.memory else carry["rows"]  # only memories read it
         done = TrainingEnd(model, self._received(message, memory), memory, steps, self.solver)
         if self.personal_layers is not None:
             kept["personal_layers"], model = split(model, self.personal_layers.personal_names(model))
@@ -151,24 +151,24 @@ class LocalTraining:
 
     @property
     def is_personal(self) -> bool:
-        """Whether its clients end up with models of their own."""
+        """Whether its clients have personal models."""
         return self.personal_layers is not None or any(isinstance(part, OwnModel) for part in self.memory)
 
     def personal(self, task: Task, message: Tree, memory: Tree) -> Tree:
-        """The model that this client would use."""
+        """This client's personal model."""
         own = [memory[part.name] for part in self.memory if isinstance(part, OwnModel) and part.name in memory]
         return own[0] if own else self._received(message, memory)["model"]
 
     def kept_leaves(self, model: Tree) -> frozenset[str]:
-        """The leaves that stay with the client."""
+        """Names of the leaves that stay with the client."""
         return frozenset() if self.personal_layers is None else self.personal_layers.personal_names(model)
 
     def completed(self, model: Tree, memory: Tree) -> Tree:
-        """The model with the client's own leaves in place."""
+        """The model with the client's own leaves filled in."""
         return model if self.personal_layers is None else joined(model, memory.get("personal_layers", {}))
 
     def _received(self, message: Tree, memory: Tree) -> Tree:
-        """The message as the client reads it: its own leaves stand in the model."""
+        """The message with the client's own leaves in the model."""
         if self.personal_layers is None:
             return message
         return {**message, "model": self.completed(message["model"], memory)}
@@ -181,7 +181,7 @@ class LocalTraining:
         return {"personal_layers": self.solver.init(mine["params"]), "shared": self.solver.init(others["params"])}
 
     def _solve(self, carry: Tree, grads: Tree, batch: Batch, round: Tensor, rows: Tensor | int) -> tuple[Tree, Tree]:
-        """(parameters, solver state): all leaves move, or those whose turn it is, while the others stand still."""
+        """(parameters, solver state) after a step on all leaves, or only on those trained in this epoch."""
         params = carry["model"]["params"]
         if self.personal_layers is None or not self.personal_epochs:
             return solve(self.solver, params, grads, carry["solver"], round, rows)
@@ -196,7 +196,7 @@ class LocalTraining:
 
 
 def _refuse_missing_memory(terms: tuple[Term, ...], memory: tuple[Memory, ...]) -> None:
-    """A term that reads what nobody remembers is refused with the fix."""
+    """Refuse a term that reads a memory which is not configured; the error names the fix."""
     kept = [part.name for part in memory]
     for term in terms:
         for name in term.needs if isinstance(term, NeedsMemory) else ():

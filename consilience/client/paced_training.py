@@ -17,7 +17,7 @@ from consilience.core.tree import Tree, map_leaves
 
 @dataclass(frozen=True, kw_only=True)
 class PacedTraining(Wrapped):
-    """w <- w - pace lr g at every step, where `pace` is personal to the client and comes with the model."""
+    """w <- w - pace lr g at every step, where each client receives its own `pace` with the model."""
 
     training: LocalTraining = field(default_factory=LocalTraining)
 
@@ -30,7 +30,7 @@ class PacedTraining(Wrapped):
             )
 
     def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
-        """One step of training, `pace` times as far."""
+        """One training step, scaled by `pace`."""
         after = self.training.step(task, carry, batch, message, memory)
 
         def further(old: Tensor, new: Tensor) -> Tensor:

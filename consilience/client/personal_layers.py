@@ -1,4 +1,4 @@
-"""Leaves that never leave the client: which parts of the model are its own."""
+"""Personal layers: selection of the model's leaves that are never sent."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.RMSNor
 
 @runtime_checkable
 class PersonalLayers(Protocol):
-    """Names the parameters and buffers that stay with the client."""
+    """Selects the parameters and buffers that stay with the client."""
 
     def personal_names(self, model: Tree) -> frozenset[str]:
-        """Their names: a function of names and shapes alone, so that memories can be made before a model is known."""
+        """Names of these leaves; depends only on names and shapes, so that memories can be created without a model."""
         ...
 
     def check_against(self, task: Task, model: Tree) -> None:
-        """Refuse a model in which these names mean something else."""
+        """Refuse a model for which the selection by names is wrong."""
         ...
 
 
@@ -44,7 +44,7 @@ class Normalisation:
         return frozenset(found)
 
     def check_against(self, task: Task, model: Tree) -> None:
-        """Compare with the layers' types."""
+        """Refuse a model whose layer types disagree with the selection."""
         layers = {name for name, part in task.module.named_modules() if _normalises(part)}
         meant = {name for layer, leaves in _by_layer(_names(model)) if layer in layers for name in leaves}
         wrong = sorted(meant ^ self.personal_names(model))
@@ -72,7 +72,7 @@ class Head:
         return frozenset(name for layer, leaves in _by_layer(_names(model)) if layer in last for name in leaves)
 
     def check_against(self, task: Task, model: Tree) -> None:
-        """Something must be left to share."""
+        """Refuse a model with no layer left to share."""
         _refuse_everything(self, model)
 
 
@@ -86,11 +86,11 @@ class Named:
         check(self)
 
     def personal_names(self, model: Tree) -> frozenset[str]:
-        """What the patterns match."""
+        """Leaves that match a pattern."""
         return frozenset(n for n in _names(model) if any(fnmatchcase(n, pattern) for pattern in self.patterns))
 
     def check_against(self, task: Task, model: Tree) -> None:
-        """Every pattern must match something, and something must be left to share."""
+        """Refuse a pattern without a match, and a model with no leaf left to share."""
         for pattern in self.patterns:
             if not any(fnmatchcase(name, pattern) for name in _names(model)):
                 known = ", ".join(list(_names(model))[:6])
@@ -101,7 +101,7 @@ class Named:
 
 
 def split(model: Tree, names: frozenset[str]) -> tuple[Tree, Tree]:
-    """(the leaves of these names, the others)."""
+    """(the leaves with these names, all other leaves)."""
     mine = {kind: {n: leaf for n, leaf in leaves.items() if n in names} for kind, leaves in model.items()}
     others = {kind: {n: leaf for n, leaf in leaves.items() if n not in names} for kind, leaves in model.items()}
     return mine, others

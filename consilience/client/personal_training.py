@@ -1,4 +1,4 @@
-"""Two models on every batch: the shared one, and one of the client's own."""
+"""Training of two models on every batch: the shared model and the client's personal model."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from consilience.core.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class PersonalTraining(Wraps):
-    """`shared` trains the received model and replies; `own` goes on with the client's own model, which is never sent.
+    """`shared` trains the received model and replies; `own` trains the client's personal model, which is never sent.
 
-    The terms of `own` see the received model as the place where the client started (Ditto's anchor).
+    The terms of `own` use the received model as their reference (Ditto's anchor).
     """
 
     shared: ClientRule = field(default_factory=LocalTraining)
@@ -38,7 +38,7 @@ class PersonalTraining(Wraps):
         PreTrainingPass: "has a pass before training, which would not find its memory beside the client's own model",
         PostTrainingPass: "has a pass after training, which would not find its memory beside the client's own model",
     }
-    is_personal = True  # every client has a model of its own
+    is_personal = True  # every client has a personal model
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,15 +51,15 @@ class PersonalTraining(Wraps):
 
     @property
     def work(self) -> Work:
-        """Passes and batch size."""
+        """Epochs and batch size."""
         return self.shared.work
 
     def init(self, start: Tree) -> Tree:
-        """The client's own model starts as the initial one."""
+        """The personal model starts as the initial model."""
         return {"own": start, "shared": self.shared.init(start)}
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
-        """Both models at their starts, each with a fresh solver."""
+        """Both models before training, each with a new solver state."""
         mine = self.own.begin(task, {**message, "model": memory["own"]}, {})
         return {"shared": self.shared.begin(task, message, memory["shared"]), "own": mine}
 
@@ -77,7 +77,7 @@ class PersonalTraining(Wraps):
         return reply, {"own": mine["model"], "shared": kept}
 
     def check_against(self, task: Task) -> None:
-        """Refuse what either of the two cannot work with."""
+        """Refuse what either rule does not support."""
         self.own.check_against(task)
         shared = capability(self.shared, ChecksTask)
         if shared is not None:
@@ -85,20 +85,20 @@ class PersonalTraining(Wraps):
 
     @property
     def personal_layers(self) -> object | None:
-        """Those of the shared model."""
+        """Those of the rule `shared`."""
         keeps = capability(self.shared, KeepsLayers)
         return None if keeps is None else keeps.personal_layers
 
     def kept_leaves(self, model: Tree) -> frozenset[str]:
-        """Those of the shared model."""
+        """Those of the rule `shared`."""
         keeps = capability(self.shared, KeepsLayers)
         return frozenset() if keeps is None else keeps.kept_leaves(model)
 
     def completed(self, model: Tree, memory: Tree) -> Tree:
-        """The shared model with what `shared` keeps of it."""
+        """The shared model with the leaves that `shared` keeps."""
         keeps = capability(self.shared, KeepsLayers)
         return model if keeps is None else keeps.completed(model, memory.get("shared", {}))
 
     def personal(self, task: Task, message: Tree, memory: Tree) -> Tree:
-        """The client's own model; the received one before it has any."""
+        """The personal model; the received one before the first round."""
         return memory["own"] if "own" in memory else message["model"]

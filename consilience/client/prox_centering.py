@@ -12,7 +12,7 @@ from consilience.core.plans import Batch
 from consilience.core.settings import Fraction, Positive, check
 from consilience.core.tree import Tree, map_leaves
 
-Z = "z"  # the splitting variable's key in a client's memory, or in its personal message if the server keeps it
+Z = "z"  # key of the splitting variable in a client's memory, or in its personal message if the server keeps it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class ReflectedProximal:
 
     @property
     def hears(self) -> tuple[str, ...]:
-        """What the server must tell."""
+        """What the server must send."""
         return (Z,) if self.sent else ()
 
     def __call__(self, params: Tree, context: Context, batch: Batch) -> Tensor:
@@ -48,10 +48,10 @@ class ReflectedProximal:
 
 @dataclass(frozen=True, kw_only=True)
 class Centring:
-    """z <- z + 2 relaxation (w - x), w where local training ended and x where it began."""
+    """z <- z + 2 relaxation (w - x), where w is the trained and x the received model."""
 
     relaxation: Fraction = 1.0
-    name = Z  # terms find it as `z`
+    name = Z  # terms read it as `z`
 
     def __post_init__(self) -> None:
         check(self)
@@ -61,6 +61,6 @@ class Centring:
         return dict(start["params"])
 
     def update(self, old: Tree, done: TrainingEnd) -> tuple[Tree, Tree]:
-        """z moves in proportion to the model, so that the reply, which holds the model, already tells the server."""
+        """z changes in proportion to the model, so the server can compute it from the reply's model."""
         ended, began = done.model["params"], done.message["model"]["params"]
         return map_leaves(lambda z, w, x: z + 2 * self.relaxation * (w - x), old, ended, began), {}

@@ -1,4 +1,4 @@
-"""Clients that also say how the model they were sent does on their rows, or how the one they trained does."""
+"""Clients that also report how the received or the trained model performs on their rows."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class LossAtStart(Wrapped):
 
     @property
     def pre_training(self) -> ClientRule:
-        """Before training: a pass over the rows with the received model."""
+        """Evaluate the received model on the client's rows."""
         return LossQuery(rule=_with_own_layers(self.training))
 
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """The reply of training, and what the look found."""
+        """The reply of training, and the measured loss."""
         reply, kept = self.training.end(task, carry, message, memory)
         seen = message["seen"]
         return {**reply, "start_loss": seen["loss"] / seen["rows"].clamp(min=1)}, kept
@@ -45,13 +45,13 @@ class LossAtStart(Wrapped):
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Federated evaluation that says the correct decisions and the rows alone: the loss in a reply is training's."""
+    """Evaluation that reports only correct decisions and rows, since the loss in a reply is the training loss."""
 
     work: Work
     rule: PersonalRule | None = None
 
     def init(self, start: Tree) -> Tree:
-        """Nothing is remembered."""
+        """No memory."""
         return {}
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
@@ -63,13 +63,13 @@ class Score:
         return LossQuery(work=self.work, rule=self.rule).step(task, carry, batch, message, memory)
 
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """Two of the sums."""
+        """The sums of correct decisions and rows."""
         return {"correct": carry["correct"], "rows": carry["rows"]}, memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreAtEnd(Wrapped):
-    """Training, then a look at the client's training rows with the trained model: `correct` and `rows` in the reply."""
+    """Training, then evaluation of the trained model on the client's training rows: adds `correct` and `rows`."""
 
     training: ClientRule = field(default_factory=LocalTraining)
     refuses: ClassVar[Reasons] = {
@@ -78,16 +78,16 @@ class ScoreAtEnd(Wrapped):
 
     @property
     def post_training(self) -> ClientRule:
-        """After training: a pass over the rows with the trained model."""
+        """Evaluate the trained model on the client's rows."""
         return Score(work=LOOK, rule=_with_own_layers(self.training))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _WithOwnLayers:
-    """The model in the message, with the layers that the client keeps: where training begins, or what it ended with."""
+    """The model in the message (received or trained) with the client's personal layers filled in."""
 
     training: KeepsLayers
-    is_personal = True  # every client has layers of its own
+    is_personal = True  # every client has personal layers
 
     def personal(self, task: Task, message: Tree, memory: Tree) -> Tree:
         """Shared leaves from the message, the client's own from its memory."""
@@ -95,6 +95,6 @@ class _WithOwnLayers:
 
 
 def _with_own_layers(training: ClientRule) -> PersonalRule | None:
-    """What puts a client's own layers into a model; None where clients keep none."""
+    """A rule that fills a client's personal layers into a model; None if clients keep none."""
     keeps = capability(training, KeepsLayers)
     return None if keeps is None or keeps.personal_layers is None else _WithOwnLayers(training=keeps)

@@ -25,7 +25,7 @@ from consilience.task.losses import average
 
 
 class Views(NamedTuple):
-    """What a siamese model makes of a batch."""
+    """Outputs of a siamese model for a batch."""
 
     z: Tensor  # [B, d] representation
     p: Tensor  # [B, d] prediction of the other branch's representation
@@ -36,16 +36,16 @@ class Views(NamedTuple):
 class SiameseTraining:
     """loss + mu (cos(z_past, z) - 1/2 cos(p', sg z) - 1/2 cos(p, sg z')): ' is a private copy of the received model.
 
-    The copy takes a step with the client's model, on the one term that reaches it, and is forgotten after the round;
-    `freeze_global` leaves it as received. The past model is the client's own at the end of its last epoch (`history`
-    "round": of its last round), and in its very first epoch there is none. `sequential` moves the copy first and lets
-    the client see it moved. Needs a model with features(x), predict(z) and head(z).
+    The copy is trained together with the client's model, on the one term that depends on it, and dropped after the
+    round; `freeze_global` keeps it as received. The past model is the client's model at the end of its last epoch
+    (`history` "round": of its last round); in its very first epoch there is none. `sequential` updates the copy before
+    the client's model uses it. Needs a model with features(x), predict(z) and head(z).
     Ablations: with `stop_gradient=False` sg is the identity, so that both terms move both models; with
     `predictor=False` p = z, and predict(z) is not used.
     """
 
     solver: Solver = field(default_factory=SGD)
-    copy_solver: Solver | None = None  # None: the same, with a state of its own
+    copy_solver: Solver | None = None  # None: the client's solver, with a separate state
     work: Work = field(default_factory=Work)
     mu: NonNegative = 0.1
     freeze_global: bool = False
@@ -55,7 +55,7 @@ class SiameseTraining:
     predictor: bool = True
     terms: tuple[Term, ...] = ()
     memory: tuple[Memory, ...] = (PreviousModel(),)
-    augment: tuple[Augmentation, ...] = ()  # both models see the same varied rows
+    augment: tuple[Augmentation, ...] = ()  # both models use the same augmented rows
 
     def __post_init__(self) -> None:
         check(self)
@@ -65,7 +65,7 @@ class SiameseTraining:
             raise Invalid("SiameseTraining.memory must hold PreviousModel(): the client is pushed from its own past")
 
     def check_against(self, task: Task) -> None:
-        """Refuse a model without heads, or one that a term cannot work with."""
+        """Refuse a model without heads, or one that a term does not support."""
         for method in ("features(x)", *(("predict(z)",) if self.predictor else ()), "head(z)"):
             if not callable(getattr(task.module, method.partition("(")[0], None)):
                 raise Invalid(
@@ -79,16 +79,16 @@ class SiameseTraining:
                 term.check_against(task)
 
     def check_rows(self, x: Any) -> None:
-        """Refuse features that an augmentation cannot vary."""
+        """Refuse features that an augmentation does not support."""
         for part in self.augment:
             part.check_rows(x)
 
     def init(self, start: Tree) -> Tree:
-        """What the memories start from, by their names."""
+        """Initial memories, by name."""
         return {part.name: part.init(start) for part in self.memory}
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
-        """The received model twice, fresh solver states, the past model as remembered."""
+        """The received model twice, new solver states, and the past model from memory."""
         self.check_against(task)
         model = message["model"]
         zero = torch.zeros((), dtype=torch.float64, device=message["round"].device)
@@ -108,7 +108,7 @@ class SiameseTraining:
         def local(params: Tree, copy: Views, joint: bool = False) -> tuple[Tensor, tuple[Tensor, Tree, Tensor]]:
             seen, moved = self._look(task, {"params": params, "buffers": buffers}, batch)
             loss = average(losses(task, seen.logits, batch, mixed), batch.mask)
-            away = average(cosine(z_past, seen.z), batch.mask)  # +cos: pushes from the past
+            away = average(cosine(z_past, seen.z), batch.mask)  # +cos: pushes away from the past model
             away = torch.where(past["known"], away, torch.zeros_like(away))
             # Paper: eq (11) is ce + mu hist + stop. Here: ce + mu (hist + stop), as Algorithm 1 and eq (5) have it.
             total = loss + self.mu * (away + self._closer(seen, copy, batch, joint))
@@ -131,7 +131,7 @@ class SiameseTraining:
         }
 
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """The client's model and the mean task loss met along the way; the copy is dropped."""
+        """The client's model and the mean training loss; the copy is dropped."""
         model = finished(self.solver, carry["model"], carry["solver"], message["round"])
         reply = {"model": model, "loss": carry["loss"] / carry["rows"].clamp(min=1)}
         kept: Tree = {}
@@ -146,26 +146,26 @@ class SiameseTraining:
         return self.copy_solver or self.solver
 
     def _with_past(self, carry: Tree, batch: Batch) -> Tree:
-        """A new epoch makes the present model the past one; the first epoch of a round keeps what is remembered."""
+        """At a new epoch the current model becomes the past one; the first epoch of a round keeps the one in memory."""
         if self.history == "round":
             return carry
         new = {"model": carry["model"], "known": torch.ones_like(carry["past"]["known"])}
         return {**carry, "past": where(batch.first & (carry["steps"] > 0), new, carry["past"])}
 
     def _closer(self, own: Views, other: Views, batch: Batch, joint: bool = False) -> Tensor:
-        """What L_stop says of one model: -1/2 cos(p, sg z') and, where nothing stops its gradient, -1/2 cos(p', z).
+        """One model's part of L_stop: -1/2 cos(p, sg z') and, without stop-gradient, -1/2 cos(p', z).
 
-        `joint`: the second half is added by whoever differentiates both models at once.
+        `joint`: the second half is left out, because the caller differentiates both models at once.
         """
         near = self._half(own.p, other.z, batch)
         return near if self.stop_gradient or joint else near + self._half(other.p, own.z, batch)
 
     def _half(self, p: Tensor, z: Tensor, batch: Batch) -> Tensor:
-        """-1/2 cos(p, sg z): pulls p towards z, which stands still."""
+        """-1/2 cos(p, sg z): pulls p towards z, which gets no gradient."""
         return -0.5 * average(cosine(p, z.detach() if self.stop_gradient else z), batch.mask)
 
     def _gradients(self, local: Any, task: Task, carry: Tree, batch: Batch, message: Tree) -> tuple[Tree, Any, Tree]:
-        """(gradients of the client's parameters, what `local` reports, the copy and its solver afterwards)."""
+        """(gradients of the client's parameters, what `local` reports, the updated copy and its solver state)."""
         params = carry["model"]["params"]
         if self.freeze_global:
             return (*grad(local, has_aux=True)(params, self._frozen(task, message["model"], batch)), {})
@@ -191,7 +191,7 @@ class SiameseTraining:
         with torch.no_grad():
             client = self._look(task, carry["model"], batch)[0]
         after = step(*grad(pulled, has_aux=True)(carry["copy"]["params"], client))
-        with torch.no_grad():  # a second look at the same batch: its statistics are not counted again
+        with torch.no_grad():  # a second pass over the same batch: its statistics are not counted again
             copy = self._look(task, {"params": after["copy"]["params"], "buffers": buffers}, batch)[0]
         return (*grad(local, has_aux=True)(params, copy), after)
 
@@ -202,7 +202,7 @@ class SiameseTraining:
 
     @torch.no_grad()
     def _frozen(self, task: Task, model: Tree, batch: Batch) -> Views:
-        """What a copy that does not learn shows, in evaluation mode; its p is read only where no gradient stops."""
+        """Views of a frozen copy, in evaluation mode; its p is read only without stop-gradient."""
         if not self.stop_gradient:
             return self._look(task, model, batch, train=False)[0]
         z = _still(task, model, batch)
@@ -225,5 +225,5 @@ def _views_without_predictor(module: Any, x: Any) -> Views:
 
 @torch.no_grad()
 def _still(task: Task, model: Tree, batch: Batch) -> Tensor:
-    """z of a model that does not learn, in evaluation mode."""
+    """z of a frozen model, in evaluation mode."""
     return task.features(model, batch.x)

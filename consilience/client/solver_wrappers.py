@@ -1,4 +1,4 @@
-"""What is added to any solver: a learning-rate schedule, gradient clipping, gradient accumulation."""
+"""Wrappers around any solver: learning-rate schedules, gradient clipping, gradient accumulation."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Several = Annotated[int, Range(least=2)]
 
 @dataclass(frozen=True, kw_only=True)
 class Scheduled:
-    """A solver whose rate is lr x rounds(rounds done) x steps(steps done in this round).
+    """A solver with learning rate lr x rounds(finished rounds) x steps(finished steps of this round).
 
-    Every step is taken at the full rate and shortened: the move of a solver is proportional to its rate, weight decay
-    included, and its state does not depend on it.
+    Every step is taken at the full rate and then scaled: a solver's step is proportional to its rate, weight decay
+    included, and its state does not depend on the rate.
     """
 
     solver: Solver = field(default_factory=SGD)
@@ -38,11 +38,11 @@ class Scheduled:
 
     @property
     def lr(self) -> float:
-        """The rate that the schedules start from."""
+        """The base rate of the schedules."""
         return self.solver.lr
 
     def init(self, params: Tree) -> Tree:
-        """The solver's state, and the steps done where the rate depends on them."""
+        """The solver's state, and the step count if the rate depends on it."""
         state = {"solver": self.solver.init(params)}
         return {**state, "count": _zero(params)} if self.steps is not None else state
 
@@ -63,8 +63,8 @@ class Clipped:
     """A solver whose gradient is clipped first, as torch.nn.utils.clip_grad_norm_ (`norm`) or clip_grad_value_ do."""
 
     solver: Solver = field(default_factory=SGD)
-    norm: Positive | None = None  # of the gradient by all parameters together
-    value: Positive | None = None  # of each coordinate
+    norm: Positive | None = None  # maximum norm of the gradient over all parameters
+    value: Positive | None = None  # maximum absolute value of each coordinate
 
     def __post_init__(self) -> None:
         check(self)
@@ -96,10 +96,10 @@ class Clipped:
 
 @runtime_checkable
 class WeighsBatches(Protocol):
-    """A solver that must know how many rows a batch has, and when a round ends."""
+    """A solver that needs the number of rows of each batch, and the end of a round."""
 
     def step_on(self, params: Tree, grads: Tree, state: Tree, round: Tensor, rows: Tensor) -> tuple[Tree, Tree]:
-        """(parameters, state) after one batch of so many rows."""
+        """(parameters, state) after one batch with this many rows."""
         ...
 
     def finish(self, params: Tree, state: Tree, round: Tensor) -> Tree:
@@ -109,9 +109,9 @@ class WeighsBatches(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Accumulated:
-    """One step of the solver for every so many batches, along the mean gradient over all their rows.
+    """One solver step per `every` batches, along the mean gradient over all their rows.
 
-    What is left at the end of a client's round makes one last step.
+    Batches left over at the end of a client's round make one last step.
     """
 
     solver: Solver = field(default_factory=SGD)
@@ -133,11 +133,11 @@ class Accumulated:
         return {"solver": self.solver.init(params), "sum": sums, "rows": zero, "batches": zero.clone()}
 
     def step(self, params: Tree, grads: Tree, state: Tree, round: Tensor) -> tuple[Tree, Tree]:
-        """Batches that all count the same."""
+        """A step in which every batch has the same weight."""
         return self.step_on(params, grads, state, round, torch.ones_like(state["rows"]))
 
     def step_on(self, params: Tree, grads: Tree, state: Tree, round: Tensor, rows: Tensor) -> tuple[Tree, Tree]:
-        """Add the batch; the solver moves if it is the last of its window."""
+        """Accumulate the batch; take a solver step if it is the last of its window."""
         weight = rows.to(torch.float64)
         gathered = {
             "solver": state["solver"],
@@ -150,7 +150,7 @@ class Accumulated:
         return tree.where(due, moved, params), tree.where(due, {"solver": inner, **self._empty(gathered)}, gathered)
 
     def finish(self, params: Tree, state: Tree, round: Tensor) -> Tree:
-        """A last step along what is left."""
+        """A last step along the remaining gradient."""
         return tree.where(state["batches"] > 0, self._move(params, state, round)[0], params)
 
     def _move(self, params: Tree, state: Tree, round: Tensor) -> tuple[Tree, Tree]:
@@ -163,7 +163,7 @@ class Accumulated:
 
 
 def solve(solver: Solver, params: Tree, grads: Tree, state: Tree, round: Tensor, rows: Any) -> tuple[Tree, Tree]:
-    """(parameters, state) after a batch of so many rows."""
+    """(parameters, state) after a batch with this many rows."""
     if isinstance(solver, WeighsBatches):
         count = rows if isinstance(rows, Tensor) else torch.full((), rows, device=round.device)
         return solver.step_on(params, grads, state, round, count)
@@ -178,7 +178,7 @@ def finished(solver: Solver, model: Tree, state: Tree, round: Tensor) -> Tree:
 
 
 def refuse_accumulation(solver: Solver) -> None:
-    """Refuse a solver that would have to know rows and ends of rounds where nobody tells them."""
+    """Refuse a solver that needs batch sizes and ends of rounds where these are not passed on."""
     if isinstance(solver, WeighsBatches):
         raise Invalid(
             f"{solver!r} is not supported here: gradient accumulation must be the outermost solver of local training"
@@ -186,7 +186,7 @@ def refuse_accumulation(solver: Solver) -> None:
 
 
 def plain_sgd(solver: Solver) -> SGD | None:
-    """The SGD without momentum whose steps these are, if its rate is the same in a whole round; else None."""
+    """The underlying SGD without momentum, if its rate is constant within a round; else None."""
     if isinstance(solver, Scheduled) and solver.steps is None:
         solver = solver.solver
     return solver if isinstance(solver, SGD) and not solver.momentum else None
@@ -203,7 +203,7 @@ def rate_in(solver: Solver, round: Tensor) -> Tensor:
 
 
 def without_weight_decay(solver: Any) -> Any:
-    """The same solver, and whatever is around it, without weight decay."""
+    """The same solver, wrappers included, without weight decay."""
     names = {each.name for each in dataclasses.fields(solver)} if dataclasses.is_dataclass(solver) else ()
     if "weight_decay" in names:
         return dataclasses.replace(solver, weight_decay=0.0)

@@ -1,6 +1,6 @@
-"""Local optimisers as pure functions: SGD equals PyTorch's to the last bit, Adam and AdamW to rounding.
+"""Local optimisers as pure functions: SGD equals PyTorch's bit for bit, Adam and AdamW up to rounding.
 
-Others are in `adaptive_solvers`; schedules, clipping and accumulation are added by `solver_wrappers`.
+Others are in `adaptive_solvers`; schedules, clipping and accumulation are in `solver_wrappers`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from consilience.core.tree import Tree, map_leaves
 
 @runtime_checkable
 class Solver(Protocol):
-    """Turns gradients into the next parameters; its state starts afresh every round.
+    """Computes the next parameters from gradients; its state is reset every round.
 
-    Pure functions for one client: the engine applies them to many by vmap, so nothing may depend on a tensor's value
-    in Python. The move must be proportional to `lr`, and the state independent of it, for schedules to be exact.
+    Pure functions for one client: the engine batches them with vmap, so Python control flow must not depend on tensor
+    values. For schedules to be exact, the step must be proportional to `lr` and the state independent of it.
     """
 
     @property
@@ -53,7 +53,7 @@ class SGD:
             raise Invalid("SGD.nesterov = True needs SGD.momentum > 0")
 
     def init(self, params: Tree) -> Tree:
-        """Velocities, when there is momentum."""
+        """Zero velocities, if there is momentum."""
         return {"velocity": map_leaves(torch.zeros_like, params)} if self.momentum else {}
 
     def step(self, params: Tree, grads: Tree, state: Tree, round: Tensor) -> tuple[Tree, Tree]:

@@ -1,4 +1,4 @@
-"""Other ways to train than plain local training, by name, for recipes that do not care how clients train."""
+"""Named alternatives to plain local training, for recipes that work with any local training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from consilience.core.settings import Invalid, NonNegative, check
 
 @runtime_checkable
 class TrainingVariant(Protocol):
-    """How clients train, if not plainly."""
+    """An alternative to plain local training."""
 
     def applied_to(self, training: LocalTraining) -> ClientRule:
         """A client rule with the solver, work, terms and memories of `training`."""
@@ -39,7 +39,7 @@ class Siamese:
             raise Invalid("sequential = True has no effect with freeze_global = True: only one model moves")
 
     def applied_to(self, training: LocalTraining) -> SiameseTraining:
-        """Siamese training; clients also remember their previous model."""
+        """Siamese training; clients also keep their previous model in memory."""
         memory = training.memory
         if "previous" not in [part.name for part in memory]:
             memory = (*memory, PreviousModel())

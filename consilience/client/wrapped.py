@@ -1,4 +1,4 @@
-"""The delegating client rule: what a wrapper does not say is what the rule inside does."""
+"""Base class for client rules that wrap another: methods delegate to the wrapped rule unless overridden."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from consilience.core.tree import Tree
 
 
 class Wrapped(Wraps):
-    """A client rule that does what `training` does; a wrapper inherits it and states what it adds."""
+    """A client rule that delegates to `training`; wrappers inherit it and override what they add."""
 
     holds = "training"
     training: ClientRule

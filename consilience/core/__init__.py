@@ -1,1 +1,1 @@
-"""The contract: trees of tensors, the four parts of an algorithm, the task, and the training loop."""
+"""Core interfaces: trees of tensors, the four parts of an algorithm, the task, and the training loop."""

@@ -1,4 +1,4 @@
-"""The next round's batches, prepared while a device is still busy with this round's."""
+"""Prepares the next round's batches while the device still computes this round."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from consilience.core.client_flags import AllBut
 from consilience.core.protocols import Engine, PreparesAhead
 
 NOBODY = np.empty(0, dtype=np.int64)
-MANY = 20_000  # clients: where flags of all are drawn, choosing among more takes the host as long as it saves
+MANY = 20_000  # clients: if availability is drawn for all, selecting among more costs the host as much time as it saves
 
 
 class Ahead:
-    """Tells an engine who will work next, as far as that does not depend on this round's replies.
+    """Predicts the next round's clients for an engine, where the selection does not depend on this round's replies.
 
-    A selection is a function of its arguments: with what is known before the replies it gives the right clients, or,
-    where it reads losses, perhaps others. Then what was prepared is not used; after the first such round nothing is
-    prepared any more.
+    A selection is a pure function, so calling it before the replies arrive predicts the right clients, unless it reads
+    losses. After the first wrong prediction the prepared batches are dropped and no further round is prepared.
     """
 
     def __init__(self, algorithm: Algorithm, engine: Engine, pace: Pace) -> None:
@@ -32,7 +31,7 @@ class Ahead:
         self._guess: np.ndarray | None = None
 
     def prepare(self, done: Replies, round: int, seed: int) -> None:
-        """Have the batches of a round prepared, after what is known of the one before."""
+        """Let the engine prepare the batches of a round, from what is known of the previous round."""
         if self._engine is None:
             return
         if self._guess is not None and not np.array_equal(self._guess, done.arrived.ids):

@@ -22,21 +22,21 @@ class Plain:
     """The channel that sends replies unchanged."""
 
     def init(self, start: Tree) -> Tree:
-        """Nothing is remembered."""
+        """No memory."""
         return {}
 
     def encode(self, reply: Tree, message: Tree, memory: Tree, key: Tensor) -> tuple[Tree, Tree]:
-        """The reply itself."""
+        """The reply, unchanged."""
         return reply, memory
 
     def decode(self, cohort: Cohort, received: Broadcast, key: int) -> Cohort:
-        """The cohort itself."""
+        """The cohort, unchanged."""
         return cohort
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Algorithm:
-    """Who takes part, what a client does, what happens to its reply in transit, what the server does."""
+    """The four parts of an algorithm: client selection, client rule, channel (applied to replies) and server rule."""
 
     selection: Selection
     client: ClientRule
@@ -53,7 +53,7 @@ class Algorithm:
             )
 
     def spelled(self) -> str:
-        """Every setting of every part, defaults included: what Python reads back to an equal algorithm."""
+        """A Python expression of an equal algorithm, with every setting of every part, defaults included."""
         return f"Algorithm({', '.join(f'{each.name}={getattr(self, each.name)!r}' for each in fields(self))})"
 
     def __repr__(self) -> str:
@@ -66,7 +66,7 @@ class Algorithm:
         return [(each.name, notebook.brief(getattr(self, each.name))) for each in fields(self)]
 
     def prepared(self, task: Task) -> Task:
-        """The task in the form that this algorithm trains; refused if its clients or server do not support it."""
+        """The task in the form that this algorithm trains; raises `Invalid` if a part does not support it."""
         for part in (self.client, self.server):
             checking = capability(part, ChecksTask)
             if checking is not None:
@@ -77,7 +77,7 @@ class Algorithm:
 
 @runtime_checkable
 class _LooksAtReplies(Protocol):
-    """A server rule, or a part of one."""
+    """A server rule, or a part of one, that may read single replies."""
 
     @property
     def needs_each_reply(self) -> bool: ...

@@ -1,4 +1,4 @@
-"""Sending clients to work and waiting for their replies: simulated time passes from one arrival to the next."""
+"""Dispatching clients and waiting for their replies, in simulated time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def labelled(
 
 
 class Pace(NamedTuple):
-    """When a round ends: `buffer` replies (None: all), at most `max_concurrency` clients at work, and for how long."""
+    """When a round ends: after `buffer` replies (None: all), with at most `max_concurrency` clients at work."""
 
     buffer: int | None
     max_concurrency: int | None
@@ -60,7 +60,7 @@ def pace_of(algorithm: Algorithm, engine: Engine) -> Pace:
 
 
 class LoopState(Protocol):
-    """What the loop knows between two rounds."""
+    """The state of the training loop between two rounds."""
 
     @property
     def round(self) -> int:
@@ -74,22 +74,22 @@ class LoopState(Protocol):
 
     @property
     def losses(self) -> ClientVector:
-        """[K] as last reported."""
+        """[K] last reported loss of each client."""
         ...
 
     @property
     def pending(self) -> Tree:
-        """The clock, and who is at work."""
+        """The simulated time and the clients at work."""
         ...
 
 
 class Replies(NamedTuple):
-    """What a round waited for."""
+    """The replies of a round."""
 
     arrived: Jobs  # by client
     pending: PendingReplies
-    chosen: np.ndarray  # those sent to work meanwhile
-    losses: ClientVector  # [K] as known now
+    chosen: np.ndarray  # clients dispatched during the round
+    losses: ClientVector  # [K] last reported
     late: int = 0
     down: int = 0  # bytes
     up: int = 0  # bytes, apart from the replies
@@ -98,7 +98,7 @@ class Replies(NamedTuple):
 def gather(
     algorithm: Algorithm, engine: Engine, here: LoopState, pace: Pace, seed: int, secret: bytes | None = None
 ) -> Replies:
-    """Send clients to work, and let time pass until enough replies are in."""
+    """Dispatch clients and advance the simulated time until enough replies have arrived."""
     clients = len(engine.sizes)
     pending = PendingReplies.of(here.pending, clients, here.round)
     done = Replies(Jobs(), pending, np.empty(0, np.int64), here.losses)
@@ -113,7 +113,7 @@ def gather(
 
 
 def _wait(done: Replies, pace: Pace) -> Replies:
-    """Let time pass: to the next arrivals, or to the end of a synchronous round."""
+    """Advance the simulated time to the next arrivals, or to the end of a synchronous round."""
     if pace.buffer is not None:
         pending, ended = done.pending.pop_arrived(pace.buffer - len(done.arrived), one_instant=True)
         stopped = 0
@@ -159,7 +159,7 @@ def _dispatch(
 def pool_of(
     engine: Engine, pending: PendingReplies, losses: ClientVector, busy: np.ndarray, seed: int, secret: bytes | None
 ) -> tuple[Pool, ClientVector]:
-    """What the server knows of the clients at the next choice; and how often each has been away, this one included."""
+    """(what the server knows of the clients at the next selection, how often each was unavailable by then)."""
     turn = pending.dispatches
     available = engine.available(turn, seed)
     free: np.ndarray | AllBut
@@ -192,7 +192,7 @@ def _seconds(
 
 
 class QueryCost(NamedTuple):
-    """Cost of a query: bytes, and seconds until the last answer."""
+    """Cost of a query: bytes, and seconds until the last reply."""
 
     down: int = 0
     up: int = 0
@@ -219,7 +219,7 @@ def _ask(
 
 
 def _broadcast(algorithm: Algorithm, engine: Engine, state: Tree, ids: np.ndarray, round: int, seed: int) -> Broadcast:
-    """What the server sends; a rule with `ReceivesSchedule` receives the planned steps."""
+    """The broadcast; a rule with `ReceivesSchedule` receives the planned steps."""
     server, scheduled = algorithm.server, capability(algorithm.server, ReceivesSchedule)
     if scheduled is None:
         return server.broadcast(state, ids)

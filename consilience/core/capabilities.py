@@ -1,4 +1,4 @@
-"""Optional behaviour of the four parts, and how it is found through the wrappers around the part that offers it."""
+"""Optional behaviour of the four parts of an algorithm, and its lookup through wrappers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RoundKeys = Callable[[int], bytes]
 
 
 def capability(part: object, protocol: type[C]) -> C | None:
-    """What offers the optional behaviour: the part itself, or the nearest part that it wraps; None if nothing does."""
+    """The part itself if it has the capability, else the nearest wrapped part that has it; None if none has."""
     if isinstance(part, protocol):
         return part
     if isinstance(part, Wraps) and protocol not in part.replaces:
@@ -58,7 +58,7 @@ class Wraps:
                     raise Invalid(f"{type(self).__name__}.{self.holds} = {type(part).__name__} {reason}")
 
 
-# --- who takes part --------------------------------------------------------------------------------------------------
+# --- selection -------------------------------------------------------------------------------------------------------
 
 
 class SelectionCapability(Protocol):
@@ -67,10 +67,10 @@ class SelectionCapability(Protocol):
 
 @runtime_checkable
 class QueriesBeforeSelection(SelectionCapability, Protocol):
-    """A selection that needs losses at the current model before it chooses: they are in `pool.losses`."""
+    """A selection that needs client losses at the current model before it chooses; they are in `pool.losses`."""
 
     def queries(self, round: int, pool: Pool, seed: int) -> np.ndarray:
-        """Ascending ids of the clients to ask."""
+        """Ascending ids of the clients to query."""
         ...
 
 
@@ -80,7 +80,7 @@ class ChoosesCount(SelectionCapability, Protocol):
 
     @property
     def count(self) -> int | None:
-        """How many; None if a share is given instead."""
+        """The number of clients; None if a fraction is given instead."""
         ...
 
 
@@ -90,11 +90,11 @@ class PoolsData(SelectionCapability, Protocol):
 
     @property
     def pools_data(self) -> bool:
-        """Whether the federation is to be pooled for it."""
+        """Whether runs pool the federation into one client."""
         ...
 
 
-# --- what a client does ----------------------------------------------------------------------------------------------
+# --- client rule -----------------------------------------------------------------------------------------------------
 
 
 class ClientCapability(Protocol):
@@ -107,7 +107,7 @@ class PreTrainingPass(ClientCapability, Protocol):
 
     @property
     def pre_training(self) -> ClientRule:
-        """A rule whose work does not train, given the same message."""
+        """The rule of that pass; it does not train and receives the same message."""
         ...
 
 
@@ -117,40 +117,40 @@ class PostTrainingPass(ClientCapability, Protocol):
 
     @property
     def post_training(self) -> ClientRule:
-        """A rule whose work does not train; the trained model is in `message["model"]`, what was sent to
-        all in `message["received"]`."""
+        """The rule of that pass, which does not train: `message["model"]` is the trained model, `message["received"]`
+        the shared broadcast."""
         ...
 
 
 @runtime_checkable
 class PersonalRule(ClientCapability, Protocol):
-    """A client rule whose clients may have personal models, which federated evaluation tests as well."""
+    """A client rule whose clients may have personal models, which federated evaluation also tests."""
 
     @property
     def is_personal(self) -> bool:
-        """Whether they have."""
+        """Whether clients have personal models."""
         ...
 
     def personal(self, task: Task, message: Tree, memory: Tree) -> Tree:
-        """The model that this client would use."""
+        """This client's personal model."""
         ...
 
 
 @runtime_checkable
 class KeepsLayers(ClientCapability, Protocol):
-    """A client rule that may keep some leaves of the model: they are remembered, and never sent."""
+    """A client rule that may keep some leaves of the model in the client's memory and never send them."""
 
     @property
     def personal_layers(self) -> object | None:
-        """Which, as the settings say it; None for none."""
+        """The setting that names them; None if no leaf is kept."""
         ...
 
     def kept_leaves(self, model: Tree) -> frozenset[str]:
-        """Their names."""
+        """Names of the kept leaves."""
         ...
 
     def completed(self, model: Tree, memory: Tree) -> Tree:
-        """A model as it was received or sent, with this client's own leaves in place."""
+        """A received or sent model with this client's kept leaves filled in."""
         ...
 
 
@@ -165,16 +165,16 @@ class ChecksTask(ClientCapability, Protocol):
 
 @runtime_checkable
 class PreparesTask(ClientCapability, Protocol):
-    """A client rule that trains another form of the model: with more parts frozen, or with parts added."""
+    """A client rule that trains a modified model, such as one with more frozen parts or with added parts."""
 
     def prepare(self, task: Task) -> Task:
-        """The task in that form; a task that has it already stays as it is."""
+        """The task with the modified model; a task that is already prepared is returned unchanged."""
         ...
 
 
 @runtime_checkable
 class ChecksRows(ClientCapability, Protocol):
-    """A client rule that does not train on all features."""
+    """A client rule that supports only some shapes and types of features."""
 
     def check_rows(self, x: Any) -> None:
         """Raise `Invalid` for rows of shapes or types that it cannot work with, before any training."""
@@ -187,7 +187,7 @@ def own_model_of(client: ClientRule) -> PersonalRule | None:
     return found if found is not None and found.is_personal else None
 
 
-# --- what happens to a reply in transit ------------------------------------------------------------------------------
+# --- channel ---------------------------------------------------------------------------------------------------------
 
 
 class ChannelCapability(Protocol):
@@ -196,7 +196,7 @@ class ChannelCapability(Protocol):
 
 @runtime_checkable
 class SumsOnly(ChannelCapability, Protocol):
-    """A channel that may deliver the sum of all replies alone."""
+    """A channel that may deliver only the sum of all replies."""
 
     @property
     def sums_only(self) -> bool:
@@ -206,17 +206,17 @@ class SumsOnly(ChannelCapability, Protocol):
 
 @runtime_checkable
 class HasForm(ChannelCapability, Protocol):
-    """A channel that sends something other than a model."""
+    """A channel that sends something other than a full model."""
 
     @property
     def form(self) -> str:
-        """ "dense" an update, "sparse" values and places, "codes" whole numbers, "" a model after all."""
+        """What it sends: "dense" updates, "sparse" values and indices, integer "codes", or "" for a full model."""
         ...
 
 
 @runtime_checkable
 class HasFeedback(ChannelCapability, Protocol):
-    """A channel that may send later what it holds back now."""
+    """A channel that may use error feedback: what it does not send now is added to a later update."""
 
     @property
     def feedback(self) -> bool:
@@ -224,7 +224,7 @@ class HasFeedback(ChannelCapability, Protocol):
         ...
 
 
-# --- what the server does --------------------------------------------------------------------------------------------
+# --- server rule -----------------------------------------------------------------------------------------------------
 
 
 class ServerCapability(Protocol):
@@ -237,12 +237,12 @@ class Buffers(ServerCapability, Protocol):
 
     @property
     def buffer(self) -> int:
-        """Replies to a round."""
+        """Replies per round."""
         ...
 
     @property
     def concurrency(self) -> int | None:
-        """Clients at work at any time; None: all that the selection names."""
+        """Clients at work at the same time; None: all that the selection chooses."""
         ...
 
 
@@ -261,16 +261,16 @@ class DrawsSecretly(ServerCapability, Protocol):
     """A server rule whose draws must be secret: it and the selection receive a key of the round."""
 
     def round_key(self, round: int, keys: RoundKeys | None) -> bytes:
-        """The key of a round, which counts from 1: from `keys`, or from where this rule has its own."""
+        """The key of a round, which counts from 1: from `keys`, or from the rule's own source."""
         ...
 
 
 @runtime_checkable
 class ChecksSurroundings(ServerCapability, Protocol):
-    """A server rule whose guarantee holds only in some surroundings, which it checks before a run starts."""
+    """A server rule whose guarantee holds only for some configurations, which it checks before a run starts."""
 
     def check_surroundings(self, algorithm: Any, engine: Any, limits: Any) -> None:
-        """Refuse, by name and with the reason, what breaks the guarantee: parts, environment, limits."""
+        """Raise `Invalid`, with name and reason, for a part, environment or limit that breaks the guarantee."""
         ...
 
 
@@ -286,7 +286,7 @@ class IndependentReplies(ServerCapability, Protocol):
 
 @runtime_checkable
 class TrainsModel(ServerCapability, Protocol):
-    """A server rule that trains the model itself, on what the replies hold, after `update`."""
+    """A server rule that trains the model itself, on data in the replies, after `update`."""
 
     def train(self, task: Task, state: Tree, cohort: Cohort) -> Tree:
         """The state with the trained model."""
@@ -299,18 +299,18 @@ class ReceivesSizes(ServerCapability, Protocol):
 
     @property
     def needs_sizes(self) -> bool:
-        """False if it can do without."""
+        """False if the sizes are optional."""
         ...
 
     def receive_sizes(self, state: Tree, sizes: np.ndarray) -> Tree:
-        """The state, of the same structure, with [K] sizes known."""
+        """The state, of the same structure, updated with the [K] client sizes."""
         ...
 
 
 @runtime_checkable
 class ReceivesSchedule(ServerCapability, Protocol):
-    """A server rule that must know, when it sends the model, how many steps each chosen client will do."""
+    """A server rule whose broadcast depends on how many local steps each selected client will do."""
 
     def broadcast_for(self, state: Tree, ids: np.ndarray, examples: Tensor, steps: np.ndarray) -> Broadcast:
-        """What the chosen clients, with [m] rows and [m] steps ahead (0: no reply), are sent."""
+        """The broadcast to selected clients with [m] rows and [m] planned steps (0: no reply will arrive)."""
         ...

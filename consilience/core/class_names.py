@@ -1,4 +1,4 @@
-"""Targets that are names of classes, and their numbers."""
+"""Conversion of class names to class numbers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def sorted_names(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def are_names(y: Any) -> bool:
-    """Whether targets are texts."""
+    """Whether targets are strings."""
     if isinstance(y, np.ndarray):
         return y.dtype.kind in "UO"
     return isinstance(y, (list, tuple)) and bool(y) and isinstance(y[0], str)
 
 
 def numbered(y: Any, names: Sequence[str], who: str) -> Tensor:
-    """Names as their places in the list of classes."""
+    """Class names as indices into the list of classes."""
     place = {name: number for number, name in enumerate(names)}
     texts = [str(name) for name in np.asarray(y).reshape(-1)]
     unknown = next((row for row, name in enumerate(texts) if name not in place), None)

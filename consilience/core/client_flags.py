@@ -1,4 +1,4 @@
-"""One flag per client, where few are False: those are named, and the others cost nothing."""
+"""One flag per client, stored sparsely: only clients whose flag is False take memory."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class AllBut:
         return flags
 
     def without(self, ids: np.ndarray) -> AllBut:
-        """With these clients' flags False, too."""
+        """The same flags, with those of these clients set to False as well."""
         return AllBut(self._clients, np.union1d(self.away, ids)) if len(ids) else self
 
     def at(self, places: np.ndarray) -> np.ndarray:
-        """The clients at these places among those whose flag is True, in ascending order."""
+        """The clients at these positions in the ascending list of clients whose flag is True."""
         before = self.away - np.arange(len(self.away))  # clients with a True flag before each of them
         return places + np.searchsorted(before, places, side="right")

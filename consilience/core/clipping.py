@@ -1,4 +1,4 @@
-"""Updates that are longer than a bound, shortened to it."""
+"""Clipping of updates to a maximum norm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from consilience.core.tree import Tree
 def clipped(
     cohort: Cohort, received: Broadcast | None, bound: float, kinds: tuple[str, ...] = ("params", "buffers")
 ) -> Cohort:
-    """Updates longer than `bound` shortened to it: parameters together, and floating buffers together."""
+    """Updates clipped to norm `bound`; parameters and floating buffers are clipped separately."""
     sent = {} if received is None else {**received.shared, **received.personal}
     model, anchor = cohort.reply.get("model"), sent.get("model")
     if not isinstance(model, dict) or not isinstance(anchor, dict) or "params" not in model:
@@ -37,7 +37,7 @@ def clipped(
 
 
 def _shortened(moves: Tree, anchor: Tree, bound: float) -> tuple[Tree, np.ndarray]:
-    """The leaves with updates shortened where they are too long, and which rows those are; the others keep their bits.
+    """(leaves with long updates clipped, which rows were clipped); other rows are unchanged bit for bit.
 
     A quick test finds the rows that may be too long; only these are measured exactly.
     """
@@ -65,7 +65,7 @@ def _shortened(moves: Tree, anchor: Tree, bound: float) -> tuple[Tree, np.ndarra
 
 
 def _share(sent: Tree, base: Tree, bound: float) -> Tensor:
-    """[n] what may be kept of each update: bound / norm where that is below 1, without overflow on the way."""
+    """[n] the factor min(1, bound / norm) of each update, computed without overflow."""
     # half of each, in float64: the difference of two finite numbers can be infinite, that of their halves cannot
     halves = [(leaf.double() / 2 - base[name].double() / 2).flatten(1) for name, leaf in sent.items()]
     scale = torch.stack([half.abs().amax(1) for half in halves]).amax(0).clamp(min=1e-300)  # [n]

@@ -1,4 +1,4 @@
-"""What follows an exchange: replies are decoded, screened and aggregated; for the loop and for Flower's strategies."""
+"""The server's half of a round: decode, screen and aggregate replies; used by the loop and the Flower strategies."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Diverged(RuntimeError):
 
 
 class Conclusion(NamedTuple):
-    """The result of a round's replies; with a problem, the state is the one before."""
+    """The result of a round's replies; if there is a problem, the state is unchanged."""
 
     state: Tree
     cohort: Cohort  # the replies that were used
-    sound: np.ndarray  # ids of those that passed every check, also where they were too few to be used
+    sound: np.ndarray  # ids of the replies that passed every check, even if too few did for the round to count
     notes: Notes
     up: int  # bytes of the post-training pass
     length: float | None = None  # the median update, before any was clipped, where `Limits.max_growth` is set
@@ -57,12 +57,12 @@ def conclude(
     secret: bytes | None = None,
     usual: float | None = None,
 ) -> Conclusion:
-    """All that follows an exchange: decode, screen, post-training pass, update, refuse what cannot be used.
+    """Decode and screen replies, run the post-training pass, update the server, and reject an unusable model.
 
     received: what the clients of `sent` received, in their order. staleness: [m] how many rounds ago that was.
     usual: the length that updates had in the rounds before, for `limits.max_growth`.
-    engine: needed where clients are asked about their trained model, and where the server trains. secret: the round's
-    key, where the server draws from one.
+    engine: needed for a post-training pass and for server rules that train. secret: the round's key, where the server
+    rule draws from one.
     """
     server = algorithm.server
     decoded = algorithm.channel.decode(sent, received, key(seed, "decode", round))
@@ -71,7 +71,7 @@ def conclude(
     if independent is not None and independent.independent_replies:
         limits = replace(
             limits or Limits(), max_ratio=None, max_growth=None
-        )  # the median would let one client decide about another
+        )  # with the median, one client could affect whether another's reply is accepted
     cohort, length = _screened(cohort, received.among(sent.ids, cohort.ids), limits, usual)
     cohort, looked = _look_back(algorithm, engine, cohort, received.among(sent.ids, cohort.ids), seed)
     sound, cohort = cohort.ids, if_enough(cohort, limits)
@@ -86,7 +86,7 @@ def conclude(
             if not isinstance(engine, HasTask):
                 raise Invalid(f"{type(server).__name__} trains a model itself, but {type(engine).__name__} runs none")
             after = training.train(engine.task, after, cohort)
-        after = tree.here(after)  # what a rule kept of replies that lie in other processes
+        after = tree.here(after)  # fetch replies in other processes that the rule kept
         _refuse_unusable(round, notes.get("weights"), server.model(after))
     except (Diverged, Invalid) as problem:
         return nothing._replace(problem=problem)
@@ -96,7 +96,7 @@ def conclude(
 def _screened(
     cohort: Cohort, received: Broadcast, limits: Limits | None, usual: float | None
 ) -> tuple[Cohort, float | None]:
-    """The usable replies; and, where updates may grow only so much, their median length before any is clipped."""
+    """(usable replies, their median update length before clipping; None unless `Limits.max_growth` is set)."""
     everyone = cohort.ids
     if limits is None or limits.max_growth is None:
         return screen(cohort, received, limits), None
@@ -113,7 +113,7 @@ def moves_alone(server: ServerRule) -> bool:
 def _look_back(
     algorithm: Algorithm, engine: Engine | None, cohort: Cohort, received: Broadcast, seed: int
 ) -> tuple[Cohort, QueryCost]:
-    """The cohort with the results of the post-training pass; the clients hold these models already."""
+    """The cohort with the results of the post-training pass, for which clients already have their models."""
     looking = capability(algorithm.client, PostTrainingPass)
     if engine is None or looking is None or not len(cohort):
         return cohort, QueryCost()
@@ -124,13 +124,13 @@ def _look_back(
     own = Broadcast(shared=shared, personal=personal)
     answer = engine.exchange(looking.post_training, Plain(), own, cohort.ids, round=cohort.round, seed=seed)
     seen = screen(answer)
-    if len(seen) < len(cohort):  # clients that do not answer this as well are left out
+    if len(seen) < len(cohort):  # clients without a reply to this pass are left out
         cohort = cohort.only(np.isin(cohort.ids, seen.ids), **seen.counts).refusing(seen.refusals)
     return replace(cohort, reply={**cohort.reply, **seen.reply}), QueryCost(up=answer.nbytes())
 
 
 def _refuse_unusable(round: int, weights: Tensor | None, model: Tree) -> None:
-    """Stop, before anything is kept, at weights or at a model that the next round could not use."""
+    """Raise, before the state is replaced, for weights or a model that the next round could not use."""
     given = None if weights is None else weights.detach().cpu().numpy()
     if given is not None and not (np.isfinite(given).all() and (given != 0).any()):
         found = ", ".join(f"{weight:g}" for weight in given.tolist()[:8])

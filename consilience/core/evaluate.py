@@ -1,4 +1,4 @@
-"""Federated evaluation is an exchange too: the client's reply is how well the model does on its rows."""
+"""Federated evaluation: clients reply with the sums of the model's metrics on their rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from consilience.core.task import Task
 from consilience.core.tree import Tree
 
 LOOK = Work(epochs=1, batch_size=256, shuffle=False, trains=False)
-"""A pass over the training rows, in order."""
+"""One pass over the training rows, in order."""
 VALIDATION = replace(LOOK, rows="validation")
 
 
@@ -21,14 +21,14 @@ VALIDATION = replace(LOOK, rows="validation")
 class Evaluate:
     """One pass in order, no training: the sums of the task's metrics.
 
-    The model is the received one, or with `rule` the client's own: of that, the loss and the main metric alone.
+    Evaluates the received model, or with `rule` the client's personal model (loss and main metric only).
     """
 
     work: Work = field(default_factory=lambda: replace(LOOK, rows="test"))
     rule: PersonalRule | None = None
 
     def init(self, start: Tree) -> Tree:
-        """Nothing is remembered."""
+        """No memory."""
         return {}
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
@@ -51,16 +51,16 @@ class Evaluate:
 
 @dataclass(frozen=True, kw_only=True)
 class LossQuery:
-    """One pass, no training: sums of loss and of right decisions (0 if none), and the rows.
+    """One pass without training: the sum of losses, of correct decisions (0 if the task has none), and of rows.
 
-    The model is the received one, or with `rule` the client's own.
+    Evaluates the received model, or with `rule` the client's personal model.
     """
 
     work: Work = LOOK
     rule: PersonalRule | None = None
 
     def init(self, start: Tree) -> Tree:
-        """Nothing is remembered."""
+        """No memory."""
         return {}
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:

@@ -1,4 +1,4 @@
-"""What server and clients send each other in a round."""
+"""Messages between server and clients in a round."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Broadcast:
     personal: Tree = field(default_factory=dict)
 
     def among(self, sent_to: np.ndarray, ids: np.ndarray) -> Broadcast:
-        """What `ids`, who are some of those it was sent to, received."""
+        """The broadcast as received by `ids`, a subset of its recipients."""
         if not self.personal or len(sent_to) == len(ids):
             return self
         where = torch.from_numpy(np.searchsorted(sent_to, ids))
@@ -35,7 +35,7 @@ class Broadcast:
         )
 
     def nbytes(self, clients: int) -> int:
-        """What reaches all clients together."""
+        """Bytes received by all clients together."""
         return tree.nbytes(self.shared) * clients + tree.nbytes(self.personal)
 
 
@@ -49,26 +49,26 @@ class Cohort:
     steps: np.ndarray  # [m] local steps done
     round: int
     seed: int = 0  # of the run: with the round, it seeds the server's own draws
-    heard: np.ndarray | None = None  # [m] False where the broadcast model stands in for a silent client; None: all True
-    counts: dict[str, int] = field(default_factory=dict)  # silent, empty_client, nonfinite, late: what is missing
-    refusals: tuple[Refusal, ...] = ()  # who sent what could not be used
+    heard: np.ndarray | None = None  # [m] False where the broadcast model replaces a missing reply; None: all True
+    counts: dict[str, int] = field(default_factory=dict)  # missing replies by reason, such as silent or late
+    refusals: tuple[Refusal, ...] = ()  # refused replies: client and reason
     staleness: np.ndarray | None = None  # [m] rounds since each client was sent its model; None: all 0
-    received: Broadcast | None = None  # what each was sent, in this order, where any is stale
-    traffic: int | None = None  # bytes that the clients sent, where that is not the size of the replies
+    received: Broadcast | None = None  # what each client was sent, in the order of `ids`, if any is stale
+    traffic: int | None = None  # bytes that the clients sent, if that is not the size of the replies
     secret: bytes | None = field(default=None, repr=False)  # the round's key, for secret draws
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def nbytes(self) -> int:
-        """What the clients really sent."""
+        """Bytes that the clients sent."""
         if self.traffic is not None:
             return self.traffic
         heard = len(self) if self.heard is None else int(self.heard.sum())
         return tree.nbytes(self.reply) // max(1, len(self)) * heard
 
     def only(self, keep: np.ndarray, **counts: int) -> Cohort:
-        """The clients flagged in `keep`; `counts` says why the others went, and is added to what is counted already."""
+        """The clients flagged in `keep`; `counts` (reasons for the others) is added to the cohort's counts."""
         index = torch.from_numpy(np.flatnonzero(keep))
         return Cohort(
             reply=tree.take(self.reply, np.flatnonzero(keep)),
@@ -86,12 +86,12 @@ class Cohort:
         )
 
     def refusing(self, more: Iterable[Refusal]) -> Cohort:
-        """With more refusals written down."""
+        """The same cohort with more refusals recorded."""
         return replace(self, refusals=(*self.refusals, *more))
 
 
 class Presence:
-    """[K] shares of choices at which clients were available, worked out for those that are asked for."""
+    """[K] share of selections at which each client was available, computed on demand."""
 
     def __init__(self, absent: ClientVector, choices: int) -> None:
         self._absent, self._choices = absent, choices
@@ -105,20 +105,20 @@ class Presence:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Pool:
-    """What the server knows of the clients when it chooses: sizes, losses last reported, who is available.
+    """What the server knows of the clients when it selects: sizes, last reported losses, availability.
 
-    Vectors of the loop become arrays when a selection first reads them; `draw` and `able` do without.
+    The loop's vectors are converted to arrays when a selection first reads them; `draw` and `able` need no conversion.
     """
 
     sizes: np.ndarray  # [K] int64
     losses: np.ndarray  # [K] float64, NaN where never reported
     available: np.ndarray  # [K] bool
-    presence: np.ndarray | Presence | None = None  # [K] share of the choices so far, with this one, when available
+    presence: np.ndarray | Presence | None = None  # [K] share of selections, this one included, when available
     seconds: np.ndarray | None = field(
         default_factory=lambda: None
-    )  # [K] of its last reply, NaN where it has sent none
+    )  # [K] seconds of its last reply, NaN if it has sent none
     secret: bytes | None = field(default=None, repr=False)  # the round's key, for secret draws
-    empty: np.ndarray | None = field(default=None, repr=False)  # ids without rows, where they are known
+    empty: np.ndarray | None = field(default=None, repr=False)  # ids without rows, if known
 
     def __post_init__(self) -> None:
         vectors = {name: values for name, values in vars(self).items() if isinstance(values, (ClientVector, AllBut))}
@@ -153,23 +153,23 @@ class Pool:
         return few.at(rng.choice(few.count, min(count, few.count), replace=False))
 
     def knowing(self, **changes: Any) -> Pool:
-        """The same with other values of some fields."""
+        """A copy with some fields replaced."""
         return Pool(**{**{one.name: vars(self).get(one.name) for one in fields(self)}, **self._vectors, **changes})
 
     @cached_property
     def _all_but_few(self) -> AllBut | None:
-        """The candidates, where those that cannot be chosen are named."""
+        """The candidates as sparse flags, if the clients that cannot be chosen are listed."""
         flags = self._vectors.get("available")
         return None if flags is None or self.empty is None else flags.without(self.empty)
 
 
 Notes = dict[str, Any]
-"""What a server rule reports of its round: aggregation weights, similarities ... as tensors."""
+"""What a server rule reports about a round, as tensors: aggregation weights, similarities ..."""
 
 
 class WaitPolicy(NamedTuple):
-    """How long the server waits: replies that take longer than `deadline` are lost; after `enough_replies` it ends."""
+    """How long the server waits: replies later than `deadline` are lost; the round ends after `enough_replies`."""
 
     deadline: float | None = None
     enough_replies: int | None = None
-    partial_work: bool = False  # whether a reply's duration depends on the share of work drawn for the round
+    partial_work: bool = False  # whether a reply's duration depends on the amount of work drawn for the round

@@ -1,4 +1,4 @@
-"""Who has which rows: all clients' data side by side, in memory or in a source from which rows are read."""
+"""The federation: all clients' rows in shared tensors, in memory or in a source that is read on demand."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _SHOWN = 12  # clients in a notebook's table
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Rows:
-    """Client k owns rows `starts[k] : starts[k] + sizes[k]`; rows behind the last client's belong to no client."""
+    """Client k owns rows `starts[k] : starts[k] + sizes[k]`; rows after the last client's belong to no client."""
 
     x: Any  # [N, ...], or a dict of such tensors (text + picture)
     y: Tensor  # [N, ...]
     starts: Tensor  # [K] int64
     sizes: Tensor  # [K] int64
-    weight: Tensor | None = None  # [N] of each row in the loss; None: 1
-    preparation: Any = None  # like x: what makes features of the values of each tensor in a batch; None: nothing
+    weight: Tensor | None = None  # [N] weight of each row in the loss; None: 1
+    preparation: Any = None  # like x: converts stored values to features, per batch; None: no conversion
 
     @staticmethod
     def gather(
@@ -52,7 +52,7 @@ class Rows:
         return tree.rows(self.x, slice(start, start + size)), self.y[start : start + size]
 
     def owned(self, clients: Tensor | None = None) -> Tensor:
-        """The numbers of these clients' rows, or of all clients', client by client."""
+        """Row indices of these clients, or of all clients, client by client."""
         starts, sizes = (self.starts, self.sizes) if clients is None else (self.starts[clients], self.sizes[clients])
         before = torch.cumsum(sizes, 0) - sizes
         return torch.arange(int(sizes.sum())) + torch.repeat_interleave(starts - before, sizes)
@@ -67,7 +67,7 @@ class Rows:
         """On a device, with floating features and targets in `dtype`."""
 
         def move(leaf: Tensor) -> Tensor:
-            moved = leaf if is_stored(leaf) else leaf.to(device)  # stored rows are read when a plan names them
+            moved = leaf if is_stored(leaf) else leaf.to(device)  # stored rows are read when a plan needs them
             return moved.to(dtype) if dtype and leaf.is_floating_point() and not is_stored(leaf) else moved
 
         def prepare(leaf: Tensor) -> Preparation | None:
@@ -80,13 +80,13 @@ class Rows:
         return replace(self, x=x, y=move(self.y), weight=weight, preparation=preparation)
 
     def features(self, values: Any) -> Any:
-        """The features of values of x, in a batch."""
+        """Features of a batch of values of x."""
         if self.preparation is None:
             return values
         return tree.map_leaves(lambda leaf, how: leaf if how is None else how(leaf), values, self.preparation)
 
     def piece(self, part: slice) -> tuple[Any, Tensor]:
-        """(features, targets) of some rows, where the targets are."""
+        """(features, targets) of some rows, on the targets' device."""
         numbers = np.arange(*part.indices(len(self.y)))
 
         def values(leaf: Tensor) -> Tensor:
@@ -96,12 +96,12 @@ class Rows:
 
 
 def numbered_names(clients: int) -> Sequence[str]:
-    """ "0", "1" ...: written down for few clients, worked out for many."""
+    """Default names "0", "1" ...: a tuple for few clients, computed on demand for many."""
     return tuple(map(str, range(clients))) if clients <= 10_000 else NumberedNames(clients)
 
 
 class NumberedNames(Sequence[str]):
-    """The names of clients that have none."""
+    """Default client names, computed on demand."""
 
     def __init__(self, clients: int) -> None:
         self._numbers = range(clients)
@@ -127,8 +127,8 @@ class Federation:
     test: Rows | None = None
     names: Sequence[str] = ()
     classes: int | None = None  # number of classes; None when targets are not class numbers
-    label_names: tuple[str, ...] = ()  # of the classes or labels, where they have names
-    validation: Rows | None = None  # held back from training, where clients test on them themselves
+    label_names: tuple[str, ...] = ()  # of the classes or labels, if they have names
+    validation: Rows | None = None  # rows held out from training, for validation by the clients
 
     def __post_init__(self) -> None:
         if not self.names:
@@ -145,7 +145,7 @@ class Federation:
             for leaf in tree.leaves(split.x) if split is not None else ():
                 # the sum is finite only if every value is; the full test is ten times slower and runs only if it is not
                 if is_stored(leaf):
-                    continue  # looked through by whoever reads a whole file, or refused with the reply
+                    continue  # checked when a whole file is read; otherwise a non-finite reply is refused
                 if leaf.is_floating_point() and not bool(leaf.sum().isfinite()) and not bool(leaf.isfinite().all()):
                     bad = self._owner_of_first_nonfinite(split, leaf)
                     raise Invalid(f"{place} data of client {bad!r} hold NaN or infinite values: clean or impute them")
@@ -200,7 +200,7 @@ class Federation:
         )
 
     def pooled(self) -> Federation:
-        """All data in one place: one client with every owned training row; the test rows stay as they are."""
+        """One client with every owned training row; the test rows are unchanged."""
         train = Rows.gather(self.train.x, self.train.y, [self.train.owned()], weight=self.train.weight)
         return replace(self, train=train, names=("all",))
 
@@ -214,7 +214,7 @@ class Federation:
         classes: int | None = None,
         label_names: Sequence[str] = (),
     ) -> Federation:
-        """Ready-made clients: `[(x, y), ...]`; test rows shared by all (`test`) or one set per client.
+        """A federation from existing clients `[(x, y), ...]`, with shared test rows (`test`) or one set per client.
 
             federation = cs.Federation.from_clients([(x1, y1), (x2, y2)], client_tests=[(t1, u1), (t2, u2)])
 
@@ -223,8 +223,8 @@ class Federation:
             str), or real-valued targets; `(x, y, weights)` gives each row a weight in the loss. Arrays become tensors
             of the default float type or int64. Tables of columns: `cs.from_frames`.
         test, client_tests: at most one of the two; accuracies per client need the latter.
-        names: what reports call the clients; "0", "1" ... by default.
-        classes: how many there are, where the training rows do not show the last ones.
+        names: of the clients in reports; "0", "1" ... by default.
+        classes: the number of classes, if the highest ones do not occur in the training rows.
         label_names: the names of the classes, in the order of their numbers; by default those that occur, sorted.
         """
         clients, names = named_clients(clients, names)
@@ -280,7 +280,7 @@ def _with_numbers(
     known: tuple[str, ...],
     called: Sequence[str],
 ) -> tuple[Sequence[Given], Any, Any, tuple[str, ...]]:
-    """The same rows with class numbers in place of names, and the list of classes, one for all clients."""
+    """(the rows with class numbers in place of names, the list of classes shared by all clients)."""
     tests = [test] if test is not None else list(client_tests or ())
     named = [are_names(rows[1]) for rows in (*clients, *tests)]
     if not any(named):

@@ -13,15 +13,15 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from consilience.core.class_names import are_names
 from consilience.core.settings import Invalid
 
-_AT_ONCE = 256  # rows of a data set that are put together at a time
+_AT_ONCE = 256  # rows of a data set that are stacked at a time
 
-_TARGETS = ("label", "labels", "target", "targets", "y")  # of rows that are dicts
+_TARGETS = ("label", "labels", "target", "targets", "y")  # target keys of rows that are dicts
 
 PAIR = "a pair (x, y) of tensors or arrays, a torch.utils.data.Dataset or a DataLoader"
 
 
 def named_clients(clients: Any, names: Sequence[str]) -> tuple[list[Any], tuple[str, ...]]:
-    """The clients in order and their names, of a list, or of a dict by name."""
+    """(clients in order, their names), from a list or from a dict by name."""
     if isinstance(clients, Mapping):
         if names:
             raise Invalid("names is given beside clients by name: leave it out")
@@ -33,7 +33,7 @@ def named_clients(clients: Any, names: Sequence[str]) -> tuple[list[Any], tuple[
 
 
 def rows_of(client: Any, who: str) -> tuple[Any, ...]:
-    """(x, y) or (x, y, weights) as tensors; names of classes stay as they are; problems name the client."""
+    """(x, y) or (x, y, weights) as tensors; class names are unchanged; errors name the client."""
     if isinstance(client, DataLoader):
         return _of_loader(client, who)
     if isinstance(client, Dataset):
@@ -70,7 +70,7 @@ def _targets(y: Any, who: str) -> Any:
 
 
 def _array(values: Any, who: str) -> Tensor:
-    """A tensor as it is; other numbers as the default float type or int64."""
+    """Tensors unchanged; other numbers as the default float type or int64."""
     if isinstance(values, Tensor):
         return values
     if hasattr(values, "dtypes") and hasattr(values, "columns"):  # a pandas frame of numbers
@@ -117,7 +117,7 @@ def _of_dataset(data: Dataset[Any], who: str) -> tuple[Any, ...]:
 
 
 def _of_loader(loader: DataLoader[Any], who: str) -> tuple[Any, ...]:
-    """All rows of a loader; a shuffling one is read in the order of its data set, so that runs can be repeated."""
+    """All rows of a loader; a shuffling loader is read in data set order, so that runs are reproducible."""
     if isinstance(loader.sampler, (RandomSampler, SequentialSampler)) and loader.batch_size is not None:
         plain = getattr(loader.sampler, "num_samples", None) in (None, len(loader.dataset))  # type: ignore[arg-type]
         if plain:
@@ -127,7 +127,7 @@ def _of_loader(loader: DataLoader[Any], who: str) -> tuple[Any, ...]:
 
 
 def _joined(pieces: list[Any], who: str) -> tuple[Any, ...]:
-    """Batches (x, y) one behind the other."""
+    """Batches (x, y), concatenated."""
     if not pieces:
         raise Invalid(f"{who} has no rows: leave it out, or give it data")
     pieces = [_pair(piece, who) for piece in pieces]
@@ -140,7 +140,7 @@ def _joined(pieces: list[Any], who: str) -> tuple[Any, ...]:
 
 
 def _pair(piece: Any, who: str) -> tuple[Any, Any]:
-    """(x, y) of a batch; of a dict, such as those of Hugging Face, the target by its name and all else as x."""
+    """(x, y) of a batch; of a dict (Hugging Face), y is the target key and x all other keys."""
     if isinstance(piece, (tuple, list)) and len(piece) == 2:
         return piece[0], piece[1]
     if not isinstance(piece, Mapping):

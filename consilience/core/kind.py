@@ -1,4 +1,4 @@
-"""A kind of task: the meaning of a model's output, with its loss, decision and metrics in one object."""
+"""A kind of task: the losses, decision and metrics that fit a model's output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from consilience.core.settings import Invalid, nearest
 Pair = tuple[Tensor, Tensor]
 
 IGNORED = -100
-"""The target that does not count, as in PyTorch and Hugging Face."""
+"""The target value that is ignored, as in PyTorch and Hugging Face."""
 
 
 def _one_number() -> Pair:
@@ -28,14 +28,14 @@ class Kind:
         count = Kind(name="count", losses=(poisson,), metrics=(deviance,), main="deviance")
         task = cs.Task(module, kind=count)
 
-    losses: functions (output, target) -> [B] loss per example; the first is the default. metrics: apart
-    from the loss. main: the key of the metric that clients are compared by. decide: from the output to class numbers,
-    None where nothing is decided. entries: (target) -> 1 where an entry of a target counts (tokens that are no
-    padding, pixels with a label), 0 elsewhere; None: every row counts once. example: an (output, target) of one row,
+    losses: functions (output, target) -> [B] loss per example; the first is the default. metrics: besides
+    the loss. main: the key of the metric that clients are compared by. decide: from the output to class numbers, None
+    if the task has no decision. entries: (target) -> 1 where an entry of a target counts (tokens that are not padding,
+    pixels with a label), 0 elsewhere; None: every row counts once. example: an (output, target) of one row,
     with the shapes that the metrics receive. multiclass: targets are class numbers, and outputs have a logit for
-    each, along `class_axis`. axes: of the targets of a row (None: any). yes_no: targets are 0 or 1. ignored: the target
-    that does not count. most_classes: of the targets. for_width: the same kind where the number of classes, labels or
-    outputs of a row is known.
+    each, along `class_axis`. axes: number of axes of a row's target (None: any). yes_no: targets are 0 or 1. ignored:
+    the target value that is ignored. most_classes: the largest number of classes. for_width: makes the kind for a known
+    number of classes, labels or outputs per row.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Kind:
         return self.multiclass and self.entries is None
 
     def loss(self, name: str | None = None) -> Loss:
-        """The loss of that name, or the first one."""
+        """The loss of that name, or the default (the first)."""
         named = {loss_name(loss): loss for loss in self.losses}
         if name is None:
             return self.losses[0]
@@ -73,7 +73,7 @@ class Kind:
         return named[name]
 
     def outputs(self, target: Tensor, classes: int | None) -> int:
-        """How many numbers a model gives for a row (or an entry of it), whose target looks like `target[:1]`."""
+        """Number of model outputs per row (or per entry of a row), for targets like `target[:1]`."""
         return classes if self.multiclass and classes is not None else max(1, target[:1].numel())
 
     def knowing(self, width: int | None) -> Kind:
@@ -91,5 +91,5 @@ class Kind:
 
 
 def loss_name(loss: Loss) -> str:
-    """What a loss is called."""
+    """The name of a loss."""
     return getattr(loss, "__name__", "custom")

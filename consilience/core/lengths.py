@@ -1,4 +1,4 @@
-"""Euclidean lengths of the rows of stacked trees: quick ones, and exact ones where the quick ones overflow."""
+"""Euclidean norms of the rows of stacked trees: a fast version, and an exact one that cannot overflow."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor
 
 from consilience.core.remote import RemoteTensor, each
 
-BLOCK = 2**24  # values that are copied to float64 at a time
+BLOCK = 2**24  # values copied to float64 at a time
 TINY = 1e-300
 
 
 def quick(leaf: Tensor) -> Tensor:
-    """[m] the length of each row in its own type, float32 at least: not finite if a value or a square is not."""
+    """[m] the norm of each row in its own type, float32 at least: not finite if a value or a square is not."""
     wide = torch.float32 if leaf.element_size() < 4 else leaf.dtype
     return torch.linalg.vector_norm(leaf.detach().reshape(len(leaf), -1), dim=1, dtype=wide)
 
 
 def exact(leaf: Tensor, start: Tensor) -> Tensor:
-    """[m] the length of each row minus `start` (one for all, or rows of their own), for any finite values."""
+    """[m] the norm of each row minus `start` (shared, or one per row), for any finite values."""
     own = start.dim() == leaf.dim()
     rows = max(1, BLOCK // max(1, leaf[0].numel()))
     found = []
@@ -36,7 +36,7 @@ def exact(leaf: Tensor, start: Tensor) -> Tensor:
 
 
 def quick_lengths(leaves: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-    """[m] `quick` of every leaf, by path, with one transfer for all; rows that lie elsewhere stay there."""
+    """[m] `quick` of every leaf, by path, fetched in one transfer; remote rows are not fetched."""
     near = {path: leaf for path, leaf in leaves.items() if not isinstance(leaf, RemoteTensor)}
     far = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, RemoteTensor)}
     known = {path: leaf.lengths for path, leaf in far.items() if leaf.lengths is not None}
@@ -51,13 +51,13 @@ def quick_lengths(leaves: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
 
 
 def exact_lengths(leaves: Sequence[Tensor], starts: Sequence[Tensor] | None = None) -> np.ndarray:
-    """[m] the length of each row over all leaves together, from `starts` or from zero: infinite beyond float64."""
+    """[m] the norm of each row over all leaves, minus `starts` if given: infinite beyond float64."""
     starts = [torch.zeros((), dtype=torch.float64, device=leaf.device) for leaf in leaves] if starts is None else starts
     return together([part.cpu().numpy() for part in each(exact, leaves, starts)])
 
 
 def together(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """[m] the length over several leaves from that over each, without overflow on the way."""
+    """[m] the norm over several leaves from the norms of each, without overflow."""
     stacked = np.stack(list(parts))  # [L, m]
     largest = stacked.max(0)
     with np.errstate(invalid="ignore", over="ignore"):

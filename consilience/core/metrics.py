@@ -1,4 +1,4 @@
-"""Metrics: each is two pure functions and a row of metadata; sums add over batches, clients and machines."""
+"""Metrics: two pure functions (sums, value) and metadata; sums add over batches, clients and machines."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ Sums = Callable[[Tensor, Tensor, Tensor], Tree]
 Each = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(output, target, mask) -> one value for every entry of the mask."""
 
-SHARE = "share"  # the unit of what lies between 0 and 1
+SHARE = "share"  # the unit of values between 0 and 1
 RESERVED = re.compile(
     "(round|loss|cohort|weights|drift|drift_relative|gamma|epsilon|staleness|rejected|refused|silent|empty_client"
     "|nonfinite|late|clipped_updates|capped_examples|memory_lost|worker_lost|simulated_seconds|compared|similarity|model_of"
     "|best_.*|client_.*|clients_.*|personal_.*|local_.*|train_.*|bytes_.*|target_.*|.*_percentiles)"
 )
-"""Names that other fields of a record have."""
+"""Names of other fields of a record, which metrics cannot use."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricRow:
     """Metadata of a metric for tables, figures and trackers; it is stored with every run.
 
-    unit: "share" for what lies between 0 and 1. detail: recorded, but left out of overviews. main: clients are compared
-    by it.
+    unit: "share" for values between 0 and 1. detail: recorded, but left out of overviews. main: the metric that clients
+    are compared by.
     """
 
     key: str
@@ -55,7 +55,7 @@ class MetricRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """How good a model is, as a number: `value` of the `sums` over all test rows.
+    """A model quality metric: `value` of the `sums` over all test rows.
 
         def sums(output, target, mask):  # tensors whose sums over batches, clients and machines make sense
             return {"squares": ((output.squeeze(1) - target).square() * mask).sum(), "rows": mask.sum()}
@@ -64,9 +64,9 @@ class Metric:
 
     key: its name in records. sums: (output, target, mask) -> a tree of tensors; only operations that `torch.vmap` can
     batch. value: from the tree, as float64 tensors on the CPU, to a number; NaN where there is none. Metrics with the
-    same `sums` function share its work. A mean over rows is `Metric.mean`. bounds: the least and the largest value that
-    one row can have, for means (None: none; a share lies between 0 and 1). implausible: for other sums, from a client's
-    tree and its test rows to what cannot be true of it ("" if all can).
+    same `sums` function share its work. A mean over rows is `Metric.mean`. bounds: the smallest and largest value of
+    one row, for means (None: unbounded; a share lies between 0 and 1). implausible: for other sums, a function of a
+    client's tree and its test rows that returns what is impossible about them ("" if nothing).
     """
 
     key: str
@@ -92,7 +92,7 @@ class Metric:
         return Metric(key=key, sums=MeanOf(each), value=ratio, **row)
 
     def row(self, *, main: bool = False) -> MetricRow:
-        """What is stored of it."""
+        """The metadata that is stored with a run."""
         return MetricRow(
             key=self.key,
             title=self.title or self.key.replace("_", " "),
@@ -106,7 +106,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class MeanOf:
-    """The sums of a mean: the values that count, and how many they are."""
+    """The sums of a mean: the sum of the values that count, and their number."""
 
     each: Each
 
@@ -115,7 +115,7 @@ class MeanOf:
 
 
 def ratio(sums: Tree) -> Tensor:
-    """The value of a mean; NaN over nothing. Works on any number of sums at once."""
+    """The value of a mean, NaN if nothing was counted; also works on stacked sums."""
     return sums["total"] / sums["count"]
 
 
@@ -148,7 +148,7 @@ class Metrics:
 
     @functools.cached_property
     def rows(self) -> tuple[MetricRow, ...]:
-        """What is stored with a run."""
+        """The metadata of all metrics, stored with a run."""
         return tuple(metric.row(main=metric.key == self.main) for metric in self.metrics)
 
     @property
@@ -157,12 +157,12 @@ class Metrics:
         return next(row for row in self.rows if row.main)
 
     def parts(self, *, main_only: bool = False) -> dict[str, Sums]:
-        """The different sums, by the key of the first metric that needs them; with `main_only` loss and main alone."""
+        """The distinct sums, by the key of the first metric that needs them; with `main_only` only loss and main."""
         wanted = ("loss", self.main) if main_only else self._part_of
         return {self.part(key): self[key].sums for key in wanted}
 
     def part(self, key: str) -> str:
-        """Under which key the sums of a metric are."""
+        """The key under which a metric's sums are stored."""
         return self._part_of[key]
 
     @functools.cached_property
@@ -170,7 +170,7 @@ class Metrics:
         return {m.key: next(other.key for other in self.metrics if other.sums == m.sums) for m in self.metrics}
 
     def sums(self, output: Tensor, target: Tensor, mask: Tensor, *, main_only: bool = False) -> Tree:
-        """What a batch adds, in float64; mask [B]."""
+        """The sums of one batch, in float64; mask [B]."""
         counted = self.counted(target, mask)
         found = {
             key: part(output, target, mask if key == "loss" else counted)
@@ -180,7 +180,7 @@ class Metrics:
 
     @functools.cached_property
     def shapes(self) -> dict[str, dict[str, torch.Size]]:
-        """Of the sums of every part, by their paths."""
+        """Shapes of the sums of every part, by path."""
         output, target = self.example()
         mask = torch.zeros(len(target))
         found = {}
@@ -196,7 +196,7 @@ class Metrics:
         return found
 
     def zero(self, device: torch.device, *, main_only: bool = False) -> Tree:
-        """The sums over nothing."""
+        """All sums at zero."""
         return {
             key: tree.unflatten({p: torch.zeros(s, dtype=torch.float64, device=device) for p, s in shapes.items()})
             for key, shapes in self.shapes.items()
@@ -204,7 +204,7 @@ class Metrics:
         }
 
     def counted(self, target: Tensor, mask: Tensor) -> Tensor:
-        """The mask of the metrics but for the loss: [B], or that of every entry of a target."""
+        """The mask of all metrics except the loss: [B], or one value per entry of a target."""
         if self.entries is None:
             return mask
         entries = self.entries(target).to(mask.dtype)
@@ -216,7 +216,7 @@ class Metrics:
         return {metric.key: found.get(metric.key) for metric in self.metrics}
 
     def of_clients(self, sums: Tree, key: str) -> np.ndarray:
-        """[m] values of one metric from stacked sums [m, ...]; NaN where there is none."""
+        """[m] values of one metric from stacked sums [m, ...]; NaN where it is undefined."""
         metric = self[key]
         stacked = sums[self.part(key)]
         if metric.value is ratio:
@@ -226,7 +226,7 @@ class Metrics:
         return np.array([np.nan if value is None else value for value in found], dtype=np.float64)
 
     def try_on(self, output: Tensor, target: Tensor) -> None:
-        """Refuse metrics that cannot be computed from these rows, or whose sums have other shapes than expected."""
+        """Refuse metrics that cannot be computed from these rows, or whose sums have unexpected shapes."""
         shown = _listed(_shapes({"output": output, "target": target}))
         mask = torch.ones(len(target), dtype=torch.float64)
         for metric in self.metrics[1:]:
@@ -263,7 +263,7 @@ def _loss_of_each(losses: Loss, output: Tensor, target: Tensor, mask: Tensor) ->
 
 
 _WRONG = (RuntimeError, IndexError, KeyError, TypeError, ValueError, AttributeError)
-"""What a metric's functions raise for tensors they were not made for."""
+"""Errors that a metric's functions raise for unsuitable tensors."""
 
 
 def _first_line(problem: Exception) -> str:

@@ -1,4 +1,4 @@
-"""How objects are shown: a line in a terminal, a small table in a notebook."""
+"""Display of objects: one line in a terminal, a small table in a notebook."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CELL = "text-align:left;padding:2px 12px 2px 0;vertical-align:top"
 
 
 def brief(part: Any) -> str:
-    """A part with the settings that are not as by default: 'Uniform(fraction=0.5)', 'Plain'."""
+    """A part with its non-default settings: 'Uniform(fraction=0.5)', 'Plain'."""
     if isinstance(part, tuple):
         return f"[{', '.join(brief(item) for item in part)}]"
     if not dataclasses.is_dataclass(part) or isinstance(part, type):
@@ -29,13 +29,13 @@ def brief(part: Any) -> str:
 
 
 def line(text: str) -> str:
-    """The text, cut so that it fits a line."""
+    """The text, truncated to one line."""
     text = " ".join(text.split())
     return text if len(text) <= LINE else f"{text[: LINE - 4].rstrip(' ,')} ..."
 
 
 def table(title: str, rows: Iterable[Sequence[object]], head: Sequence[object] = ()) -> str:
-    """An HTML table with a caption; whatever is in the cells is escaped."""
+    """An HTML table with a caption; cells are escaped."""
     lines = [f"<tr>{''.join(_cell('th', cell) for cell in head)}</tr>"] if head else []
     lines += [f"<tr>{''.join(_cell('td', cell) for cell in row)}</tr>" for row in rows]
     caption = f"<caption style='text-align:left;font-weight:bold'>{html.escape(title)}</caption>"

@@ -1,6 +1,6 @@
-"""Work in progress: the simulated time, which clients are at work, and the broadcasts still in use.
+"""Work in progress: the simulated time, the clients at work, and the broadcasts still in use.
 
-A reply is computed when it arrives, from the message its client was sent.
+A reply is computed when it arrives, from the broadcast that its client received.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ class Jobs:
     """One row per client at work."""
 
     ids: np.ndarray = field(default_factory=lambda: np.empty(0, _WHOLE))
-    version: np.ndarray = field(default_factory=lambda: np.empty(0, _WHOLE))  # rounds finished when it was sent out
-    dispatch: np.ndarray = field(default_factory=lambda: np.empty(0, _WHOLE))  # number of the selection it was part of
+    version: np.ndarray = field(default_factory=lambda: np.empty(0, _WHOLE))  # rounds finished when it was dispatched
+    dispatch: np.ndarray = field(default_factory=lambda: np.empty(0, _WHOLE))  # number of the selection that chose it
     began: np.ndarray = field(default_factory=lambda: np.empty(0, _SECONDS))
     ends: np.ndarray = field(default_factory=lambda: np.empty(0, _SECONDS))
-    lost: np.ndarray = field(default_factory=lambda: np.empty(0, _FLAG))  # no reply: it ends at the deadline
-    personal: Tree = field(default_factory=dict)  # what it alone was sent
+    lost: np.ndarray = field(default_factory=lambda: np.empty(0, _FLAG))  # no reply: the job ends at the deadline
+    personal: Tree = field(default_factory=dict)  # personal part of its broadcast
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def take(self, places: np.ndarray) -> Jobs:
-        """The rows at these places."""
+        """The jobs at these positions."""
         where = torch.from_numpy(places)
         personal = tree.map_leaves(lambda leaf: leaf[where.to(leaf.device)], self.personal)
         return Jobs(**{name: getattr(self, name)[places] for name in _COLUMNS}, personal=personal)
 
     def join(self, other: Jobs) -> Jobs:
-        """These rows, then the other ones."""
+        """These jobs followed by the others."""
         if not len(self) or not len(other):
             return self if len(self) else other
         columns = {name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in _COLUMNS}
@@ -51,14 +51,14 @@ class Jobs:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PendingReplies:
-    """The simulated time, who is at work, and what they were sent."""
+    """The simulated time, the clients at work, and their broadcasts."""
 
     clock: float
     dispatches: int  # how often clients were chosen
-    took: ClientVector  # [K] seconds of each client's last reply, NaN where it has sent none
+    took: ClientVector  # [K] seconds of each client's last reply, NaN if it has sent none
     absent: ClientVector  # [K] how often each was not available when clients were chosen
     jobs: Jobs = field(default_factory=Jobs)
-    sent: dict[int, Tree] = field(default_factory=dict)  # version -> what all were sent
+    sent: dict[int, Tree] = field(default_factory=dict)  # version -> shared broadcast
 
     def send(
         self, ids: np.ndarray, broadcast: Broadcast, version: int, seconds: np.ndarray, *, delay: float, limit: float
@@ -85,7 +85,7 @@ class PendingReplies:
         replies = np.cumsum(~jobs.lost[order])
         order = order[: int(np.searchsorted(replies, most)) + 1]
         arrived = jobs.take(order)
-        last = np.unique(arrived.ids[::-1], return_index=True)[1]  # of each client, its latest
+        last = np.unique(arrived.ids[::-1], return_index=True)[1]  # the latest reply of each client
         ended = arrived.take(len(arrived) - 1 - last)
         took = self.took.write(ended.ids, ended.ends - ended.began)
         clock = max(self.clock, float(arrived.ends.max()))
@@ -93,11 +93,11 @@ class PendingReplies:
         return replace(self, clock=clock, took=took, jobs=jobs.take(remaining)), arrived
 
     def tidy(self) -> PendingReplies:
-        """Without the broadcasts that no client at work uses."""
+        """Drop the broadcasts that no client at work uses."""
         return replace(self, sent={version: self.sent[version] for version in np.unique(self.jobs.version).tolist()})
 
     def received(self, arrived: Jobs) -> Broadcast:
-        """What the clients that have arrived were sent; if there are none, what all would have been."""
+        """The broadcast that the arrived clients received; if there are none, the current shared one."""
         versions = np.unique(arrived.version)
         if len(versions) < 2:
             version = int(versions[0]) if len(versions) else max(self.sent)
@@ -108,7 +108,7 @@ class PendingReplies:
         return Broadcast(shared={}, personal={**each, **arrived.personal})
 
     def tree(self) -> Tree:
-        """As a tree of tensors, to be saved."""
+        """As a tree of tensors, for checkpoints."""
         jobs = {name: torch.from_numpy(getattr(self.jobs, name)) for name in _COLUMNS}
         return {
             "clock": torch.tensor(self.clock, dtype=torch.float64),
@@ -122,7 +122,7 @@ class PendingReplies:
 
     @staticmethod
     def of(saved: Tree, clients: int, rounds: int) -> PendingReplies:
-        """The pending replies that a tree describes; {}: no client is at work after `rounds` rounds."""
+        """The inverse of `tree`; {} means no client is at work after `rounds` rounds."""
         if not saved:
             took, absent = ClientVector.filled(clients, np.nan, _SECONDS), ClientVector.filled(clients, 0, _WHOLE)
             return PendingReplies(clock=0.0, dispatches=rounds, took=took, absent=absent)

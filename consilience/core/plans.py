@@ -1,4 +1,4 @@
-"""Which rows a client trains on, step by step: drawn outside training from (seed, round, client)."""
+"""Batch plans: which rows a client trains on at each step, drawn from (seed, round, client)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Split = Literal["train", "test", "validation"]
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """How much a client does in a round: passes over its rows, and rows per step (None: all of them)."""
+    """A client's local work in a round: epochs over its rows, and rows per step (None: all rows)."""
 
     epochs: Positive = 1  # 0.5 is half of the rows
     batch_size: Count | None = 32
-    shuffle: bool = True  # afresh in every pass
+    shuffle: bool = True  # anew in every epoch
     rows: Split = "train"
-    trains: bool = True  # False: no training, no memory is kept, and environment faults do not apply
-    reliable: bool = field(default=False, repr=False)  # True: as much work as ever, but every reply arrives
-    # Slots are filled at random: first a class, all equally likely or by these weights (of class 0, 1 ...), among those
-    # that the client has, then one of its rows of that class. None: every row once in every epoch.
+    trains: bool = True  # False: no training, no memory update, and environment faults do not apply
+    reliable: bool = field(default=False, repr=False)  # True: normal work, but every reply arrives
+    # Each slot draws one of the client's classes, uniformly or by these weights (of class 0, 1 ...), then one row of
+    # that class. None: every row once per epoch.
     class_shares: Literal["equal"] | tuple[Positive, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -39,7 +39,7 @@ class Work:
             raise Invalid(f"Work.class_shares = {list(self.class_shares)}: equal weights are written 'equal'")
 
     def check_targets(self, y: Tensor) -> None:
-        """Refuse targets that are no class numbers, or that have no weight."""
+        """Refuse targets that are not class numbers, or that have no weight."""
         if self.class_shares is None:
             return
         if y.dim() != 1 or y.is_floating_point():
@@ -61,19 +61,19 @@ class Work:
 
 
 class Batch(NamedTuple):
-    """One step's input for one client; `mask` is None when every slot is live."""
+    """One step's input for one client; `mask` is None if there is no padding."""
 
     x: Any  # [B, ...]
     y: Tensor  # [B, ...]
     mask: Tensor | None  # [B] 1.0 where the slot holds a row, 0.0 where it is padding
     key: Tensor  # int64 scalar: seeds dropout and augmentation
     first: Tensor  # bool scalar: the first step of a local epoch
-    weight: Tensor | None = None  # [B] of each row in the loss; None: 1
+    weight: Tensor | None = None  # [B] weight of each row in the loss; None: 1
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Plan:
-    """The steps of a group of clients, longest first; `rows` number the store's rows."""
+    """The steps of a group of clients, most steps first; `rows` are indices into the store."""
 
     rows: Tensor  # [S, k, B] int64
     live: np.ndarray  # [S, k] slots in use, on the host: 0 where the client has finished
@@ -87,7 +87,7 @@ class Plan:
         return self.rows.shape[-1]
 
     def active(self, step: int) -> int:
-        """How many clients still work at this step: they are the first ones."""
+        """How many clients (the first ones) still work at this step."""
         return int((self.steps > step).sum())
 
     def full(self, step: int, clients: int) -> bool:
@@ -100,7 +100,7 @@ class Plan:
         return (torch.arange(self.width, device=self.rows.device) < live.unsqueeze(-1)).to(dtype)
 
     def tail(self, step: int, clients: int) -> Plan:
-        """What is left for the first `clients` clients from this step on."""
+        """The remaining plan of the first `clients` clients from this step on."""
         part = (slice(step, None), slice(0, clients))
         return Plan(
             rows=self.rows[part],
@@ -128,7 +128,7 @@ class Plan:
         return batch_of(store, index, mask, self.keys[step, :clients], self.first[step, :clients])
 
     def padded(self, step: int, client: int, store: Rows, dtype: torch.dtype) -> Batch:
-        """One client's batch at full width, masked if it is short, so that all steps have one of two shapes."""
+        """One client's batch padded to full width, with a mask if it is short, so that steps have only two shapes."""
         live, index = int(self.live[step, client]), self.rows[step, client]
         mask = None
         if live < self.width:
@@ -136,7 +136,7 @@ class Plan:
         return batch_of(store, index, mask, self.keys[step, client], self.first[step, client])
 
     def single(self, step: int, client: int, store: Rows) -> Batch:
-        """One client's batch, cut to its live rows."""
+        """One client's batch without padding."""
         index = self.rows[step, client, : int(self.live[step, client])]
         return batch_of(store, index, None, self.keys[step, client], self.first[step, client])
 
@@ -166,10 +166,11 @@ def draw(
     round: int,
     where: np.ndarray | None = None,
 ) -> Plan:
-    """Plan `steps[i]` batches for client `ids[i]`; steps must descend. Each epoch is a new permutation of its rows, or
-    as many draws by class (`work.class_shares`).
+    """Plan `steps[i]` batches for client `ids[i]`; steps must descend.
 
-    `where`: the clients' places in the store, if it holds only some of the federation.
+    Each epoch is a new permutation of its rows, or as many draws by class (`work.class_shares`).
+
+    `where`: the clients' positions in the store, if it holds only part of the federation.
     """
     work.check_targets(store.y)
     device = store.y.device
@@ -182,7 +183,7 @@ def draw(
     starts = store.starts[places].numpy()
     of_client = rng.fold(rng.key(seed, "plan", round), ids)
     of_epoch = rng.fold(of_client[:, None], np.arange(epochs))  # [k, E]
-    # a few numbers per client: computed here and sent at once, which saves dozens of kernel launches
+    # a few numbers per client: computed on the host and sent in one copy, which saves dozens of kernel launches
     table = np.stack([of_client, sizes, per_epoch, starts, *of_epoch.T])
     keys, size, passes, start, *epoch_keys = torch.from_numpy(table).to(device, non_blocking=True)  # [4 + E, k]
     if work.shuffle:
@@ -219,7 +220,7 @@ def _by_class(
     keys: Tensor,
     width: int,
 ) -> Tensor:
-    """[S, k, B] places among each client's rows: a class by its share, then one of its rows, in whole numbers alone.
+    """[S, k, B] indices into each client's rows: a class by its share, then one of its rows, in integer arithmetic.
 
     Shares are rounded to 2^-30 of the largest, so that every device draws the same rows.
     """

@@ -1,4 +1,4 @@
-"""How far the round in progress is: engines count clients that are done, whoever shows it listens."""
+"""Progress within a round: engines count finished clients, and a listener displays the count."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 Listener = Callable[[int, int], None]
-"""(clients done, clients of the round)."""
+"""(finished clients, clients of the round)."""
 
 _listener: Listener | None = None
 _done, _of = 0, 0
@@ -14,7 +14,7 @@ _done, _of = 0, 0
 
 @contextlib.contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Tell this listener, instead of another, while the block lasts."""
+    """Use this listener in place of any other within the block."""
     global _listener
     before, _listener = _listener, listener
     try:
@@ -24,21 +24,21 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 def begin(of: int) -> None:
-    """A round's training begins, with so many clients."""
+    """Start counting a round with this many clients."""
     global _done, _of
     _done, _of = 0, of
     _tell()
 
 
 def add(clients: int = 1) -> None:
-    """So many more are done."""
+    """Count this many more clients as finished."""
     global _done
     _done = min(_of, _done + clients)
     _tell()
 
 
 def reach(done: int) -> None:
-    """At least so many are done."""
+    """Raise the count to at least this many finished clients."""
     global _done
     if done > _done:
         _done = min(_of, done)

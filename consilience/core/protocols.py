@@ -1,4 +1,4 @@
-"""The four parts of an algorithm, and the engine that moves trees between them; optional behaviour: `capabilities`."""
+"""Interfaces of the four parts of an algorithm and of the engine; optional behaviour is in `capabilities`."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from consilience.core.tree import Tree
 
 @runtime_checkable
 class Selection(Protocol):
-    """Who takes part."""
+    """Chooses the clients of a round."""
 
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
-        """Ascending client ids of this round: a function of its arguments alone."""
+        """Ascending client ids of this round; a pure function of the arguments."""
         ...
 
 
 @runtime_checkable
 class ClientRule(Protocol):
-    """What a client does: a fold over its batches, pure and vmappable, for one client at a time.
+    """A client's local work: a fold over its batches, written for one client as pure functions that vmap can batch.
 
-    `message` is the broadcast as this client sees it, `memory` is its own tree, which never leaves it.
+    `message` is the broadcast as this client receives it, `memory` its own tree, which is never sent.
     """
 
     @property
     def work(self) -> Work:
-        """Passes and batch size; the engine draws the batches."""
+        """Epochs and batch size; the engine draws the batches."""
         ...
 
     def init(self, start: Tree) -> Tree:
-        """The memory of a client that has never taken part ({} if it keeps none)."""
+        """The memory of a client before its first round ({} if it keeps none)."""
         ...
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
@@ -55,28 +55,28 @@ class ClientRule(Protocol):
 
 @runtime_checkable
 class Channel(Protocol):
-    """What happens to a reply in transit."""
+    """Transforms replies between client and server."""
 
     def init(self, start: Tree) -> Tree:
-        """What a client's half remembers before its first reply ({} if nothing)."""
+        """The client half's memory before its first reply ({} if none)."""
         ...
 
     def encode(self, reply: Tree, message: Tree, memory: Tree, key: Tensor) -> tuple[Tree, Tree]:
-        """Client half (clip, noise, quantise, sparsify, attack): (what is sent, memory), for one client at a time."""
+        """Client half (clip, noise, quantise, sparsify, attack): (what is sent, memory), for one client."""
         ...
 
     def decode(self, cohort: Cohort, received: Broadcast, key: int) -> Cohort:
-        """Server half; `received` is what the cohort's clients were sent, `personal` in the cohort's order."""
+        """Server half; `received` is the broadcast to the cohort's clients, `personal` in the cohort's order."""
         ...
 
 
 @runtime_checkable
 class ServerRule(Protocol):
-    """What the server does: pure."""
+    """The server's work, as pure functions."""
 
     @property
     def needs_each_reply(self) -> bool:
-        """False when a sum of replies, with weights known beforehand, is all it reads (so a secure sum is enough)."""
+        """False if it reads only a sum of replies with weights known beforehand (so secure aggregation is possible)."""
         ...
 
     def init(self, start: Tree, clients: int) -> Tree:
@@ -84,20 +84,20 @@ class ServerRule(Protocol):
         ...
 
     def broadcast(self, state: Tree, ids: np.ndarray) -> Broadcast:
-        """What the chosen clients are sent."""
+        """The broadcast to the selected clients."""
         ...
 
     def update(self, state: Tree, cohort: Cohort) -> tuple[Tree, Notes]:
-        """The state after the replies, and what to report (such as the aggregation weights)."""
+        """(state after the replies, what to report, such as the aggregation weights)."""
         ...
 
     def model(self, state: Tree) -> Tree:
-        """What to evaluate and ship."""
+        """The model to evaluate and deploy."""
         ...
 
 
 class Engine(Protocol):
-    """Where clients run: what the loop needs. It keeps their memory and draws their batches; it knows no algorithm."""
+    """Runs clients for the training loop: keeps their memory and draws their batches, independent of the algorithm."""
 
     @property
     def sizes(self) -> np.ndarray:
@@ -109,7 +109,7 @@ class Engine(Protocol):
         ...
 
     def available(self, round: int, seed: int) -> np.ndarray | AllBut:
-        """[K] who could take part."""
+        """[K] which clients are available."""
         ...
 
     def exchange(
@@ -122,20 +122,20 @@ class Engine(Protocol):
         round: int,
         seed: int,
     ) -> Cohort:
-        """Send, let the clients work, collect what arrives."""
+        """Send the broadcast, run the clients, collect the replies that arrive."""
         ...
 
     def recall(self) -> Tree:
-        """Every client's memory, to be saved."""
+        """Every client's memory, for checkpoints."""
         ...
 
     def restore(self, memory: Tree) -> None:
-        """Put saved memories back."""
+        """Restore saved memories."""
         ...
 
 
 class RunnerEngine(Engine, Protocol):
-    """An engine that a run in a folder can use: besides what the loop needs, what is tested, saved and closed."""
+    """An engine for runs that are stored in a folder: adds test rows, resolved settings, checkpoints and `close`."""
 
     @property
     def task(self) -> Task:
@@ -144,25 +144,25 @@ class RunnerEngine(Engine, Protocol):
 
     @property
     def test_rows(self) -> Rows | None:
-        """Test rows on the server's device; None: the server has none, and clients test on their own."""
+        """Test rows on the server's device; None: the server has none, and clients test on their own rows."""
         ...
 
     @property
     def test_sizes(self) -> np.ndarray | None:
-        """[K] test rows of every client; None where there are none."""
+        """[K] test rows of every client; None if there are none."""
         ...
 
     @property
     def resolved_settings(self) -> dict[str, Any]:
-        """Engine settings that this machine has decided or measured so far: a repetition needs them for equal bits."""
+        """Engine settings that were decided or measured on this machine; a bit-for-bit repetition needs them."""
         ...
 
     def place(self, values: Tree) -> Tree:
-        """A tree that was saved, on the server's device."""
+        """A saved tree, moved to the server's device."""
         ...
 
     def close(self) -> None:
-        """End what the engine has started."""
+        """Stop the processes that the engine has started."""
         ...
 
 
@@ -172,13 +172,13 @@ class HasTask(Protocol):
 
     @property
     def task(self) -> Task:
-        """What is learned."""
+        """The model and its kind of task."""
         ...
 
 
 @runtime_checkable
 class NamesEmptyClients(Protocol):
-    """An engine that knows, without looking at all clients in every round, which have no rows."""
+    """An engine that lists the clients without rows, so that rounds need not scan all clients."""
 
     @property
     def empty(self) -> np.ndarray:
@@ -191,27 +191,27 @@ class PlansSteps(Protocol):
     """An engine that knows before a round how many steps each client will do."""
 
     def planned(self, client: ClientRule, ids: np.ndarray, *, round: int, seed: int) -> np.ndarray:
-        """[m] steps that clients will do in a round's exchange; 0 for clients whose reply will not arrive."""
+        """[m] local steps that clients will do in a round; 0 for clients whose reply will not arrive."""
         ...
 
 
 @runtime_checkable
 class PreparesAhead(Engine, Protocol):
-    """An engine that can draw the batches of a round while its device works on the round before."""
+    """An engine that can draw the next round's batches while its device computes the current round."""
 
     @property
     def prepares_ahead(self) -> bool:
-        """Whether that would save time."""
+        """Whether drawing ahead would save time."""
         ...
 
     def prepare_round(self, client: ClientRule, ids: np.ndarray, *, round: int, seed: int) -> None:
-        """These clients will probably be asked next."""
+        """Prepare a round for the clients that will probably be selected."""
         ...
 
 
 @runtime_checkable
 class KeepsTime(Protocol):
-    """An engine with a simulated clock; in others, replies take no time."""
+    """An engine with a simulated clock; in other engines, replies take no time."""
 
     @property
     def wait_policy(self) -> WaitPolicy:
@@ -228,5 +228,5 @@ class KeepsTime(Protocol):
         round: int,
         seed: int,
     ) -> np.ndarray:
-        """[m] simulated seconds from sending the broadcast to having each reply."""
+        """[m] simulated seconds from sending the broadcast to receiving each reply."""
         ...

@@ -1,7 +1,7 @@
-"""Learning-rate schedules: what the rate is multiplied by, as a function of rounds (or of steps within a round) done.
+"""Learning-rate schedules: a factor on the rate as a function of finished rounds (or steps within a round).
 
-The same numbers as those of `torch.optim.lr_scheduler`, whose `step()` is called once a round (or once a step), except
-that a schedule stays at its last value after its horizon.
+The factors equal those of `torch.optim.lr_scheduler` with `step()` called once per round (or step), except that a
+schedule stays at its last value after its horizon.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class RateSchedule(Protocol):
     """A factor for the learning rate."""
 
     def factor_at(self, position: Tensor) -> Tensor:
-        """The float64 factor after so many rounds or steps (0 at first); pure, and for a scalar under vmap."""
+        """The float64 factor after `position` rounds or steps (0 at first); a pure function of a scalar, for vmap."""
         ...
 
     @property
     def zero_from(self) -> int | None:
-        """The position from which on the factor is 0, so that nothing is learned; None: never."""
+        """The first position at which the factor stays 0; None: never."""
         ...
 
 
@@ -47,7 +47,7 @@ class Cosine:
 
     @property
     def zero_from(self) -> int | None:
-        """The horizon, without a floor."""
+        """The horizon, if `floor` is 0."""
         return None if self.floor else self.horizon
 
 
@@ -67,7 +67,7 @@ class Linear:
 
     @property
     def zero_from(self) -> int | None:
-        """The horizon, without a floor."""
+        """The horizon, if `floor` is 0."""
         return None if self.floor else self.horizon
 
 
@@ -98,7 +98,7 @@ class StepDecay:
         check(self)
 
     def factor_at(self, position: Tensor) -> Tensor:
-        """One power for each interval that is over."""
+        """One power of `factor` per finished interval."""
         return _power(self.factor, torch.div(position, self.every, rounding_mode="floor"))
 
 
@@ -116,7 +116,7 @@ class Milestones:
             raise Invalid(f"Milestones.at = {list(self.at)} must be ascending whole numbers, at least one")
 
     def factor_at(self, position: Tensor) -> Tensor:
-        """One power for each milestone that is reached."""
+        """One power of `factor` per milestone reached."""
         return _power(
             self.factor, sum(((position >= at).to(torch.int64) for at in self.at), torch.zeros_like(position))
         )
@@ -136,7 +136,7 @@ class WarmUp:
             raise Invalid("WarmUp.start = 1 is no warm-up: give a smaller one, or leave the warm-up out")
 
     def factor_at(self, position: Tensor) -> Tensor:
-        """A straight line up, then the other schedule."""
+        """Linear warm-up, then the other schedule."""
         rising = self.start + (1 - self.start) * position.to(torch.float64) / self.length
         after = (position - self.length).clamp(min=0)
         later = torch.ones_like(rising) if self.then is None else self.then.factor_at(after)

@@ -1,4 +1,4 @@
-"""Why a reply was refused: client, key and reason, on one line with nothing unprintable."""
+"""Why a reply was refused: client, key and reason, on one line of printable characters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LONGEST_NUMBER = 64  # bits
 
 
 def plain(text: Any, most: int = 200) -> str:
-    """Any text on one line of at most `most` characters and a note: the unprintable escaped, the rest cut."""
+    """Any text on one line: unprintable characters escaped, cut after `most` characters with a note."""
     if isinstance(text, int) and text.bit_length() > LONGEST_NUMBER:
         return f"a number of {text.bit_length()} bits"  # Python refuses to print those with thousands of digits
     text = str(text)
@@ -25,7 +25,7 @@ def plain(text: Any, most: int = 200) -> str:
 def _printable(character: str) -> str:
     # isprintable is false for controls, line separators, bidirectional marks and lone surrogates.
     if character == "\\":
-        return "\\\\"  # else an escape in the text could not be distinguished from ours
+        return "\\\\"  # otherwise an escape in the text could not be distinguished from ours
     return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
 
 
@@ -34,7 +34,7 @@ class Refusal:
     """One reply that was refused: who sent it, why, and which of its tensors was the reason, if any."""
 
     client: int | str
-    reason: str  # one word of ours, such as `shape`: it is counted
+    reason: str  # one of our own words, such as `shape`, by which refusals are counted
     key: str = ""
     detail: str = ""
 
@@ -45,7 +45,7 @@ class Refusal:
 
 
 class Refused(ValueError):
-    """One reply that must not be used."""
+    """Raised for a reply that must not be used."""
 
     def __init__(self, reason: str, *, key: str = "", detail: str = "") -> None:
         self.reason, self.key, self.detail = reason, key, detail
@@ -63,7 +63,7 @@ class Refused(ValueError):
 
 @contextlib.contextmanager
 def contained() -> Iterator[None]:
-    """Around code that reads what one sender sent: whatever it raises is a `Refused`, and affects nobody else."""
+    """Context for code that parses one client's reply: any error becomes `Refused`, so other replies are unaffected."""
     try:
         yield
     except Refused:

@@ -1,4 +1,4 @@
-"""Stacked rows that lie in other processes: shape and type are known here, values come when something reads them."""
+"""Stacked tensors whose rows are stored in other processes: shape and dtype are local, values are fetched on read."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ Work = Callable[..., Any]
 
 
 class RemoteStore(Protocol):
-    """Processes that hold rows and can work on them."""
+    """Processes that store rows and can compute on them."""
 
     def begin(
         self, function: Work, calls: Sequence[tuple[Any, ...]], given: tuple[Any, ...]
     ) -> Callable[[], list[Any]]:
-        """Start `function(*call, *given)` for every call, whose first argument is remote; (), to wait for all."""
+        """Start `function(*call, *given)` for every call, whose first argument is remote; returns how to wait."""
         ...
 
 
 class RemoteRows(Protocol):
-    """Where the rows of one stacked tensor lie."""
+    """The source of the rows of one stacked tensor."""
 
     @property
     def place(self) -> RemoteStore | None:
-        """The processes that can work on them; None: none can."""
+        """The processes that can compute on the rows; None if none can."""
         ...
 
     @property
     def lengths(self) -> np.ndarray | None:
-        """[m] the length of each row, where that is known: infinite if it overflows, NaN if a value is not finite."""
+        """[m] the norm of each row, if known: infinite if it overflows, NaN if a value is not finite."""
         ...
 
     @property
     def lasting(self) -> bool:
-        """Whether the rows can be fetched as long as the tensor exists, so that a state may keep it as it is."""
+        """Whether the rows can be fetched as long as the tensor exists, so that a state may keep the tensor."""
         ...
 
     def fetch(self, rows: np.ndarray) -> Tensor:
-        """[n, ...] these of its rows, here."""
+        """[n, ...] these rows, in this process."""
         ...
 
 
 class RemoteTensor(Tensor):
-    """A stacked tensor [m, ...] whose rows lie elsewhere; any operation on it fetches them first, and keeps nothing.
+    """A stacked tensor [m, ...] with remote rows; any operation on it fetches them first and does not cache them.
 
-    `leaf[3]` or `leaf[[1, 4]]` fetches those rows only; `each` and `tree.map_rows` leave them where they are.
+    `leaf[3]` or `leaf[[1, 4]]` fetches only those rows; `each` and `tree.map_rows` compute where the rows are stored.
     """
 
     source: RemoteRows
@@ -67,16 +67,16 @@ class RemoteTensor(Tensor):
     def whole(
         source: RemoteRows, count: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> RemoteTensor:
-        """All rows of a source, however many, without a list of them."""
+        """All rows of a source, without a list of indices."""
         made: Any = Tensor._make_wrapper_subclass(RemoteTensor, (count, *shape), dtype=dtype, device=device)
         made.source, made.rows = source, None
         return made
 
     def __init__(self, *_: Any) -> None:
-        """All is done in `__new__`."""
+        """Nothing: `__new__` does all the work."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Rows that another process can read are not copied."""
+        """Pickle without copying rows that another process can read."""
         if not getattr(self.source, "portable", False):
             return super().__reduce_ex__(protocol)
         return _rebuilt, (self.source, self.rows, tuple(self.shape), self.dtype, self.device)
@@ -89,22 +89,22 @@ class RemoteTensor(Tensor):
         return self.source.fetch(self._numbers()).to(self.device)
 
     def take(self, index: np.ndarray) -> RemoteTensor:  # type: ignore[override]
-        """Some of the rows, still where they are."""
+        """Some of the rows, without fetching them."""
         return RemoteTensor(self.source, self._numbers(index), self.shape[1:], self.dtype, self.device)
 
     @property
     def lengths(self) -> np.ndarray | None:
-        """[m] the length of each row, where that is known without fetching it."""
+        """[m] the norm of each row, if known without fetching."""
         known = self.source.lengths
         return None if known is None else known[self._numbers()]
 
     @property
     def finite(self) -> np.ndarray | None:
-        """[m] whether each row is finite, where that is known without fetching it."""
+        """[m] whether each row is finite, if known without fetching."""
         return None if self.lengths is None else ~np.isnan(self.lengths)
 
     def _rows_at(self, index: Any) -> Tensor:
-        """`self[index]`, fetching no other rows where the index is over rows alone."""
+        """`self[index]`, fetching only the indexed rows if the index is over rows only."""
         known = index.cpu().numpy() if isinstance(index, Tensor) else index
         if isinstance(known, (tuple, list)) or known is None or np.ndim(known) > 1:
             return self.here()[index]
@@ -114,14 +114,14 @@ class RemoteTensor(Tensor):
         return found if np.ndim(chosen) else found[0]
 
     def _numbers(self, index: np.ndarray | None = None) -> np.ndarray:
-        """The numbers, in the source, of all rows or of those at `index`."""
+        """Indices in the source of all rows, or of those at `index`."""
         if self.rows is None:
             return np.arange(len(self)) if index is None else np.where(index < 0, index + len(self), index)
         return self.rows if index is None else self.rows[index]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Metadata is known; everything else is done on the values."""
+        """Metadata without fetching; every other operation on the fetched values."""
         with torch._C.DisableTorchFunctionSubclass():
             if func in _METADATA:
                 return func(*args, **(kwargs or {}))
@@ -133,7 +133,7 @@ class RemoteTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """The operation on the values."""
+        """The operation on the fetched values."""
         args, kwargs = pytree.tree_map_only(RemoteTensor, RemoteTensor.here, (args, kwargs or {}))
         return func(*args, **kwargs)
 
@@ -159,9 +159,9 @@ def _rebuilt(
 
 
 def each(function: Work, stacked: Sequence[Tensor], *others: Sequence[Any], given: tuple[Any, ...] = ()) -> list[Any]:
-    """`function(leaf, *others, *given)` for every stacked leaf, worked out where its rows lie.
+    """`function(leaf, *others, *given)` for every stacked leaf, computed where its rows are stored.
 
-    The function is sent by name, so it must be importable; what it returns (a tensor) comes back.
+    The function is sent by name, so it must be importable; its result (a tensor) is returned.
     """
     calls = list(zip(stacked, *others))
     by_place: dict[int, list[int]] = {}

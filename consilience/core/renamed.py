@@ -1,4 +1,4 @@
-"""Names that settings had before: one table, read by the error messages and by `consilience migrate`."""
+"""Former names of settings, for error messages and `consilience migrate`."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "otherwise": ("if_infeasible",),  # capped weighting
     "prev": ("previous_model",),  # simprox
 }
-"""Old option -> what it is called now, by whatever offers it."""
+"""Old option -> its current names, in the parts that offer it."""
 
 PARTS: dict[str, str] = {"held": "fixed_for_rounds", "together": "pooled"}
-"""Old name of a part -> its name now."""
+"""Old name of a part -> its current name."""
 
 VALUES: dict[str, str] = {"stand_in": "broadcast_model"}  # environment.silent
-"""Old value of a setting that takes one of several words -> its name now."""
+"""Old value of a setting with a fixed set of values -> its current name."""
 
 
 def option(name: str, known: Iterable[str]) -> str | None:
-    """What an option that is not known here is called now, if it is one that was renamed."""
+    """The current name of an unknown option, if it was renamed."""
     known = set(known)
     return next((new for new in OPTIONS.get(name, ()) if name not in known and new in known), None)
 
 
 def part(name: str, known: Iterable[str]) -> str | None:
-    """What a part of an unknown name is called now, if it is one that was renamed."""
+    """The current name of an unknown part, if it was renamed."""
     new = PARTS.get(name.lower().replace("-", "_"))
     return new if new in set(known) and name not in set(known) else None
 
 
 def value(word: object, allowed: Iterable[object]) -> str | None:
-    """What a word that is not allowed here is called now, if it is one that was renamed."""
+    """The current name of an unknown value, if it was renamed."""
     new = VALUES.get(word) if isinstance(word, str) else None
     return new if new in set(allowed) else None

@@ -42,7 +42,7 @@ def key(seed: int, *purpose: int | str) -> int:
 
 
 def fold(keys: Any, counters: Any) -> Any:
-    """New keys from keys and counters (they broadcast; at least one is a tensor, or an array of int64)."""
+    """New keys from keys and counters, which broadcast; at least one is a tensor or an int64 array."""
     offset = (counters + 1) * _WEYL
     return _mix(keys + (_signed(offset) if isinstance(offset, int) else offset))
 
@@ -53,9 +53,9 @@ def bits(keys: Tensor, count: int) -> Tensor:
 
 
 def split(keys: Tensor, count: int) -> Tensor:
-    """[..., count] new keys from each key; the first ones do not depend on how many there are."""
-    # 1, 2, ... times the constant, as a running sum of what looks like data: a compiler that sees a product of an index
-    # and a constant computes it in 32 bits
+    """[..., count] new keys from each key; the first ones do not depend on `count`."""
+    # 1, 2, ... times the constant, as a cumulative sum over a tensor: a compiler that sees a product of an index and a
+    # constant computes it in 32 bits
     increments = ((keys & 0) + _WEYL).unsqueeze(-1).expand(*keys.shape, count)
     return _mix(keys.unsqueeze(-1) + increments.cumsum(-1))
 

@@ -34,15 +34,15 @@ from consilience.core.versions import ClientVector
 
 
 class TooFewClients(RuntimeError):
-    """Too few clients are connected, or none answers; the last finished round is saved and can be resumed."""
+    """Too few clients are connected, or none replies; the last finished round is saved and can be resumed."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Snapshot:
-    """All that the next round depends on: a run resumed from it gives the same results as an uninterrupted one.
+    """Everything that the next round depends on: a run resumed from it gives the same results as an uninterrupted one.
 
-    What there is of every client (memories, losses, times) is held in versions that share all that did not change: a
-    snapshot can be kept, and stays as it is.
+    Per-client data (memories, losses, times) are stored as versions that share unchanged values, so a snapshot is cheap
+    to keep and later rounds do not change it.
     """
 
     round: int  # rounds finished
@@ -50,8 +50,8 @@ class Snapshot:
     memory: Tree
     losses: ClientVector  # [K] last loss each client reported; an array is accepted
     bad_rounds: int = 0
-    lengths: tuple[float, ...] = ()  # median update of the last rounds, where `Limits.max_growth` needs them
-    pending: Tree = field(default_factory=dict)  # the simulated time, and who is at work with what
+    lengths: tuple[float, ...] = ()  # median update length of the last rounds, if `Limits.max_growth` is set
+    pending: Tree = field(default_factory=dict)  # the simulated time, the clients at work and their broadcasts
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "losses", ClientVector.of(self.losses, np.nan))
@@ -84,18 +84,18 @@ def run(
     limits: Limits | None = None,
     keys: RoundKeys | None = None,
 ) -> Iterator[Round]:
-    """Train, yielding each finished round; whatever observes (reports, checkpoints, early stopping) consumes this.
+    """Train, yielding each finished round; reports, checkpoints and early stopping consume this generator.
 
-    A round ends when enough replies are in: all that were asked for, or, where the server rule has a buffer, as many
-    as that holds, while the other clients keep working from the model they were sent. Replies that break the `limits`
-    are refused, and named in the cohort; with fewer than `limits.min_valid` left the round changes nothing.
+    A round ends when all replies have arrived or, if the server rule has a buffer, when the buffer is full, while the
+    other clients keep working from the model they received. Replies that break the `limits` are refused and listed in
+    the cohort; with fewer than `limits.min_valid` left the round changes nothing.
 
     rounds: the last round's number; with `resume`, those done before count.
-    seed: decides the selection, the batches and all other draws (0).
-    start: a model in place of the engine's; resume: the `snapshot` of a round, from which the rest is exactly the same.
-    max_bad_rounds: so many rounds in a row without a usable reply raise `Diverged` (3).
-    keys: where the secret of each round comes from, if the server rule draws secret noise (`DrawsSecretly`); by
-    default from the operating system. To repeat a round of such a rule, give it the same key.
+    seed: determines the selection, the batches and all other random draws (0).
+    start: an initial model in place of the engine's; resume: the `snapshot` of a round to continue from.
+    max_bad_rounds: this many rounds in a row without a usable reply raise `Diverged` (3).
+    keys: the source of each round's secret key, if the server rule draws secret noise (`DrawsSecretly`); by default the
+    operating system. To repeat a round of such a rule, give it the same key.
     """
     careful = capability(algorithm.server, ChecksSurroundings)
     if careful is not None:
@@ -126,7 +126,7 @@ def run(
             secret=secret,
             usual=running_median(here.lengths),
         )
-        if ended.problem is not None:  # before anything is kept: the last snapshot can be resumed
+        if ended.problem is not None:  # before the state is replaced: the last snapshot can be resumed
             raise ended.problem
         cohort, alone = ended.cohort, moves_alone(server)
         here = Snapshot(

@@ -1,4 +1,4 @@
-"""Checks of the replies' values before the server rule reads them, for every engine."""
+"""Checks of the replies' values before the server rule reads them, used with every engine."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from consilience.core.tree import Tree
 
 MODEL, PARAMS = "model/", "model/params"
 REMEMBERED = 20  # rounds whose median update length counts for `Limits.max_growth`
-ROOM = 4  # times that the longest usable tree could be longer before its squares overflow: for differences and sums
+ROOM = 4  # factor between the longest usable tree and one whose squares overflow: leaves room for differences and sums
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a reply may be at most, and how many are needed for a round to count."""
+    """Limits on replies, and the number of valid replies that a round needs."""
 
     min_valid: Count = 1  # replies; with fewer the round changes nothing
     max_norm: Positive | None = (
-        None  # of an update (its parameters; its floating buffers alike): longer ones are clipped
+        None  # norm of an update's parameters, and of its floating buffers: longer ones are clipped
     )
-    max_ratio: Positive | None = 1000.0  # of an update's length to the round's median and to the model; None: no bound
+    max_ratio: Positive | None = 1000.0  # of an update's norm to the round's median and to the model's; None: no limit
     max_growth: Positive | None = (
-        None  # of an update to the running median of the rounds before: longer ones are clipped
+        None  # ratio of an update's norm to the running median of previous rounds: longer ones are clipped
     )
-    examples_ratio: Positive | None = None  # of the rows that count to the median of all clients; deployments only
-    max_examples: Count = 10_000_000  # rows that a client may say it has
-    on_excess: Literal["refuse", "cap"] = "refuse"  # what happens to replies that claim more
-    max_steps: Count = 10_000_000  # local steps that a client may say it did
+    examples_ratio: Positive | None = None  # of a client's counted rows to the median of all clients; deployments only
+    max_examples: Count = 10_000_000  # rows that a client may report
+    on_excess: Literal["refuse", "cap"] = "refuse"  # what happens to replies that report more
+    max_steps: Count = 10_000_000  # local steps that a client may report
     castable: tuple[str, ...] = ()  # floating types that are cast to the expected one instead of refused
-    slack: Whole = 4096  # bytes that a reply may be longer than expected
+    slack: Whole = 4096  # bytes by which a reply may exceed the expected size
     needs_digest: bool = False  # whether a reply without one is refused
-    max_metrics: Whole = 64  # numbers reported beside a reply
+    max_metrics: Whole = 64  # metrics reported with a reply
 
     def __post_init__(self) -> None:
         check(self)
@@ -51,18 +51,18 @@ class Limits:
 
 
 _USUAL = Limits()
-_SENT = "sent"  # in front of the path of a tensor that was sent
+_SENT = "sent"  # prefix of the path of a tensor of the broadcast
 
 
 def screen(
     cohort: Cohort, received: Broadcast | None = None, limits: Limits | None = None, usual: float | None = None
 ) -> Cohort:
-    """The replies that can be used, no update longer than allowed; the others are dropped.
+    """The usable replies, with long updates clipped; the others are dropped.
 
     Refused are NaN and infinite values (`nonfinite`), finite values whose squares overflow, and updates beyond
     `limits.max_ratio` (both `too_large`). `received` is what the cohort's clients were sent: updates are measured from
-    there. With `limits.max_norm`, long updates are clipped instead; with `limits.max_growth`, those longer than so many
-    times `usual`, which is `running_median` of the rounds before, or, in the first, `median_length` of this one.
+    there. With `limits.max_norm`, long updates are clipped instead; with `limits.max_growth`, those longer than this
+    factor times `usual`, which is `running_median` of the rounds before, or, in the first, `median_length` of this one.
     """
     if not len(cohort):
         return cohort
@@ -89,7 +89,7 @@ def screen(
 
 
 def median_length(cohort: Cohort, received: Broadcast | None) -> float | None:
-    """The median length of the updates of a cohort's models, the smaller of two; None where replies hold no model."""
+    """The (lower) median norm of a cohort's updates; None if replies hold no model."""
     if not len(cohort) or (start := _start_of(cohort, received)) is None:
         return None
     anchor = {**start.shared, **start.personal}["model"]["params"]
@@ -102,13 +102,13 @@ def median_length(cohort: Cohort, received: Broadcast | None) -> float | None:
 
 
 def running_median(lengths: Sequence[float]) -> float | None:
-    """The median of what `median_length` was in the last rounds; None before the first."""
+    """The median of `median_length` over the last rounds; None before the first."""
     recent = sorted(lengths[-REMEMBERED:])
     return recent[(len(recent) - 1) // 2] if recent else None
 
 
 def _start_of(cohort: Cohort, received: Broadcast | None) -> Broadcast | None:
-    """What the clients of a cohort were sent, if that and their replies are models."""
+    """The model that a cohort's clients received, if the broadcast and the replies hold models."""
     sent = {} if received is None else {**received.shared, **received.personal}
     model, anchor = cohort.reply.get("model"), sent.get("model")
     if not isinstance(model, dict) or not isinstance(anchor, dict) or not isinstance(model.get("params"), dict):
@@ -119,7 +119,7 @@ def _start_of(cohort: Cohort, received: Broadcast | None) -> Broadcast | None:
 
 
 def unusable(model: Tree) -> str:
-    """What is wrong with a model that clients could not train from; "" if nothing is."""
+    """Why clients could not train from this model; "" if they can."""
     flat = {path: leaf for path, leaf in tree.flatten(model).items() if leaf.is_floating_point() and leaf.numel()}
     lengths = quick_lengths({path: leaf.unsqueeze(0) for path, leaf in flat.items()})
     if all(length[0] <= _longest(flat[path].dtype) for path, length in lengths.items()):
@@ -139,7 +139,7 @@ def if_enough(cohort: Cohort, limits: Limits | None) -> Cohort:
 
 
 def _groups(reply: Tree) -> dict[str, Tree]:
-    """Path -> floating leaves, of what has one scale: the model's parameters, its buffers, and every other entry."""
+    """Path -> floating leaves, grouped by scale: the model's parameters, its buffers, and each other entry."""
     found: dict[str, Tree] = {}
     for path, leaf in tree.flatten(reply).items():
         if leaf.is_floating_point() and leaf.numel():
@@ -150,9 +150,9 @@ def _groups(reply: Tree) -> dict[str, Tree]:
 
 
 def _rough(reply: Tree, received: Broadcast | None) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Group -> [m] lengths of the replies; path -> [1] or [m] of the model that was sent, all fetched at once.
+    """(group -> [m] norms of the replies, path -> [1] or [m] norms of the broadcast model), fetched in one transfer.
 
-    They are not finite where a value is not, or a square.
+    A norm is not finite if a value or its square is not.
     """
     groups, own = _groups(reply), received is not None and "model" in received.personal
     sent = {} if received is None else received.personal if own else received.shared
@@ -170,7 +170,7 @@ def _rough(reply: Tree, received: Broadcast | None) -> tuple[dict[str, np.ndarra
 def _without(
     cohort: Cohort, rough: dict[str, np.ndarray], refusals: list[Refusal]
 ) -> tuple[Cohort, dict[str, np.ndarray]]:
-    """The cohort and its lengths without the refused, which are counted and named."""
+    """The cohort and its norms without the refused replies, which are counted and listed."""
     if not refusals:
         return cohort, rough
     kept = ~np.isin(cohort.ids, [refusal.client for refusal in refusals])
@@ -179,7 +179,7 @@ def _without(
 
 
 def _overflowing(cohort: Cohort, name: str, rough: np.ndarray) -> list[Refusal]:
-    """Clients whose values are finite but too large for any sum of squares in their own type."""
+    """Clients whose values are finite but whose squares overflow in their own type."""
     if (rough <= _longest(torch.float32)).all():
         return []
     leaves = list(_groups(cohort.reply)[name].values())
@@ -234,12 +234,12 @@ def _out_of_proportion(
 
 
 def _longest(kind: torch.dtype) -> float:
-    """How long a tensor of this type may be for computing with squares; narrow types are squared in float32."""
+    """The largest norm of a tensor of this type whose square is finite; narrow types are squared in float32."""
     return torch.finfo(torch.float32 if kind.itemsize < 4 else kind).max ** 0.5 / ROOM
 
 
 def _nonfinite(cohort: Cohort, bad: np.ndarray) -> list[Refusal]:
-    """Who sent what: the first tensor of each bad reply that is not finite."""
+    """Refusals that name the first non-finite tensor of each bad reply."""
     rows = np.flatnonzero(bad)
     index = torch.from_numpy(rows)
     flat = {path: leaf for path, leaf in tree.flatten(cohort.reply).items() if leaf.is_floating_point()}

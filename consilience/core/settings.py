@@ -1,4 +1,4 @@
-"""Settings are checked where they are declared: a field's annotation is its type, its range and its documentation."""
+"""Validation of settings: a field's annotation gives its type and range."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from consilience.core import renamed
 
 
 class Invalid(ValueError):
-    """A setting that cannot be used; the message names it and says what could be."""
+    """Raised for an invalid setting; the message names it and the valid values."""
 
 
 LARGEST = 2**63 - 1
@@ -42,15 +42,15 @@ SYNONYMS = {
     **dict.fromkeys(("clip", "max_grad_norm", "gradient_clipping"), "clip_norm"),
     **dict.fromkeys(("num_rounds", "n_rounds", "global_rounds"), "rounds"),
 }
-"""What other libraries call our settings: named in refusals."""
+"""Names of our settings in other libraries, for error messages."""
 
 ELSEWHERE = {"rounds", "seed", "device", "environment", "kind", "loss", "lane", "dtype"}
-"""Settings of a run that are tried as settings of its algorithm."""
+"""Settings of a run that users mistake for settings of its algorithm."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers a setting may take: least <= value <= most, above < value < below."""
+    """The range of a number: least <= value <= most, above < value < below."""
 
     least: float | None = None
     above: float | None = None
@@ -74,7 +74,7 @@ class Range:
 
 @dataclass(frozen=True)
 class OnlyWith:
-    """A setting that does nothing unless the setting `key` beside it has one of these values (None: is left out)."""
+    """A setting that has an effect only if the setting `key` has one of these values (None: is not given)."""
 
     key: str
     values: tuple[Any, ...] = ()
@@ -114,7 +114,7 @@ def check(part: Any) -> None:
 
 
 def refuse_idle(given: Mapping[str, Any], known: Mapping[str, Option], key: str) -> None:
-    """Refuse a setting that was given although the one on which it depends (`OnlyWith`) leaves it without effect."""
+    """Refuse a given setting that has no effect because of the setting it depends on (`OnlyWith`)."""
     for name, value in given.items():
         for note in getattr(known[name].annotation, "__metadata__", ()):
             if isinstance(note, OnlyWith) and value != known[name].default:
@@ -124,7 +124,7 @@ def refuse_idle(given: Mapping[str, Any], known: Mapping[str, Option], key: str)
 
 
 def check_value(key: str, value: Any, annotation: Any) -> Any:
-    """The value, made to fit its annotation without loss (1 -> 1.0, list -> tuple), or `Invalid`."""
+    """The value, converted to its annotation without loss (1 -> 1.0, list -> tuple), or `Invalid`."""
     if isinstance(value, int) and not -LARGEST <= value <= LARGEST:  # floats and 64-bit integers cannot hold it
         raise Invalid(f"{key} is a whole number of {value.bit_length()} bits: it must be at most 2**63 - 1")
     origin = typing.get_origin(annotation)
@@ -161,7 +161,7 @@ def check_value(key: str, value: Any, annotation: Any) -> Any:
 
 @dataclass(frozen=True)
 class Option:
-    """One setting of a factory: its annotation, and its default (None when it must be given or is set elsewhere)."""
+    """One setting of a factory: its annotation, and its default (None if required or set elsewhere)."""
 
     annotation: Any
     default: Any = None
@@ -170,7 +170,7 @@ class Option:
 
 @functools.cache
 def options_of(factory: Callable[..., Any]) -> dict[str, Option]:
-    """The keyword arguments of a function or dataclass, those behind `**common: Unpack[...]` included."""
+    """The keyword arguments of a function or dataclass, including those of `**common: Unpack[...]`."""
     hints = hints_of(factory)
     known: dict[str, Option] = {}
     for name, parameter in inspect.signature(factory).parameters.items():
@@ -193,7 +193,7 @@ def check_options(factory: Callable[..., Any], given: Mapping[str, Any], key: st
 
 
 def refuse_unknown(given: Iterable[str], known: Iterable[str], key: str) -> None:
-    """Refuse the first name that is not known, pointing at the nearest one that is."""
+    """Refuse the first unknown name and suggest the nearest known one."""
     known = list(known)
     for name in given:
         if name not in known:

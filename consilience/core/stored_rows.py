@@ -1,4 +1,4 @@
-"""Rows that lie in host memory or in files: their shape and type are known, values are read when they are asked for."""
+"""Rows stored in host memory or in files: shape and dtype are known, values are read on demand."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor
 from consilience.core import tree
 from consilience.core.remote import RemoteTensor
 
-AT_ONCE = 32 << 20  # bytes that are read together where all rows are looked at
+AT_ONCE = 32 << 20  # bytes read at a time when all rows are read
 
 
 class RowSource(Protocol):
-    """Rows of one shape and type, as they are stored; it can be pickled, and read by several threads."""
+    """Stored rows of one shape and dtype; it can be pickled and read by several threads."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -26,7 +26,7 @@ class RowSource(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """As stored."""
+        """The stored dtype."""
         ...
 
     def read(self, rows: np.ndarray, out: Tensor) -> None:
@@ -34,12 +34,12 @@ class RowSource(Protocol):
         ...
 
     def digest(self) -> str:
-        """Of all that the rows are made of, read in pieces."""
+        """A digest of all stored data, read in pieces."""
         ...
 
 
 class PixelScaling(NamedTuple):
-    """(value / top - centre) / width for each channel, in float32 and in this order, whatever the device."""
+    """(value / top - centre) / width for each channel, in float32 and in this order on every device."""
 
     centre: Tensor  # [C, 1, 1] or one number
     width: Tensor
@@ -52,18 +52,18 @@ class PixelScaling(NamedTuple):
 
 
 class Preparation(NamedTuple):
-    """What makes features of stored values, in a batch on the device."""
+    """Converts a batch of stored values to features on the device."""
 
     scaling: PixelScaling | None
     dtype: torch.dtype  # of floating features
 
     def __call__(self, values: Tensor) -> Tensor:
-        """Floating features in `dtype`, or whole numbers as int64."""
+        """Floating features in `dtype`, integers as int64."""
         found = values if self.scaling is None else self.scaling(values)
         return found.to(self.dtype if found.is_floating_point() else torch.int64)
 
     def on(self, device: torch.device | str) -> Preparation:
-        """With its numbers on a device."""
+        """The same conversion with its constants on a device."""
         scaling = self.scaling
         if scaling is not None:
             scaling = scaling._replace(centre=scaling.centre.to(device), width=scaling.width.to(device))
@@ -71,12 +71,12 @@ class Preparation(NamedTuple):
 
 
 class StoredRows:
-    """A source as the rows of a tensor of features."""
+    """A source of stored values as rows of features."""
 
     place = None
     lengths = None
     lasting = True
-    portable = True  # another process can read them, too
+    portable = True  # other processes can read them
 
     def __init__(self, source: RowSource, scaling: PixelScaling | None) -> None:
         self.source = source
@@ -85,7 +85,7 @@ class StoredRows:
         self.dtype = torch.float32 if floating else torch.int64
 
     def fetch(self, rows: np.ndarray) -> Tensor:
-        """[n, ...] these rows as features, made in pieces."""
+        """[n, ...] these rows as features, converted in pieces."""
         found = torch.empty((len(rows), *self.source.shape[1:]), dtype=self.dtype)
         many = max(1, AT_ONCE // max(1, found[:1].numel() * found.element_size()))
         for begin in range(0, len(rows), many):
@@ -99,7 +99,7 @@ class StoredRows:
         return out
 
     def print_of(self, rows: np.ndarray | None) -> str:
-        """A digest of these of the rows as features; all that they are made of is read, in pieces."""
+        """A digest of these rows as features; all stored data are read, in pieces."""
         found = hashlib.sha256(f"{self.source.digest()} {self.source.dtype} {self.source.shape}\n".encode())
         found.update(b"" if rows is None else np.ascontiguousarray(rows, dtype="<i8").tobytes())
         if self.preparation.scaling is not None:
@@ -109,34 +109,34 @@ class StoredRows:
 
 
 def stored(source: RowSource, scaling: PixelScaling | None = None) -> RemoteTensor:
-    """The rows of a source as a tensor of features, of which only those that are asked for are read."""
+    """The rows of a source as a tensor of features that reads rows on demand."""
     rows = StoredRows(source, scaling)
     return RemoteTensor.whole(rows, source.shape[0], source.shape[1:], rows.dtype, torch.device("cpu"))
 
 
 def is_stored(leaf: Any) -> bool:
-    """Whether a leaf's rows lie in a source."""
+    """Whether a leaf's rows are in a source."""
     return isinstance(leaf, RemoteTensor) and isinstance(leaf.source, StoredRows)
 
 
 def stored_values(leaf: Any, index: np.ndarray, *, pinned: bool = False) -> Tensor:
-    """[n, ...] the values, as stored and in host memory, of some rows of a leaf whose rows lie in a source."""
+    """[n, ...] the stored values, in host memory, of some rows of a leaf whose rows are in a source."""
     return leaf.source.values(leaf._numbers(index), pinned=pinned)
 
 
 def has_stored(values: Any) -> bool:
-    """Whether any leaf's rows lie in a source."""
+    """Whether any leaf's rows are in a source."""
     return any(is_stored(leaf) for leaf in tree.leaves(values))
 
 
 def stored_bytes(values: Any) -> int:
-    """Bytes of one row of all leaves that lie in a source, as stored."""
+    """Stored bytes of one row, over all leaves that are in a source."""
     found = (leaf.source.source for leaf in tree.leaves(values) if is_stored(leaf))  # type: ignore[attr-defined]
     return sum(int(np.prod(one.shape[1:])) * one.dtype.itemsize for one in found)
 
 
 def concatenated(trees: Sequence[Any]) -> Any:
-    """Stacked trees one behind the other; rows that lie in sources stay there."""
+    """Stacked trees, concatenated; rows in sources are not read."""
     if len(trees) == 1 or not any(has_stored(values) for values in trees):
         return tree.concatenate(trees)
     return tree.map_leaves(lambda *leaves: _joined(leaves) if is_stored(leaves[0]) else torch.cat(leaves), *trees)
@@ -155,7 +155,7 @@ def _joined(leaves: Sequence[Tensor]) -> Tensor:
 
 
 class JoinedSource:
-    """Several sources one behind the other, such as a file for each client."""
+    """Several sources concatenated, such as one file per client."""
 
     def __init__(self, sources: Sequence[RowSource]) -> None:
         self._sources = list(sources)

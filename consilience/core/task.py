@@ -1,4 +1,4 @@
-"""What rules, servers and engines may ask of a task; `consilience.task.task.Task` makes one of a module."""
+"""The task interface for rules, servers and engines; `consilience.task.task.Task` implements it for a module."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from consilience.core.tree import Tree
 class Task(Protocol):
     """A model and its kind of task, as pure functions of trees `{"params": ..., "buffers": ...}`.
 
-    module: as the user gave it. added: metrics next to the kind's. metrics: all of them, the loss first.
+    module: as given by the user. added: metrics in addition to the kind's. metrics: all of them, the loss first.
     """
 
     module: nn.Module
@@ -28,7 +28,7 @@ class Task(Protocol):
     metrics: Metrics
 
     def start(self) -> Tree:
-        """The module's present values: the model of round 0."""
+        """The module's current values: the model of round 0."""
         ...
 
     def apply(
@@ -41,21 +41,21 @@ class Task(Protocol):
         key: Tensor | None = None,
         through: Callable[[nn.Module, Any], Any] | None = None,
     ) -> tuple[Any, Tree]:
-        """(output, buffers after the pass), of the module's forward pass or of `through(module, x)`."""
+        """(output, buffers afterwards) of the module's forward pass, or of `through(module, x)`."""
         ...
 
     def features(
         self, model: Tree, x: Any, *, train: bool = False, mask: Tensor | None = None, key: Tensor | None = None
     ) -> Tensor:
-        """[B, d] the representation in front of the last layer."""
+        """[B, d] the input of the last layer."""
         ...
 
     def training_batch(self, batch: Batch) -> Batch:
-        """What a step of training sees of a batch: the batch, unless the module has a method of this name."""
+        """The batch as used in training: unchanged, unless the module has a method of this name."""
         ...
 
     def row_losses(self, output: Any, batch: Batch) -> Tensor:
-        """[B] the losses of a batch, times the weights of its rows where they have any."""
+        """[B] the losses of a batch, times the weights of its rows if there are any."""
         ...
 
     def decide(self, output: Tensor) -> Tensor:
@@ -63,31 +63,31 @@ class Task(Protocol):
         ...
 
     def hits(self, output: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-        """[B] the share of right decisions among the entries of each row that count; 0 where nothing is decided."""
+        """[B] the share of correct decisions among the counted entries of each row; 0 if the task has no decision."""
         ...
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None, *, matmul: bool = False) -> Task:
-        """The same task with its constants on a device and in a dtype, and convolutions as matrix products if asked."""
+        """The same task with constants on a device and in a dtype, optionally with convolutions as matrix products."""
         ...
 
     def ready(self) -> Task:
-        """Make this thread's working copies of the module, which cannot be made inside a traced function."""
+        """Create this thread's working copies of the module; this is not possible inside a traced function."""
         ...
 
     def knowing(self, width: int | None) -> Task:
-        """The same task, whose metrics know how many classes, labels or outputs a row has; None: not known."""
+        """The same task with metrics for this number of classes, labels or outputs per row; None: not known."""
         ...
 
     def with_module(self, module: nn.Module) -> Task:
-        """The same task for another form of the module."""
+        """The same task with another module."""
         ...
 
     def given(self, values: Tree) -> Task:
-        """The same task, in which some of the module's values, by their names, are these and not part of the model."""
+        """The same task with some of the module's values, by name, fixed to these and excluded from the model."""
         ...
 
     def trained(self, model: Tree) -> nn.Module:
-        """A copy of the user's module holding these values, ready to use or save."""
+        """A copy of the user's module with these values, ready to use or save."""
         ...
 
     @property

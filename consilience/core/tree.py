@@ -1,4 +1,4 @@
-"""Trees of named tensors: the only thing that crosses a process boundary."""
+"""Trees of named tensors, the format of models, messages and memories."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ def rows(tree: Any, index: Any) -> Any:
 
 
 def map_rows(function: Callable[..., Any], tree: Any, *others: Any, given: tuple[Any, ...] = ()) -> Any:
-    """`function(leaf, *others, *given)` for every stacked leaf, computed where its rows lie: see `remote.each`."""
+    """`function(leaf, *others, *given)` for every stacked leaf, computed where its rows are: see `remote.each`."""
     calls = list(leaves(map_leaves(lambda *call: call, tree, *others)))
     found = iter(each(function, *zip(*calls), given=given) if calls else ())
     return map_leaves(lambda _: next(found), tree)
 
 
 def take(tree: Any, index: np.ndarray) -> Any:
-    """Rows [n] of every stacked leaf; those that lie elsewhere stay there."""
+    """Rows [n] of every stacked leaf; remote rows are not fetched."""
 
     def some(leaf: Tensor) -> Tensor:
         return leaf.take(index) if isinstance(leaf, RemoteTensor) else leaf[torch.from_numpy(index).to(leaf.device)]
@@ -102,7 +102,7 @@ def take(tree: Any, index: np.ndarray) -> Any:
 
 
 def here(tree: Any) -> Any:
-    """The tree with all of its values in this process, or where they last as long as the tree."""
+    """The tree with remote values fetched, except those that stay readable as long as the tree exists."""
 
     def fetched(leaf: Tensor) -> Tensor:
         return leaf.here() if isinstance(leaf, RemoteTensor) and not leaf.source.lasting else leaf
@@ -135,12 +135,12 @@ def to(tree: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def cast_floating(tree: Any, dtype: torch.dtype) -> Any:
-    """Floating leaves in `dtype`; integer and boolean leaves untouched."""
+    """Floating leaves in `dtype`; integer and boolean leaves unchanged."""
     return map_leaves(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, tree)
 
 
 def nbytes(tree: Any) -> int:
-    """How many bytes the tensors hold: what sending the tree costs before compression."""
+    """Bytes of all tensors: the size of the tree as a message, without compression."""
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
 
 
@@ -148,7 +148,7 @@ def all_finite(tree: Any) -> Tensor:
     """[m] flags: whether every floating value in row i of a stacked tree is finite."""
     every = [leaf for leaf in leaves(tree) if leaf.is_floating_point()]
     known = [leaf.finite for leaf in every if isinstance(leaf, RemoteTensor) and leaf.finite is not None]
-    if known:  # the rows stay where they are
+    if known:  # known without fetching the rows
         nearby = [leaf for leaf in every if not (isinstance(leaf, RemoteTensor) and leaf.finite is not None)]
         flags = torch.from_numpy(np.stack(known).all(0)).to(every[0].device)
         return flags & all_finite(dict(enumerate(nearby))) if nearby else flags
@@ -162,7 +162,7 @@ def all_finite(tree: Any) -> Tensor:
 
 
 def is_finite(values: list[Tensor]) -> bool:
-    """Whether all values of some tensors are finite: a few fused kernels, whatever their number."""
+    """Whether all values of some tensors are finite, by a few fused kernels for any number of tensors."""
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for leaf in values:
         if leaf.is_floating_point() and leaf.numel() and not _sums_up(leaf):
@@ -172,7 +172,7 @@ def is_finite(values: list[Tensor]) -> bool:
 
 
 def _sums_up(leaf: Tensor) -> bool:
-    """Whether the sum is finite, and so every value: on a processor it is a hundred times faster than the largest."""
+    """Whether the sum is finite, and therefore every value: on a CPU a hundred times faster than the maximum."""
     if leaf.device.type != "cpu":
         return False
     wide = torch.float32 if leaf.element_size() < 4 else leaf.dtype

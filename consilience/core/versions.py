@@ -1,4 +1,4 @@
-"""One number per client, in versions: a change costs what it changes, and older versions keep their values."""
+"""One number per client, versioned: a write costs only the changed entries, and older versions keep their values."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import torch
 
 from consilience.core.remote import RemoteTensor
 
-_MOST_REMEMBERED = 1 << 20  # ids in the list of changes, before it is shortened
+_MOST_REMEMBERED = 1 << 20  # ids in the list of changes before it is merged into one entry
 
 
 class ClientVector:
-    """[K] numbers, as they were at one point; `write` gives the next version.
+    """One version of [K] numbers; `write` returns the next version.
 
-    The newest values lie in one array that all versions share. A version that was followed by another holds what that
-    one replaced, so that it costs memory only while something refers to it.
+    All versions share one array with the newest values. An older version stores the values that the next version
+    replaced, so it costs memory only while something refers to it.
     """
 
     def __init__(self, values: np.ndarray, initial: Any) -> None:
-        """`initial`: the value of clients about which nothing is known, which a checkpoint leaves out."""
+        """`initial`: the value of clients that were never written, which checkpoints omit."""
         self._shared, self.initial = _Shared(np.array(values)), initial
         self._version = _Version(0)
 
     @staticmethod
     def filled(clients: int, initial: Any, dtype: Any) -> ClientVector:
-        """The same value for all clients."""
+        """A vector with the same value for all clients."""
         return ClientVector(np.full(clients, initial, dtype=dtype), initial)
 
     @staticmethod
@@ -47,7 +47,7 @@ class ClientVector:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the numbers."""
+        """The dtype of the numbers."""
         return self._shared.values.dtype
 
     @property
@@ -95,15 +95,15 @@ class ClientVector:
     copy = dense
 
     def tobytes(self) -> bytes:
-        """As NumPy's."""
+        """As `numpy.ndarray.tobytes`."""
         return self.dense().tobytes()
 
     def write(
         self, ids: np.ndarray, values: Any, *, released: Callable[[np.ndarray], None] | None = None
     ) -> ClientVector:
-        """The next version, in which these clients, none twice, have other values.
+        """The next version, with new values for these clients, each listed once.
 
-        released: called with the values that were replaced, once no version refers to them.
+        released: called with the replaced values once no version refers to them.
         """
         if not self.is_newest:
             return ClientVector(self.dense(), self.initial).write(ids, values)
@@ -130,18 +130,18 @@ class ClientVector:
 
     @property
     def mark(self) -> Mark:
-        """For `changed_since` of a later version."""
+        """A mark to pass to `changed_since` of a later version."""
         return weakref.ref(self._shared), self._version.number
 
     def changed_since(self, mark: Mark | None) -> np.ndarray | None:
-        """Ascending ids that may have changed; None where that is not known."""
+        """Ascending ids that may have changed; None if unknown."""
         if mark is None or mark[0]() is not self._shared:
             return None
         later = [ids for number, ids in self._shared.changes if number > mark[1]]
         return np.unique(np.concatenate(later)) if later else np.empty(0, dtype=np.int64)
 
     def leaf(self) -> RemoteTensor:
-        """As a tensor [K], for a tree that is saved; values are read when something asks for them."""
+        """As a tensor [K] for checkpoints, whose values are read on demand."""
         return RemoteTensor.whole(_Values(self), len(self), (), _torch_type(self.dtype), _CPU)
 
     def _later(self) -> Iterator[_Version]:
@@ -162,13 +162,13 @@ class _Shared:
     def note(self, number: int, ids: np.ndarray) -> None:
         self.changes.append((number, ids))
         self._noted += len(ids)
-        if self._noted > max(_MOST_REMEMBERED, 2 * len(self.values)):  # whoever asks is told of more than changed
+        if self._noted > max(_MOST_REMEMBERED, 2 * len(self.values)):  # merge: may over-report changes
             self.changes = [(number, np.unique(np.concatenate([ids for _, ids in self.changes])))]
             self._noted = len(self.changes[0][1])
 
 
 class _Version:
-    """What the version after this one replaced; older versions refer to newer ones, never the other way round."""
+    """The values that the next version replaced; older versions refer to newer ones, never the reverse."""
 
     __slots__ = ("__weakref__", "before", "ids", "next", "number")
 
@@ -186,7 +186,7 @@ Mark = tuple["weakref.ref[_Shared]", int]
 
 
 class _Values:
-    """A vector as the source of a tensor."""
+    """A vector as the source of a lazily read tensor."""
 
     place = None
     lengths = None

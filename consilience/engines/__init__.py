@@ -1,1 +1,1 @@
-"""Where clients run."""
+"""Engines: how clients are executed."""

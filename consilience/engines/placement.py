@@ -1,4 +1,4 @@
-"""Where an engine's tensors lie, and in which floating type."""
+"""The device and floating type of an engine's tensors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Placement(NamedTuple):
         return rows.to(self.device, self.dtype)
 
     def saved(self, values: Tree) -> Tree:
-        """A tree as it was saved, in the types it was saved in."""
+        """A saved tree on the device, in its saved types."""
         return placed(values, self.device)
 
 

@@ -1,4 +1,4 @@
-"""What engines of a simulation share: the federation is known, and an environment decides who works."""
+"""Base class of simulation engines: a known federation under an environment."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SimulatedEngine:
         return self._placement.start(self._task)
 
     def place(self, values: Tree) -> Tree:
-        """A tree that was saved, on the device."""
+        """A saved tree, moved to the device."""
         return self._placement.saved(values)
 
     @cached_property
@@ -61,7 +61,7 @@ class SimulatedEngine:
         return np.flatnonzero(self.sizes == 0)
 
     def available(self, round: int, seed: int) -> np.ndarray | AllBut:
-        """[K] who could take part."""
+        """[K] which clients are available."""
         if self.environment.availability == 1:
             return AllBut(len(self.federation))
         return self.environment.available(round, len(self.federation), seed)

@@ -1,4 +1,4 @@
-"""Which clients of a cohort work, and how much: decided once, for the whole cohort, for every engine."""
+"""Which clients of a cohort work and how much, decided once for the whole cohort in every engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from consilience.environments.environment import Environment
 
 
 class Workload(NamedTuple):
-    """The clients that have something to do, ascending; `counts` says why the others have not."""
+    """The clients that have work, ascending; `counts` gives the reasons for the others."""
 
     ids: np.ndarray  # [m]
     place: np.ndarray  # [m] their rows in the personal broadcast
@@ -45,7 +45,7 @@ class Workload(NamedTuple):
         )
 
     def only(self, mine: np.ndarray) -> Workload:
-        """Those flagged, for one of several engines that share the cohort; what is missing is counted elsewhere."""
+        """The flagged clients, for one of several engines that share the cohort; `counts` is empty."""
         return Workload(self.ids[mine], self.place[mine], self.steps[mine], self.heard[mine], self.sizes[mine], {})
 
     def cohort(self, reply: Tree, examples: Tensor, round: int) -> Cohort:

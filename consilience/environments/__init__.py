@@ -1,4 +1,4 @@
-"""How fast and how reliable clients are: own settings, or those of a paper."""
+"""Environments: speed and reliability of clients, by settings or by presets from papers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def environment(name: str = "plain", **options: Any) -> Environment:
 
 
 def preset(name: str, **options: Any) -> Preset:
-    """As `environment`, with the data, partition and settings that the paper fixes."""
+    """As `environment`, with the paper's data, partition and settings."""
     build = ENVIRONMENTS.get(name.replace("-", "_")) if isinstance(name, str) else None
     if build is None:
         known = ", ".join(ENVIRONMENTS)

@@ -1,4 +1,4 @@
-"""The virtual clock: how long a client's reply would take, from its speed, its bandwidths and random jitter."""
+"""The simulated clock: duration of a client's reply from its speed, bandwidth and random jitter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from consilience.environments.environment import Draw, Environment
 def seconds(
     environment: Environment, round: int, ids: np.ndarray, seed: int, *, rows: np.ndarray, down: float, up: float
 ) -> np.ndarray:
-    """[m] simulated seconds to receive `down` bytes, go through `rows` [m] rows and send `up` bytes."""
+    """[m] simulated seconds to receive `down` bytes, process `rows` [m] rows and send `up` bytes."""
     slowness = _log_normal(environment.speed_spread, Draw.SPEED, 0, ids, seed)
     jitter = _log_normal(environment.jitter, Draw.JITTER, round, ids, seed)
     computing = rows / _each(environment.rows_per_second, ids) * slowness
@@ -23,7 +23,7 @@ def seconds(
 
 
 def stands_still(environment: Environment) -> bool:
-    """Whether every reply takes no time, whoever sends it."""
+    """Whether no reply takes any time."""
     rates = (environment.rows_per_second, environment.download, environment.upload)
     return all(rate is None for rate in rates) and not np.any(environment.latency)
 
@@ -37,20 +37,20 @@ def wait_policy(environment: Environment) -> WaitPolicy:
 
 
 def rows_met(work: Work, sizes: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """[m] rows that clients of these sizes go through in so many steps; the last batch of a pass may be short."""
+    """[m] rows that clients of these sizes process in these steps; the last batch of an epoch may be short."""
     per_pass = np.maximum(work.steps_per_epoch(sizes), 1)
     batch = sizes if work.batch_size is None else np.minimum(work.batch_size, sizes)
     return steps // per_pass * sizes + np.minimum(steps % per_pass * batch, sizes)
 
 
 def _each(value: Any, ids: np.ndarray) -> np.ndarray:
-    """[m] a setting for each client; None is a rate without limit."""
+    """[m] a setting for each client; None means an unlimited rate."""
     known = np.asarray(np.inf if value is None else value, dtype=np.float64)
     return np.broadcast_to(known, ids.shape) if known.ndim == 0 else known[ids]
 
 
 def _log_normal(spread: float, draw: Draw, round: int, ids: np.ndarray, seed: int) -> np.ndarray:
-    """[m] factors around one: the stream's value at each client's own place, independently of the other clients."""
+    """[m] factors around one, each drawn at its client's position in the stream, independent of other clients."""
     if not spread or not len(ids):
         return np.ones(len(ids))
     return np.exp(spread * np.random.default_rng([seed, int(draw), round]).standard_normal(int(ids.max()) + 1)[ids])

@@ -1,4 +1,4 @@
-"""How fast and how reliable clients are."""
+"""Speed and reliability of clients."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 
 from consilience.core.settings import Count, Invalid, NonNegative, Positive, Probability, Whole, check
 
-_JUMP = 100  # numbers that are drawn in the time of one jump to another place of the stream
+_JUMP = 100  # numbers drawn in the time of one jump to another position of the stream
 
 
 class Draw(IntEnum):
-    """What a random number decides: part of its seed, so that no two decisions share one."""
+    """The purpose of a random number, which is part of its seed, so that decisions are independent."""
 
     AVAILABLE = 1
     COMMUNICATION = 2
@@ -28,19 +28,19 @@ class Draw(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """How much work clients do, and whether they are available and reply; by default always, in full.
+    """How much work clients do, and whether they are available and reply; by default full work, always.
 
-    epochs, steps: each client's own local epochs or step budget (at most one of the two).
+    epochs, steps: local epochs or steps, per client or for all (at most one of the two).
     stragglers: this fraction of every cohort does a random number of epochs in [1, E), or below two epochs a
     random number of steps in [1, steps); with straggler_policy "drop" their replies never arrive.
     availability: probability that a client can be chosen in a round; communication: that its reply arrives;
-    dropout: that it fails in mid-round. silent: what replaces a missing reply at the server:
+    dropout: that it fails during a round. silent: what replaces a missing reply at the server:
     "broadcast_model" counts the broadcast model at full weight, "renormalise" averages over those that replied.
 
-    Simulated time (no real waiting; a setting left out takes none): rows_per_second in training, download and upload in
-    bytes per second, latency in seconds each way. speed_spread makes clients differ: each one's computing takes
-    exp(speed_spread z) times as long, z a standard normal number of its own; jitter does the same to whole replies,
-    anew each time. deadline: replies that take more seconds are lost. enough_replies: so many replies end a synchronous
+    Simulated time (no real waiting; an omitted setting takes no time): rows_per_second in training, download and upload
+    in bytes per second, latency in seconds each way. speed_spread makes clients differ: each client's computing takes
+    exp(speed_spread z) times as long, with its own standard normal z; jitter does the same to whole replies, drawn anew
+    each time. deadline: replies that take more seconds are lost. enough_replies: this many replies end a synchronous
     round.
     """
 
@@ -91,7 +91,7 @@ class Environment:
                 raise Invalid(f"Environment.{key} has {len(value)} values for {clients} clients: give one each")
 
     def available(self, round: int, clients: int, seed: int) -> np.ndarray:
-        """[K] flags: who can be chosen this round."""
+        """[K] flags: which clients can be chosen this round."""
         share = self.availability
         if not isinstance(share, tuple) and not 0 < share < 1:
             return np.full(clients, share >= 1)
@@ -109,7 +109,7 @@ class Environment:
         own_epochs = self._each("epochs", ids) if self.epochs is not None else np.full(ids.shape, float(epochs))
         full = np.ceil(own_epochs * per_epoch - 1e-9).astype(np.int64)  # 1.1 * 50 is 55.00000000000001
         if self.steps is not None:
-            own_epochs = np.ones(ids.shape)  # a budget has no epochs to stop between
+            own_epochs = np.ones(ids.shape)  # a step budget has no epochs
             full = np.where(per_epoch > 0, self._each("steps", ids), 0)  # no rows, no steps
         late = self.late(round, ids, seed)
         if not late.any():
@@ -118,7 +118,7 @@ class Environment:
         return np.where(late, _partial(full, own_epochs, per_epoch, draws), full)
 
     def reachable(self, round: int, ids: Any, seed: int) -> np.ndarray:
-        """[m] flags: whose reply arrives."""
+        """[m] flags: which replies arrive."""
         ids = np.asarray(ids, dtype=np.int64)
         heard = _happens(Draw.COMMUNICATION, self._each("communication", ids), round, ids, seed)
         failed = _happens(Draw.DROPOUT, np.broadcast_to(self.dropout, ids.shape), round, ids, seed)
@@ -135,7 +135,7 @@ class Environment:
         return flags
 
     def _each(self, key: str, ids: np.ndarray) -> np.ndarray:
-        """A setting for each client, [m], whether it was given once or per client."""
+        """[m] a setting for each client, given once or per client."""
         value = np.asarray(getattr(self, key))
         if value.ndim == 0:
             return np.broadcast_to(value, ids.shape)
@@ -149,11 +149,11 @@ def _partial(full: np.ndarray, epochs: np.ndarray, per_epoch: np.ndarray, draws:
     choices = np.maximum(np.ceil(epochs) - 1, 1)
     whole_epochs = (1 + np.floor(draws * choices)).astype(np.int64) * per_epoch
     some_steps = 1 + np.floor(draws * np.maximum(full - 1, 1)).astype(np.int64)
-    return np.minimum(np.where(epochs >= 2, whole_epochs, some_steps), full)  # one step or none cannot be halved
+    return np.minimum(np.where(epochs >= 2, whole_epochs, some_steps), full)  # one step or none cannot be reduced
 
 
 def _happens(draw: Draw, probability: np.ndarray, round: int, ids: np.ndarray, seed: int) -> np.ndarray:
-    """[m] flags, each True with its probability; what is certain is not drawn."""
+    """[m] flags, each True with its probability; certain outcomes are not drawn."""
     _check_numbers(round, ids, seed)
     if ((probability <= 0) | (probability >= 1)).all():
         return probability >= 1
@@ -161,7 +161,7 @@ def _happens(draw: Draw, probability: np.ndarray, round: int, ids: np.ndarray, s
 
 
 def _uniform(draw: Draw, round: int, ids: np.ndarray, seed: int) -> np.ndarray:
-    """One number in [0, 1) per client: the stream's value at its own place, independently of the other clients."""
+    """One number in [0, 1) per client, drawn at its position in the stream, independent of other clients."""
     _check_numbers(round, ids, seed)
     if len(ids) == 0:
         return np.empty(0)
@@ -169,7 +169,7 @@ def _uniform(draw: Draw, round: int, ids: np.ndarray, seed: int) -> np.ndarray:
     if last < _JUMP * len(ids):
         return stream.random(last + 1)[ids]
     drawn, at = np.empty(len(ids)), 0
-    for place, client in enumerate(ids.tolist()):  # the same numbers, without those in between
+    for place, client in enumerate(ids.tolist()):  # the same numbers, without drawing those in between
         stream.bit_generator.advance(client - at)  # type: ignore[attr-defined]
         drawn[place], at = stream.random(), client + 1
     return drawn

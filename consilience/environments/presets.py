@@ -1,4 +1,4 @@
-"""The environments of published experiments, with the data, partition and training settings that they fix."""
+"""Environments of published experiments, with their data, partition and training settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVEN_SIZES = (1713, 1713, 1713, 1713, 1716)
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """An environment and what its paper runs in it: data set, partition (name and options), settings."""
+    """A paper's environment with its data set, partition (name and options) and settings."""
 
     environment: Environment
     data: str = ""
@@ -57,7 +57,7 @@ def duw_3(*, indices: str | None = None) -> Preset:
 
 def duw_4(*, indices: str | None = None) -> Preset:
     """DUW Environment IV: five IID clients of equal size; replies arrive with probability 0.2, 0.3, 0.8, 0.9, 1."""
-    # Paper: does not say what the server does without a reply. Here: the broadcast model stands in, because
+    # Paper: does not say what the server does without a reply. Here: the broadcast model replaces it, because
     # the authors' code does so (also in A and B).
     environment = Environment(communication=(0.2, 0.3, 0.8, 0.9, 1.0), silent="broadcast_model")
     return _duw_mnist(environment, _drawn(EVEN_SIZES), 1000, indices, "env34")

@@ -1,1 +1,1 @@
-"""Modules that mean the same for one client and for many: exact layers, keyed randomness, adapters."""
+"""Layers that compute the same for one client and for a batch of clients: exact layers, keyed randomness, adapters."""

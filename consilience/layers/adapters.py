@@ -1,4 +1,4 @@
-"""Low-rank adapters in a model: which leaves are a pair W + scaling B A, and what a pair is as a matrix.
+"""Low-rank adapters W + scaling B A in a model: finding the pairs of leaves, and their products.
 
 A pair is found by its names: one component of a leaf's name says which factor it is, and the rest of the name is the
 same. Those of `peft` are `<layer>.lora_A.<adapter>.weight` [r, in] and `<layer>.lora_B.<adapter>.weight` [out, r].
@@ -34,7 +34,7 @@ class Pair(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What its product is called in a tree of products."""
+        """The key of its product in a tree of products."""
         return self.layer or "model"
 
     @property
@@ -114,7 +114,7 @@ def within_rank(values: Any, pairs: Iterable[Pair], rank: Tensor) -> Any:
 
 
 def freeze_a(task: Task, factors: Factors = LORA) -> Task:
-    """The same task with every A a constant: it stays as it is, is not trained and never sent."""
+    """The same task with every A frozen: it is not trained and never sent."""
     named = dict(task.module.named_parameters())
     frozen = [pair.a for pair in pairs_in(named, factors)]
     module = _sharing_copy(task.module, but=frozen)
@@ -138,7 +138,7 @@ def mergeable(task: Task, factors: Factors = LORA) -> Task:
 
 
 def has_merged(module: nn.Module) -> bool:
-    """Whether layers have room for merged products."""
+    """Whether layers have buffers for merged products."""
     return any(MERGED in layer._buffers for layer in module.modules())
 
 
@@ -168,7 +168,7 @@ def _sharing_copy(module: nn.Module, but: Iterable[str] = ()) -> nn.Module:
 
 
 def _add_merged(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-    """The layer's output and what its merged products add to it."""
+    """The layer's output plus that of its merged products."""
     merged: Any = getattr(layer, MERGED)
     if inputs[0].shape[-1] != merged.shape[1]:
         raise Invalid(

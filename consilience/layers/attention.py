@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: of a group of clients as one larger batch, and with dropout drawn from a key.
+"""Scaled dot-product attention for a group of clients as one larger batch, and with dropout drawn from a key.
 
 vmap has no rule for the gradient of PyTorch's attention kernels and calls them once for every client. Attention has no
 parameters, so that clients are only more rows: `folded` calls the kernel once for all of them.
@@ -70,7 +70,7 @@ def with_dropout(
             scores = scores.masked_fill(attn_mask.logical_not(), -math.inf)
         else:
             scores = scores + attn_mask
-        none = (scores == -math.inf).all(-1, keepdim=True)  # such a position attends to nothing
+        none = (scores == -math.inf).all(-1, keepdim=True)  # fully masked positions
         weights = scores.masked_fill(none, 0.0).softmax(-1).masked_fill(none, 0.0)
     weights = weights * kept.to(weights.dtype) / (1 - rate) if rate < 1 else weights * 0
     return weights.to(value.dtype) @ value

@@ -1,5 +1,5 @@
-"""Layers that mean the same in every lane: batch norm that ignores padding, dropout drawn from a key; and matrix
-products in place of convolutions.
+"""Layers with the same result in every lane: batch norm that ignores padding, dropout drawn from a key, convolutions
+as matrix products.
 
 `Task` swaps them in for PyTorch's own, under the same parameter names. Their extra inputs (`mask`, `key`) are buffers
 that `functional_call` fills per step, which keeps the forward pass a pure function under vmap, compile and CUDA graphs.
@@ -104,7 +104,7 @@ class KeyedDropout(nn.Module):
 
 
 def refuse_recomputing(what: str) -> None:
-    """Refuse draws inside `torch.utils.checkpoint`, which runs its part again and would meet other calls."""
+    """Refuse draws inside `torch.utils.checkpoint`, whose recomputation would number the calls differently."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     if hooks is not None and "checkpoint" in getattr(hooks[0], "__qualname__", ""):
         raise Invalid(
@@ -149,7 +149,7 @@ def make_exact(module: nn.Module) -> nn.Module:
 
 
 def _leave_apart() -> None:
-    """The weights are values of their own in every call: nothing to gather for cuDNN here."""
+    """Do not flatten weights for cuDNN, since every call has different weights."""
 
 
 def _refuse_inexact(name: str, layer: nn.Module) -> None:

@@ -61,7 +61,7 @@ class _Gradient(torch.autograd.Function):
 
 
 def _stacked(parts: tuple[Any, ...], dims: tuple[Any, ...], clients: int) -> list[Any]:
-    """[clients, ...] of what each client has, or all have alike."""
+    """[clients, ...] of a value per client, or of one shared by all."""
     return [
         None if part is None else part.expand(clients, *part.shape) if dim is None else part.movedim(dim, 0)
         for part, dim in zip(parts, dims)

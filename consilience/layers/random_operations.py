@@ -31,7 +31,7 @@ class Draws(Protocol):
         ...
 
     def permutation(self, func: Any, length: int) -> Tensor:
-        """An order of so many things."""
+        """A random permutation of this length."""
         ...
 
     def spread(self, value: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class Draws(Protocol):
 
 
 def name_of(func: Any) -> str:
-    """What an operation is called."""
+    """The name of an operation."""
     return getattr(func, "__name__", str(func))
 
 
@@ -68,7 +68,7 @@ def _factory(sample: Callable[..., Tensor], like: bool) -> Replacement:
 
 
 def _finished(drawn: Tensor, template: Tensor | None, options: dict[str, Any]) -> Tensor:
-    """On the device, and with what else was asked for."""
+    """The result on the requested device, with the other requested options."""
     device = options.get("device") or (torch.get_default_device() if template is None else template.device)
     drawn = drawn.to(device)
     if options.get("out") is not None:

@@ -65,7 +65,7 @@ class KeyedDraws(TorchFunctionMode):
         return rng.fold(self._key, CALL + self._calls)
 
     def permutation(self, func: Any, length: int) -> Tensor:
-        """An order of `length` things; if these are the rows of a batch with padding, of the live ones among them."""
+        """A random permutation of `length` items; for a padded batch, of its live rows only."""
         rows = self.mask is not None and self.mask.shape[0] == length
         key = self.key(func)
         live = self.mask.sum().to(torch.int64) if rows else torch.full((), length, device=key.device)  # type: ignore[union-attr]
@@ -124,7 +124,7 @@ def _generators(device: torch.device) -> dict[str, Any]:
 
 @functools.cache
 def _unchecked(func: Any) -> Any:
-    """The function without its question whether somebody overrides it: the answer would be the mode again."""
+    """The function without its override check, which would call this mode again."""
     never = dict.fromkeys(("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"), _no)
     copy = types.FunctionType(func.__code__, {**func.__globals__, **never}, func.__name__, func.__defaults__)
     copy.__kwdefaults__ = func.__kwdefaults__

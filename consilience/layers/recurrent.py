@@ -20,7 +20,7 @@ Drop = Callable[[Tensor, float], Tensor]
 BATCHED_BY_TORCH = ("cpu",)
 """Where torch's own recurrent layers are used. Elsewhere they are cuDNN's, which vmap cannot batch, and which look for
 their weights in one piece of memory: a recorded step that is replayed finds the piece of another step there, and gives
-wrong gradients without a word."""
+wrong gradients silently."""
 
 
 def layer_by_layer(func: Any, args: tuple[Any, ...], drop: Drop) -> Any:

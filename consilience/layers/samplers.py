@@ -63,7 +63,7 @@ def exponential(key: Tensor, shape: Sequence[int], dtype: torch.dtype, rate: flo
 
 
 def whole(key: Tensor, shape: Sequence[int], dtype: torch.dtype, low: int, high: int) -> Tensor:
-    """Whole numbers low ... high - 1."""
+    """Integers low ... high - 1."""
     *outer, last = shape or (1,)
     drawn = rng.bits(at_positions(key, outer), last).reshape(tuple(shape))
     return (drawn % (high - low) + low).to(dtype)

@@ -1,4 +1,4 @@
-"""Learning about learning: aggregation weights for every round and client, by unfolding whole federated runs."""
+"""Meta-learning: aggregation weights for every round and client, learned by deep unfolding of federated runs."""
 
 from consilience.meta.learning import learn_schedule, learning
 from consilience.meta.schedule import Schedule

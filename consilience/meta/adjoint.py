@@ -1,4 +1,4 @@
-"""dLoss/dTheta without a graph: from the models that the server receives anyway, and one gradient at the last one.
+"""dLoss/dTheta without an autograd graph, from the models that the server receives and one gradient at the last one.
 
 With local steps held constant, w_k = w + const, so that for L = sum of all minibatch losses
   lambda_T = gradient of the terminal losses at w_T,
@@ -34,11 +34,11 @@ Keep = Literal["device", "cpu", "nothing"]
 
 
 class OtherMoves(Invalid):
-    """The server moves the model elsewhere than to the weighted mean, which the recursion does not know."""
+    """The server's new model is not the weighted mean, which the recursion assumes."""
 
 
 class Met(NamedTuple):
-    """What the server kept of a round."""
+    """The server's record of a round."""
 
     cohort: Cohort  # without its models
     models: Tree  # params [m, ...]
@@ -48,8 +48,8 @@ class Met(NamedTuple):
 class Adjoint:
     """Gradients of whole runs by the recursion above; `reported`: clients send G_k, else it is read off the models.
 
-    `keep` says where the received models of all rounds wait for the way back: rounds x clients x parameters in all.
-    "nothing" runs every unfolded run a second time instead, and needs the memory of a single round.
+    `keep` says where the received models of all rounds are stored for the backward pass (rounds x clients x values).
+    "nothing" repeats every unfolded run instead, and needs the memory of a single round.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Adjoint:
         return total + loss, found
 
     def _forwards(self, table: Tensor, seed: int, last: Tree, sums: tuple[Tree, float] | None, found: Tensor) -> None:
-        """The same rounds once more, in which lambda is followed from the first round on: lambda_0 is known by now."""
+        """Repeat the rounds and compute lambda forwards, starting from the known lambda_0."""
         if sums is None:
             return
         gradients, factor = sums
@@ -166,7 +166,7 @@ class Adjoint:
         return Met(bare, models, gradient)
 
     def _paces(self, cohort: Cohort, seed: int) -> Tensor:
-        """[m] how the server scaled each client's steps; 1 unless it does."""
+        """[m] the server's scale of each client's steps; 1 by default."""
         if not isinstance(self._algorithm.server, PacedAveraging):
             return torch.ones(len(cohort), dtype=torch.float64)
         engine, round = self._engine, cohort.round
@@ -176,7 +176,7 @@ class Adjoint:
         return paces(torch.from_numpy(engine.sizes[ids]), steps)[np.searchsorted(ids, cohort.ids)]
 
     def _refuse_other_moves(self, algorithm: Algorithm, cohort: Cohort, weights: Tensor, model: Tree) -> None:
-        """A ledger may move the model elsewhere than to the weighted mean."""
+        """Refuse a ledger that changes the model from the weighted mean."""
         server = algorithm.server
         if not isinstance(server, Averaging) or not server.ledgers:
             return
@@ -190,7 +190,7 @@ class Adjoint:
 
 
 def chosen(algorithm: Algorithm, engine: Engine, round: int, seed: int) -> np.ndarray:
-    """Who is chosen in a round."""
+    """The clients selected in a round."""
     clients = len(engine.sizes)
     available = np.asarray(engine.available(round, seed))
     pool = Pool(sizes=engine.sizes, losses=np.full(clients, np.nan), available=available)
@@ -198,7 +198,7 @@ def chosen(algorithm: Algorithm, engine: Engine, round: int, seed: int) -> np.nd
 
 
 def _total_share(table: Tensor, cohort: Cohort) -> float:
-    """The sum of a round's weights: 1 where nobody was heard and the model stays."""
+    """The sum of a round's weights: 1 if no reply arrived and the model is unchanged."""
     return float(shares(table[cohort.round], cohort).sum()) if len(cohort) else 1.0
 
 

@@ -24,7 +24,7 @@ Gradient = Literal["auto", "server", "reported", "autograd", "full"]
 
 
 def choose_gradient(gradient: Gradient, algorithm: Algorithm, engine: Engine, loss: ReportedLoss = "task") -> Gradient:
-    """The way to the gradient: what was asked for if it can work, or the cheapest that can."""
+    """The gradient method: the requested one if it is possible, or the cheapest possible one."""
     _refuse_unlearnable(algorithm)
     if loss != "task" and isinstance(engine, HasTask) and not engine.task.kind.class_per_row:
         raise Invalid(f"loss = {loss!r} compares with one-hot labels, but the task is {engine.task.kind.name}")
@@ -44,7 +44,7 @@ def choose_gradient(gradient: Gradient, algorithm: Algorithm, engine: Engine, lo
 
 
 def why_not(way: str, algorithm: Algorithm, engine: Engine) -> str:
-    """What stands against a way to the gradient; nothing if it can work."""
+    """Why a gradient method is not possible; "" if it is."""
     if way == "autograd":
         if not isinstance(engine, HoldsData):
             return f"{type(engine).__name__} does not hold the clients' rows in this process, so there is no graph"
@@ -58,7 +58,7 @@ def why_not(way: str, algorithm: Algorithm, engine: Engine) -> str:
 
 
 def _varied(algorithm: Algorithm) -> str:
-    """Why a report at the rows as they are is not about what clients trained on."""
+    """Why a report on the original rows does not match the rows used in training."""
     client = algorithm.client
     training = client.training if isinstance(client, PacedTraining) else client
     varied = isinstance(training, LocalTraining) and training.augment
@@ -70,7 +70,7 @@ def _varied(algorithm: Algorithm) -> str:
 
 
 def plain_solver(algorithm: Algorithm) -> SGD:
-    """The solver of a client whose model tells its gradients."""
+    """The solver of a client whose gradients can be recovered from its model."""
     client = algorithm.client
     training = client.training if isinstance(client, PacedTraining) else client
     assert isinstance(training, LocalTraining) and isinstance(training.solver, SGD)
@@ -93,7 +93,7 @@ def _not_plain(algorithm: Algorithm) -> str:
 
 
 def _refuse_unlearnable(algorithm: Algorithm) -> None:
-    """Refuse what no gradient can be had for."""
+    """Refuse algorithms without a computable gradient."""
     server = algorithm.server
     if not dataclasses.is_dataclass(server) or "weighting" not in {field.name for field in dataclasses.fields(server)}:
         raise Invalid(f"{type(server).__name__} has no weighting, so there are no aggregation weights to learn")

@@ -1,4 +1,4 @@
-"""Where learning starts: by examples, at a given table, or at what another weighting computes in a run."""
+"""Initial weights: by examples, a given table, or the weights that another weighting computes in a run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def initial_table(
 def _computed(
     weighting: Weighting, algorithm: Algorithm, engine: Engine, start: Tree, rounds: int, seed: int
 ) -> Tensor:
-    """What a weighting computes in one run; who is absent in a round has N_k / N, the others share the rest."""
+    """The weights of a weighting in one run; absent clients of a round get N_k / N, the others share the rest."""
     trial = replace(algorithm, server=replace(algorithm.server, weighting=weighting))  # type: ignore[type-var]
     sizes = torch.from_numpy(np.asarray(engine.sizes)).to(torch.float64)
     table = (sizes / sizes.sum()).repeat(rounds, 1)

@@ -35,7 +35,7 @@ class Iteration:
     weights: Tensor  # [T, K]
     slope: Tensor  # [T, K] dLoss/dTheta
     gradient: str  # the way to it
-    state: dict[str, Tensor]  # with which `learning(resume=...)` goes on as if it had never stopped
+    state: dict[str, Tensor]  # for an exact continuation by `learning(resume=...)`
 
 
 def learning(
@@ -102,7 +102,7 @@ def learning(
 
 
 def _resumed(state: Mapping[str, Tensor], rounds: int, iterations: int) -> dict[str, Tensor]:
-    """A saved state, checked against what is to be learned."""
+    """A saved state, checked against the settings."""
     absent = [name for name in ("theta", "mean", "square", "losses", "moved") if name not in state]
     if absent:
         raise Invalid(f"resume has no {absent[0]}: pass the `state` of an iteration")
@@ -167,7 +167,7 @@ def learn_schedule(
 
 
 def _told(steps: Iterator[Iteration], iterations: int) -> Iterator[Iteration]:
-    """The iterations, with twenty lines about them."""
+    """The iterations, with about twenty progress lines."""
     began = time.monotonic()
     for step in steps:
         if step.number == iterations or step.number % max(1, iterations // 20) == 0:

@@ -38,7 +38,7 @@ class Schedule:
         return Schedule(weights=found["weights"], losses=found.get("losses", torch.empty(0, dtype=torch.float64)))
 
     def note(self) -> str:
-        """A sentence of warning where rows of the table cannot matter; empty where all do."""
+        """A warning if some rows of the table have no effect; else empty."""
         if not self.idle_rounds:
             return ""
         rounds = ", ".join(map(str, self.idle_rounds))

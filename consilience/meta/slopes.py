@@ -1,4 +1,4 @@
-"""The ways to dLoss/dTheta: from what the server receives, from reports, or through a graph."""
+"""Methods for dLoss/dTheta: from the received models, from client reports, or by autograd."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def slope_of(
     keep: Keep = "device",
     loss: ReportedLoss = "task",
 ) -> Slope:
-    """The gradient of whole runs from `start`, computed in one of the ways."""
+    """The gradient of whole runs from `start`, by the given method."""
     if way == "server":
         return Adjoint(algorithm, engine, start, solver=plain_solver(algorithm), keep=keep)
     if way == "reported":
@@ -75,6 +75,6 @@ def unfolded_loss(
     ids = chosen(live, tape, rounds, seed)
     everyone = Standing(work=replace(live.client.work, reliable=True))
     tape.exchange(everyone, Plain(), Broadcast(shared={"model": model}), ids, round=rounds, seed=seed)
-    nothing = table.sum() * 0  # where nobody was ever heard, no loss depends on the weights
+    nothing = table.sum() * 0  # if no reply ever arrived, no loss depends on the weights
     total = torch.stack(tape.losses).sum() if tape.losses else nothing
     return total if total.requires_grad else total + nothing

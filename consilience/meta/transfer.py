@@ -1,4 +1,4 @@
-"""From learned weights to a rule that other federations can use: which properties of clients explain the weights."""
+"""Fits a rule that explains learned weights by client properties, for use in other federations."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class FittedRule:
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """A schedule's weights; what clients are like goes into the notes."""
+    """A schedule's weights, with client features in the notes."""
 
     schedule: ScheduleWeights
     features: tuple[Feature, ...]
@@ -48,7 +48,7 @@ class Observed:
     needs_each_reply = True  # as the rule that will be fitted
 
     def init(self, start: Tree, clients: int) -> Tree:
-        """Nothing is known of anybody."""
+        """No known features."""
         self.schedule.init(start, clients)
         return unknown(start, clients)
 

@@ -1,4 +1,4 @@
-"""An engine that leaves a graph behind: federated runs that can be differentiated with respect to their weights."""
+"""An engine that keeps the autograd graph: federated runs differentiable with respect to their weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class HoldsData(Protocol):
 
     @property
     def environment(self) -> Any:
-        """Who is heard and does how much."""
+        """Work and missing replies of clients."""
         ...
 
     def store(self, rows: Split) -> Rows:
@@ -45,7 +45,7 @@ class LiveWeights:
     """A schedule that gradients flow through: Theta [rounds, clients] as a tensor."""
 
     table: Tensor
-    needs_each_reply = False  # who answers is enough
+    needs_each_reply = False  # it reads only which clients replied
 
     def init(self, start: Tree, clients: int) -> Tree:
         """No state."""
@@ -58,12 +58,12 @@ class LiveWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """A client that meets its batches and leaves the model alone: the terminal pass."""
+    """A client that does not train: the terminal pass over the batches."""
 
     work: Work
 
     def init(self, start: Tree) -> Tree:
-        """Nothing is remembered."""
+        """No memory."""
         return {}
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
@@ -80,9 +80,9 @@ class Standing:
 
 
 class Unfolded:
-    """The same clients, rows, batches and failures as in the engine it wraps, one client after another, on the tape.
+    """The same clients, rows, batches and failures as in the engine it wraps, one by one, recorded by autograd.
 
-    `losses` collects the minibatch losses met along training, of silent clients at the model they were sent. With
+    `losses` collects the minibatch losses of training, for clients without a reply at the model they received. With
     `detach`, a client's step is a constant added to its model (straight-through, as in the authors' code); else
     gradients flow through local training too.
     """
@@ -109,11 +109,11 @@ class Unfolded:
         return self._engine.start()
 
     def available(self, round: int, seed: int) -> np.ndarray | AllBut:
-        """[K] who could take part."""
+        """[K] which clients are available."""
         return self._engine.available(round, seed)
 
     def planned(self, client: ClientRule, ids: np.ndarray, *, round: int, seed: int) -> np.ndarray:
-        """[m] steps ahead, 0 for those who will not be heard."""
+        """[m] planned steps, 0 for clients whose reply will not arrive."""
         return np.where(self._environment.reachable(round, ids, seed), self._steps(client.work, ids, round, seed), 0)
 
     def recall(self) -> Tree:
@@ -121,7 +121,7 @@ class Unfolded:
         return {}
 
     def restore(self, memory: Tree) -> None:
-        """A new run: everybody forgets."""
+        """Start a new run: clear all memories."""
         self._memory = {}
 
     def exchange(
@@ -159,14 +159,14 @@ class Unfolded:
         )
 
     def _steps(self, work: Work, ids: np.ndarray, round: int, seed: int) -> np.ndarray:
-        """[m] steps ahead, heard or not."""
+        """[m] planned steps, also of clients whose reply will not arrive."""
         per_epoch = work.steps_per_epoch(self.sizes[ids])
         return np.asarray(self._environment.work(round, ids, seed, epochs=work.epochs, steps_per_epoch=per_epoch))
 
     def _message(self, broadcast: Broadcast, place: int, round: int) -> Tree:
         device = next(tree.leaves(broadcast.shared or broadcast.personal)).device
         sent = {**broadcast.shared, **tree.rows(broadcast.personal, place)}
-        # running statistics play no part in a training loss, and batch norm takes none that are on the tape
+        # running statistics do not affect a training loss, and batch norm accepts none that require gradients
         still = tree.map_leaves(torch.Tensor.detach, sent["model"]["buffers"])
         return {**sent, "model": {**sent["model"], "buffers": still}, "round": torch.tensor(round, device=device)}
 

@@ -1,4 +1,4 @@
-"""A clipping bound that follows a quantile of the updates' lengths, by a count that gets noise of its own.
+"""A clipping bound that tracks a quantile of the update norms by a noisy count.
 
 Andrew et al. 2021, *Differentially private learning with adaptive clipping*: each client says whether its update is
 within the bound, b_k = 1 or 0. The server adds noise of deviation s to sum_k (b_k - 1/2), and the bound becomes
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from consilience.core.settings import Fraction, Invalid, Positive, check
 
 COUNT_SHARE = 0.05  # of the expected clients: the deviation that the paper proposes for the count
-FARTHEST = 1.0  # of a share from its quantile, however the noise falls: the bound moves by at most e^lr in a round
+FARTHEST = 1.0  # largest distance of a noisy share from its quantile: the bound changes by at most e^lr per round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +29,11 @@ class AdaptiveBound:
         check(self)
 
     def deviation(self, expected: float) -> float:
-        """Of the noise on the count."""
+        """The standard deviation of the noise on the count."""
         return COUNT_SHARE * expected if self.count_noise is None else self.count_noise
 
     def update_noise(self, noise: float, expected: float) -> float:
-        """The noise on the updates, in bounds, so that together with the count's the round costs that of `noise`."""
+        """The noise on updates, in units of the bound, so that updates and count cost as much as `noise`."""
         left = noise**-2 - (2 * self.deviation(expected)) ** -2
         if left <= 0:
             raise Invalid(
@@ -48,7 +48,7 @@ class AdaptiveBound:
         return self.limited(0.5 + (within - replies / 2 + self.deviation(expected) * noise) / expected)
 
     def limited(self, found: float) -> float:
-        """A noisy share, no farther from the quantile than may move the bound."""
+        """A noisy share, clamped around the quantile."""
         return min(max(found, self.quantile - FARTHEST), self.quantile + FARTHEST)
 
     def next(self, bound: float, share: float) -> float:

@@ -1,4 +1,4 @@
-"""Whole numbers with the weights of a Gaussian: noise that clients add to the whole numbers of a secure sum.
+"""The discrete Gaussian: integer noise that clients add to the integers of a secure sum.
 
 N_Z(0, s^2) has P(x) proportional to exp(-x^2 / (2 s^2)) on the integers (Canonne, Kamath and Steinke 2020, *The
 discrete Gaussian for differential privacy*). Kairouz, Liu and Steinke 2021, *The distributed discrete Gaussian
@@ -17,14 +17,14 @@ from consilience.privacy.round_keys import stream, uniforms
 
 LEAST_DEVIATION = 4.0
 """Of one client's noise, in whole numbers: then tau is below 10 n exp(-157), and nothing beside D^2 / (n s^2)."""
-MOST_DEVIATION = 2.0**40  # where sums of squares are still far from 2^53 steps of a float
+MOST_DEVIATION = 2.0**40  # sums of squares are still far below 2^53
 _BATCH = 1 << 20  # candidates at once
 
 
 def sample(key: bytes, purpose: str, count: int, deviation: float) -> np.ndarray:
     """[count] int64 from N_Z(0, deviation^2): rejection from a discrete Laplace distribution (their algorithm 3).
 
-    Coins are thrown by comparing 53 random bits with a probability in float64: each is off by at most 2^-52.
+    Bernoulli draws compare 53 random bits with a probability in float64, an error of at most 2^-52 each.
     """
     if not 0 < deviation <= MOST_DEVIATION:
         raise ValueError(f"a deviation of {deviation:g} is not within 0 .. {MOST_DEVIATION:g}")
@@ -40,7 +40,7 @@ def sample(key: bytes, purpose: str, count: int, deviation: float) -> np.ndarray
 def _accepted(key: bytes, purpose: str, count: int, deviation: float) -> np.ndarray:
     scale = math.floor(deviation) + 1
     whole = np.frombuffer(stream(key, f"{purpose} whole", 8 * count), dtype="<u8")
-    fair = whole <= np.uint64((1 << 64) // scale * scale - 1)  # so that every remainder is as likely
+    fair = whole <= np.uint64((1 << 64) // scale * scale - 1)  # so that every remainder is equally likely
     low = (whole % np.uint64(scale)).astype(np.int64)
     coins = uniforms(key, f"{purpose} coins", 4 * count).reshape(4, count)
     # |x| = low + scale v: low with probability exp(-low / scale), and v successes of probability 1 / e in a row

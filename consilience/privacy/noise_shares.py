@@ -1,9 +1,9 @@
-"""Noise in shares: in a secure sum every client clips its own update and adds a part of the noise.
+"""Distributed noise: in a secure sum every client clips its own update and adds a share of the noise.
 
-So the server sees no sum without noise, and need not be trusted with one. What a client adds is counted for the fewest
-nodes whose sum can be unmasked, less those that may tell the server their noise; more nodes mean more noise.
-Two federations are neighbours if a client has rows in one and none in the other, where it sends zeros and noise: who
-takes part, and who falls silent, is public and must not depend on rows.
+So the server never sees a sum without noise and need not be trusted with one. A share is sized for the smallest number
+of nodes whose sum can be unmasked, minus the colluding ones; more nodes mean more noise.
+Two federations are neighbours if a client has rows in one and none in the other, where it sends zeros and noise: the
+set of participants and of missing replies is public and must not depend on rows.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from consilience.privacy.adaptive_bound import AdaptiveBound
 from consilience.privacy.discrete_gaussian import LEAST_DEVIATION, MOST_DEVIATION, sample
 from consilience.privacy.round_keys import fresh
 
-ROOM = 10.0  # deviations of the noise of a sum that must fit beside the values
-SHORTER = 1 - 1e-9  # of a bound: so that float64 cannot round a clipped update to more than it
+ROOM = 10.0  # deviations of a sum's noise that must fit in addition to the values
+SHORTER = 1 - 1e-9  # factor on a bound, so that float64 rounding cannot exceed it
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseShares:
     """Together at least N(0, (noise D)^2) on every value, where no client moves the sum by more than D.
 
-    noise: in lengths of the longest contribution. clients: in the federation. colluding: so many nodes may tell the
-    server what noise they added. adaptive: each contribution has one more value, by which the bound is moved.
+    noise: in units of the longest contribution. clients: in the federation. colluding: number of nodes that may tell
+    the server their noise. adaptive: each contribution has one more value, from which the bound is adapted.
     """
 
     noise: Positive
@@ -47,11 +47,11 @@ class NoiseShares:
         return self.adaptive.update_noise(self.noise, self.clients) * bound / self.adaptive.deviation(self.clients)
 
     def length(self, bound: float) -> float:
-        """Of the longest contribution: an update of length `bound`, and the count's value."""
+        """The norm of the longest contribution: an update of norm `bound`, and the count's value."""
         return math.hypot(bound, self.count_scale(bound) / 2)
 
     def contribution(self, update: np.ndarray, bound: float) -> np.ndarray:
-        """[d], or [d + 1] with a count: the clipped update; zeros if it is not finite, since silence would tell."""
+        """[d], or [d + 1] with a count: the clipped update; zeros if it is not finite, to hide that."""
         refuse_bound(bound)
         with np.errstate(over="ignore", invalid="ignore"):
             length = float(np.linalg.norm(update))
@@ -84,18 +84,18 @@ class NoiseShares:
         return sample(fresh(0), "share", values, self.deviation(bound, step=step, values=values, needed=needed))
 
     def longest_sum(self, bound: float, *, step: float, values: int, needed: int, nodes: int) -> float:
-        """What a sum of so many clipped contributions and their noise does not exceed, but in one of 10^21 cases."""
+        """A bound on a sum of this many clipped contributions and their noise, exceeded in one of 10^21 cases."""
         share = step * self.deviation(bound, step=step, values=values, needed=needed)
         rounded = step * math.sqrt(values)
         return nodes * (self.length(bound) + rounded) + math.sqrt(nodes) * share * (math.sqrt(values) + ROOM)
 
     def most_bound(self, *, clip: float, needed: int) -> float:
-        """The largest bound at which values and noise of a sum stay within what whole numbers have room for."""
+        """The largest bound at which values and noise of a sum fit into the integers."""
         beside = ROOM * self.noise * self.length(1.0) / max(needed - self.colluding, 1)
         return clip / (1 + beside)
 
 
 def refuse_bound(bound: float) -> None:
-    """Refuse a bound that is none."""
+    """Refuse an invalid bound."""
     if not 0 < bound < math.inf:
         raise Invalid(f"an update cannot be clipped to a length of {bound}")

@@ -1,4 +1,4 @@
-"""Where one client changes the clipped sum by at most one bound; everything else is refused, with the reason.
+"""Checks that one client changes the clipped sum by at most one bound; other settings are refused with the reason.
 
 The proof: a round's sum is one clipped update per client, and what a client's update is, and whether it arrives, is
 decided by its own rows, its own draws and what all were sent. So without one client the others' updates are
@@ -47,7 +47,7 @@ class SamplesIndependently(Protocol):
 
 
 def refuse_unproven(algorithm: Algorithm, engine: Any, limits: Any, *, rate: float) -> None:
-    """Refuse what could let one client move the clipped sum by more than one bound, or takes part at another rate."""
+    """Refuse what could let one client change the clipped sum by more than one bound, and another sampling rate."""
     _refuse_parts(algorithm, rate)
     for section, settings, proven in (
         ("environment", getattr(engine, "environment", None), ENVIRONMENT),

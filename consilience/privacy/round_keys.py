@@ -23,12 +23,12 @@ def fresh(round: int) -> bytes:
 
 
 def seeded(seed: int, round: int) -> bytes:
-    """A key that everyone who knows the seed can repeat: nothing drawn from it is secret."""
+    """A reproducible key from a seed: draws from it are not secret."""
     return hashlib.sha256(f"noise seed {seed}, round {round}".encode()).digest()
 
 
 def derived(key: bytes, purpose: str, about: bytes = b"") -> bytes:
-    """Another key, for one purpose and one message; it says nothing about this one."""
+    """A derived key for one purpose and one message, which reveals nothing about this key."""
     return hmac.digest(key, purpose.encode() + b"\0" + about, "sha256")
 
 
@@ -43,12 +43,12 @@ def release_of(key: bytes) -> str:
 
 
 def stream(key: bytes, purpose: str, count: int) -> bytes:
-    """So many bytes for one purpose; fewer of them are the first of more."""
+    """`count` bytes for one purpose; a shorter stream is a prefix of a longer one."""
     return hashlib.shake_256(derived(key, purpose)).digest(count)
 
 
 def uniforms(key: bytes, purpose: str, count: int) -> np.ndarray:
-    """[count] float64 numbers in [0, 1), multiples of 2^-53; fewer of them are the first of more."""
+    """[count] float64 numbers in [0, 1), multiples of 2^-53; a shorter stream is a prefix of a longer one."""
     bits = np.frombuffer(stream(key, purpose, 8 * count), dtype="<u8")
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

@@ -1,7 +1,7 @@
-"""The privacy that rounds of sampled Gaussian mechanisms cost, by Google's `dp-accounting`.
+"""Privacy accounting for rounds of sampled Gaussian mechanisms, by Google's `dp-accounting`.
 
 Two federations are neighbours if one client has rows in one and none in the other. A round adds up clipped updates of
-clients that take part with probability `rate`, independently, and adds Gaussian noise of `noise` times the clipping
+clients that are sampled with probability `rate`, independently, and adds Gaussian noise of `noise` times the clipping
 bound. Rounds may differ in both; epsilon is that of their composed privacy loss distribution (PLD): an upper bound,
 tight to its discretisation. (Accountants by central limit theorems, "GDP", can fall below the truth: none is offered.)
 
@@ -24,19 +24,19 @@ from consilience.core.capabilities import ServerCapability
 from consilience.core.settings import Fraction, Invalid, Positive, check
 from consilience.core.tree import Tree
 
-MOST_ROUNDS = 100_000  # that are looked at when a budget is turned into rounds
-FINEST = 1e-3  # relative, of a noise that is searched for
-LEAST = 0.1  # noise in bounds that is counted: with less, a distribution has more values than memory holds
+MOST_ROUNDS = 100_000  # searched when a budget is converted to rounds
+FINEST = 1e-3  # relative precision of a searched noise
+LEAST = 0.1  # smallest noise, in units of the bound: with less, a distribution does not fit into memory
 MISSING = "privacy is counted by dp-accounting: pip install 'consilience[dp]'"
 EXACT_BITS = 8  # of a number of rounds: more of them are rounded up, to less than 1 % more rounds
 
 
 class Spent(Invalid):
-    """The next round would cost more than the budget holds; nothing of it was released."""
+    """Raised if the next round would exceed the budget; nothing of it was released."""
 
 
 class Mechanism(NamedTuple):
-    """What one round did: Gaussian noise in bounds, and the probability with which a client took part.
+    """The mechanism of one round: Gaussian noise in units of the bound, and the sampling rate.
 
     discrete: the noise was the sum of whole numbers that clients drew.
     """
@@ -47,7 +47,7 @@ class Mechanism(NamedTuple):
 
 
 History = Mapping[Mechanism, int]
-"""How many rounds were done with each mechanism: their order has no effect on what they cost together."""
+"""Number of rounds per mechanism; their order has no effect on the total cost."""
 NOTHING: History = {}
 
 
@@ -57,13 +57,13 @@ def history(done: Iterable[tuple[float, float]]) -> History:
 
 
 def epsilon_of(past: History, delta: float) -> float:
-    """What all these rounds cost together."""
+    """The epsilon of all these rounds together."""
     past = {mechanism: rounds for mechanism, rounds in past.items() if rounds}
     return _epsilon(tuple(sorted(past.items())), delta) if past else 0.0
 
 
 def epsilon_so_far(past: History, delta: float) -> float:
-    """What these rounds cost, or up to 0.8 % more rounds: so that not every round of a long run counts anew.
+    """An upper bound of `epsilon_of` with the number of rounds rounded up by at most 0.8 %, for caching in long runs.
 
     Up to 256 rounds of a mechanism are counted exactly; of more, the number is rounded up to eight binary digits, so
     that there are 128 counts until it has doubled. The result is never below `epsilon_of`.
@@ -78,7 +78,7 @@ def _rounded_up(rounds: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """What rounds of one mechanism cost in (epsilon, delta), together with those `after` which they are done."""
+    """The (epsilon, delta) cost of rounds of one mechanism, in addition to the earlier rounds `after`."""
 
     noise: Positive
     rate: Fraction = 1.0
@@ -94,20 +94,20 @@ class Spending:
 
     @property
     def mechanism(self) -> Mechanism:
-        """Of one round."""
+        """The mechanism of one round."""
         return Mechanism(self.noise, self.rate, self.discrete)
 
     def epsilon(self, rounds: int, after: History = NOTHING) -> float:
-        """After so many rounds."""
+        """The epsilon after this many rounds."""
         return epsilon_of(Counter(after) + Counter({self.mechanism: rounds}), self.delta)
 
     def fits(self, rounds: int, budget: float, after: History = NOTHING) -> bool:
-        """Whether so many rounds more cost at most the budget; counted exactly where the quick answer is no."""
+        """Whether this many more rounds cost at most the budget; computed exactly if the fast bound says no."""
         together = Counter(after) + Counter({self.mechanism: rounds})
         return epsilon_so_far(together, self.delta) <= budget or epsilon_of(together, self.delta) <= budget
 
     def rounds_within(self, budget: float, after: History = NOTHING) -> int:
-        """How many rounds fit into a budget."""
+        """The number of rounds that fit into a budget."""
         if self.epsilon(1, after) > budget:
             return 0
         enough, tried = 1, 2  # epsilon grows with the rounds
@@ -135,12 +135,12 @@ class SpendsPrivacy(ServerCapability, Protocol):
 
     @property
     def noise_seed(self) -> int | None:
-        """The seed of noise that everyone can repeat, so that nothing is private; None: the noise is secret."""
+        """The seed of reproducible noise, which gives no privacy; None: the noise is secret."""
         ...
 
     @property
     def charged_first(self) -> bool:
-        """Whether a round is paid for before clients are asked, since the server sees their noisy sum at once."""
+        """Whether a round is charged before clients are contacted, since the server sees their noisy sum at once."""
         ...
 
     def spent_in(self, state: Tree) -> History:
@@ -157,7 +157,7 @@ def noise_for(
     after: History = NOTHING,
     discrete: bool = False,
 ) -> float:
-    """The least noise, to a thousandth, with which so many rounds cost at most `budget`."""
+    """The least noise, to a thousandth, with which this many rounds cost at most `budget`."""
     little, much = 0.0, 1.0
     while Spending(noise=much, rate=rate, delta=delta, discrete=discrete).epsilon(rounds, after) > budget:
         little, much = much, 2 * much
@@ -181,9 +181,9 @@ def _epsilon(past: tuple[tuple[Mechanism, int], ...], delta: float) -> float:
 
 @functools.lru_cache(maxsize=16)  # each of some megabytes after thousands of rounds
 def _composed(mechanism: Mechanism, rounds: int) -> Any:
-    """The PLD of so many rounds: that of all but the last 2^k of them, which an earlier round has asked for, and these.
+    """The PLD of this many rounds, composed of all but the last 2^k (cached by an earlier round) and these.
 
-    So one more round costs one convolution, and a result does not depend on what was asked for before.
+    So one more round costs one convolution, and a result does not depend on earlier calls.
     """
     last = rounds & -rounds  # 1 0 1 1 0 0 -> 1 0 0
     if rounds == 1:
@@ -197,7 +197,7 @@ def _composed(mechanism: Mechanism, rounds: int) -> Any:
 def _concentrated_epsilon(rho: float, delta: float) -> float:
     """Of rho-concentrated privacy: the least over Renyi orders a, each of which costs a rho.
 
-    Rounds with a server's Gaussian noise among them count as if nobody had been sampled, which is never too little.
+    Rounds with server-side Gaussian noise are counted without amplification by sampling, an upper bound.
     """
     try:
         from dp_accounting.rdp import rdp_privacy_accountant

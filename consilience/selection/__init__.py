@@ -1,4 +1,4 @@
-"""Who takes part in a round."""
+"""Client selection: which clients train in a round."""
 
 from consilience.selection.by_availability import ByAvailability
 from consilience.selection.by_loss import ByLoss, PowerOfChoice

@@ -1,4 +1,4 @@
-"""Selection by what the server has seen of its clients' reliability and speed."""
+"""Selection by the observed availability and speed of clients."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from consilience.selection.uniform import Sample
 
 @dataclass(frozen=True, kw_only=True)
 class ByAvailability(Sample):
-    """`count` clients, or floor(`fraction` x all clients) but at least one, of those that are available now.
+    """`count` clients, or max(1, floor(`fraction` x all clients)), of those available now.
 
-    prefer: "rare" draws with probability in proportion to 1 / (share of the rounds so far in which a client was
-    available), so that rarely available clients take part as often as others; "common" in proportion to that share;
-    "fast" takes those whose last replies took the least simulated time, and first of all, at random, those that have
-    not replied yet.
+    prefer: "rare" draws with probability proportional to 1 / (share of rounds so far in which a client was available),
+    so that rarely available clients train as often as others; "common" proportional to that share; "fast" takes the
+    clients whose last replies took the least simulated time, after those that have not replied yet, in random order.
     """
 
     prefer: Literal["rare", "common", "fast"] = "rare"
 
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
-        """The clients that come first in the order of preference."""
+        """The clients with the smallest sort keys."""
         able = pool.candidates
         draws = host(seed, "by_availability", round).exponential(size=len(pool))[able]
         return np.sort(able[np.lexsort((draws, self._order(pool, draws)))[: self.wanted(pool)]])

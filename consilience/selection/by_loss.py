@@ -1,4 +1,4 @@
-"""Clients with a larger loss take part more often: drawn by their loss, or by power of choice (Cho et al. 2020)."""
+"""Selection that favours clients with a large loss: sampling by loss, or power of choice (Cho et al. 2020)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from consilience.selection.uniform import Sample
 
 @dataclass(frozen=True, kw_only=True)
 class ByLoss(Sample):
-    """`count` clients, or floor(`fraction` x all clients) but at least one, drawn without replacement by their loss.
+    """`count` clients, or max(1, floor(`fraction` x all clients)), drawn without replacement by their loss.
 
     proportional_to: probabilities follow the "loss" F_k, the "softmax" exp(F_k / temperature), or the "total" N_k F_k.
-    fresh_losses: ask every candidate for its loss at the current model (a pass over its rows, and the model sent);
-    otherwise the loss it last reported counts, and a client that has reported none counts as the worst known.
+    fresh_losses: query every candidate's loss at the current model (costs a download of the model and a pass over its
+    rows); otherwise use the last reported loss, and the largest known loss for a client that has reported none.
     """
 
     proportional_to: Literal["loss", "softmax", "total"] = "loss"
@@ -27,15 +27,15 @@ class ByLoss(Sample):
     fresh_losses: bool = True
 
     def queries(self, round: int, pool: Pool, seed: int) -> np.ndarray:
-        """Everyone who could be chosen, unless old losses are used."""
+        """All candidates, unless old losses are used."""
         return pool.candidates if self.fresh_losses else pool.candidates[:0]
 
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """A fresh sample; a client's draw does not depend on the others."""
         candidates = pool.candidates
         draws = host(seed, "by_loss", round).exponential(size=len(pool))[candidates]
-        # a race of exponential clocks with rates p_k: who is first, then first of the rest, ... is a sample by p_k
-        # without replacement; in logarithms, so that no softmax overflows. Clients with p = 0 come last, at random.
+        # exponential clocks with rates p_k: the order of their times is a sample by p_k without replacement; in
+        # logarithms, so that no softmax overflows. Clients with p = 0 come last, at random.
         with np.errstate(divide="ignore"):
             arrival = np.log(draws) - self._log_rates(pool)
         return np.sort(candidates[np.lexsort((draws, arrival))[: self.wanted(pool)]])
@@ -71,12 +71,12 @@ class ByLoss(Sample):
 
 @dataclass(frozen=True, kw_only=True)
 class PowerOfChoice(Sample):
-    """`candidates` clients are drawn by their share of the rows; of these the `count` (or floor(`fraction` x all
-    clients), at least one) with the largest losses at the current model take part.
+    """Draws `candidates` clients by their share of the rows, then selects the `count` (or max(1, floor(`fraction` x all
+    clients))) of these with the largest losses at the current model.
 
-    candidates: the paper's d, by default twice as many as take part. fresh_losses: ask the candidates for theirs (a
-    pass over their rows, and the model sent); otherwise the losses they last reported count (the paper's rpow-d), and
-    a client that has reported none counts as the worst.
+    candidates: the paper's d, by default twice the number selected. fresh_losses: query the candidates' losses (costs a
+    download of the model and a pass over their rows); otherwise use the last reported losses (the paper's rpow-d), and
+    the largest loss for a client that has reported none.
     """
 
     candidates: Count | None = None
@@ -92,13 +92,13 @@ class PowerOfChoice(Sample):
         return self._drawn(round, pool, seed) if self.fresh_losses else pool.candidates[:0]
 
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
-        """The candidates with the largest losses; of equal ones, those drawn first by number."""
+        """The candidates with the largest losses; ties go to the lower id."""
         drawn = self._drawn(round, pool, seed)
         losses = np.nan_to_num(pool.losses[drawn], nan=np.inf)
         return np.sort(drawn[np.argsort(-losses, kind="stable")[: self.wanted(pool)]])
 
     def _drawn(self, round: int, pool: Pool, seed: int) -> np.ndarray:
-        """Ascending ids, drawn without replacement with probability in proportion to their rows."""
+        """Ascending ids, drawn without replacement with probability proportional to their rows."""
         able = pool.candidates
         wanted = min(max(self.candidates or 2 * self.wanted(pool), self.wanted(pool)), len(able))
         if not wanted:

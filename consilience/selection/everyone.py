@@ -26,7 +26,7 @@ class Pooled:
     pools_data = True  # a federation is pooled for it
 
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
-        """That client; several are refused."""
+        """That client; a federation with several clients is refused."""
         if len(pool) > 1:
             raise Invalid(
                 f"Pooled needs one client with all data, but there are {len(pool)} clients: give the engine "

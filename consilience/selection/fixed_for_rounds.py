@@ -17,9 +17,9 @@ from consilience.selection.everyone import Everyone
 
 @dataclass(frozen=True, kw_only=True)
 class FixedForRounds(Wraps):
-    """`inner` chooses once for every `rounds` rounds; those that are not available skip the round.
+    """`inner` chooses once per `rounds` rounds; chosen clients that are not available skip the round.
 
-    A choice is a function of the round alone, so `inner` sees the number of the choice as its round, everybody as
+    A choice depends only on the round, so `inner` receives the number of the choice as its round, all clients as
     available, and no losses.
     """
 
@@ -36,7 +36,7 @@ class FixedForRounds(Wraps):
         check(self)
 
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
-        """This choice's clients, as far as they are available."""
+        """The available clients of the current choice."""
         steady = pool.knowing(available=AllBut(len(pool)), losses=np.broadcast_to(np.nan, len(pool)))
         chosen = self.inner.choose(round // self.rounds, steady, seed)
         return chosen[pool.able(chosen)]

@@ -1,4 +1,4 @@
-"""Poisson sampling: each client takes part independently."""
+"""Poisson sampling: each client is selected independently."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from consilience.privacy.round_keys import uniforms
 class Poisson:
     """Each client with probability `rate`, independently of the others; a round may have none.
 
-    The sampling that privacy accounting assumes. Where the
-    round has a secret key, the draws use that instead of the run's seed: who took part must stay secret.
+    This is the sampling that privacy accounting assumes. If the round has a secret key, it replaces the run's seed,
+    because the selected clients must stay secret.
     """
 
     rate: Fraction = 0.1
@@ -27,12 +27,12 @@ class Poisson:
 
     @property
     def sampling_rate(self) -> float:
-        """The probability with which any client takes part, whatever the others have or do."""
+        """The probability that a client is selected, independent of all others."""
         return self.rate
 
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
-        """The candidates that were drawn."""
-        # by place: a client's draw does not depend on which others are available or have rows
+        """The drawn candidates."""
+        # indexed by client: a draw does not depend on which other clients are available or have rows
         if pool.secret is None:
             coins = host(seed, "poisson", round).random(len(pool))
         else:

@@ -1,4 +1,4 @@
-"""SimProx's and SimAgg's selection: a window slides over a shuffled list, so that all take part in every pass."""
+"""SimProx's and SimAgg's selection: a window slides over a shuffled list, so that every pass covers all clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from consilience.core.settings import Fraction, check
 
 @dataclass(frozen=True, kw_only=True)
 class SlidingWindow:
-    """Windows of floor(`fraction` x clients) over a random order; the last of a pass wraps to its start."""
+    """Windows of floor(`fraction` x clients) over a random order; the last window of a pass wraps to its start."""
 
     fraction: Fraction = 0.3
 

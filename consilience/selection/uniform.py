@@ -13,7 +13,7 @@ from consilience.core.settings import Count, Fraction, Invalid, check
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """`count` clients, or floor(`fraction` x all clients) but at least one: what selections of some clients share."""
+    """Base class for selections of `count` clients, or max(1, floor(`fraction` x all clients))."""
 
     fraction: Fraction | None = None
     count: Count | None = None
@@ -30,8 +30,8 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Uniform(Sample):
-    """`count` clients, or floor(`fraction` x all clients) but at least one, each equally likely."""
+    """`count` clients, or max(1, floor(`fraction` x all clients)), each equally likely."""
 
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
-        """A fresh sample of the available clients."""
+        """A new sample of the available clients."""
         return np.sort(pool.draw(host(seed, "uniform", round), self.wanted(pool)))

@@ -1,4 +1,4 @@
-"""What the server does with the replies."""
+"""Server rules: aggregation of replies into the next model."""
 
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.averaging.combining.weighted_mean import WeightedMean

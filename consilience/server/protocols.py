@@ -1,4 +1,4 @@
-"""The parts of an averaging server, and what they and server rules may offer beyond that."""
+"""Interfaces of the parts of an averaging server, and their optional capabilities."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from consilience.core.tree import Tree
 
 @runtime_checkable
 class Weighting(Protocol):
-    """How much each reply counts."""
+    """Computes the aggregation weights of the replies."""
 
     @property
     def needs_each_reply(self) -> bool:
-        """False when the weights depend on example counts alone."""
+        """False if the weights depend only on example counts."""
         ...
 
     def init(self, start: Tree, clients: int) -> Tree:
-        """What it remembers before round 0 ({} if nothing)."""
+        """Its state before round 0 ({} if none)."""
         ...
 
     def weigh(self, cohort: Cohort, model: Tree, state: Tree) -> tuple[Tensor, Tree, Notes]:
-        """([m] float64 weights that sum to one, state, what to report); `model` is what was broadcast."""
+        """([m] float64 weights that sum to one, state, what to report); `model` is the broadcast model."""
         ...
 
 
 @runtime_checkable
 class Combine(Protocol):
-    """How weighted replies become one model."""
+    """Merges weighted replies into one model."""
 
     @property
     def needs_each_reply(self) -> bool:
@@ -49,7 +49,7 @@ class CombineCapability(Protocol):
 
 @runtime_checkable
 class CombineAround(CombineCapability, Protocol):
-    """A `Combine` that also looks at the model that was broadcast."""
+    """A `Combine` that also reads the broadcast model."""
 
     def merge_around(self, models: Tree, weights: Tensor, centre: Tree) -> Tree:
         """Stacked models [m, ...] that started from `centre` -> one model."""
@@ -61,7 +61,7 @@ class Tolerant(CombineCapability, Protocol):
     """A `Combine` that needs a least number of replies."""
 
     def check_against(self, replies: int) -> None:
-        """Refuse, with the inequality, what can never work with so many replies."""
+        """Refuse, with the inequality, settings that cannot work with this many replies."""
         ...
 
 
@@ -76,24 +76,24 @@ class UsesWeights(CombineCapability, Protocol):
 
 
 def uses_weights(combine: object) -> bool:
-    """Whether weights make a difference: they do unless a rule says otherwise."""
+    """Whether weights have an effect: True unless a rule declares otherwise."""
     found = capability(combine, UsesWeights)
     return found is None or found.uses_weights
 
 
 class RoundOutcome(NamedTuple):
-    """What a ledger sees of a round."""
+    """The data of a round that a ledger reads."""
 
     cohort: Cohort
     weights: Tensor  # [m]
-    before: Tree  # parameters that were broadcast
-    after: Tree  # parameters the server has moved to
+    before: Tree  # broadcast parameters
+    after: Tree  # parameters after the server step
     clients: int  # in the whole federation
 
 
 @runtime_checkable
 class Ledger(Protocol):
-    """One more tree that the server keeps (SCAFFOLD's c, FedDyn's h)."""
+    """Additional server state (SCAFFOLD's c, FedDyn's h)."""
 
     @property
     def name(self) -> str:
@@ -102,25 +102,25 @@ class Ledger(Protocol):
 
     @property
     def needs_each_reply(self) -> bool:
-        """False when it reads sums of replies alone."""
+        """False if it reads only sums of replies."""
         ...
 
     def open(self, start: Tree, clients: int) -> Tree:
-        """Before round 0."""
+        """Its state before round 0."""
         ...
 
     def tell(self, ledger: Tree) -> Tree:
-        """What clients are sent of it ({} if nothing); they find it in `message[name]`."""
+        """What is sent to clients ({} if nothing), as `message[name]`."""
         ...
 
     def update(self, ledger: Tree, round: RoundOutcome) -> tuple[Tree, Tree]:
-        """(ledger, parameters) after a round; most leave the parameters alone."""
+        """(ledger, parameters) after a round; most do not change the parameters."""
         ...
 
 
 @runtime_checkable
 class Step(Protocol):
-    """How far the server moves towards the merged model."""
+    """Moves the global model towards the merged model."""
 
     def init(self, params: Tree) -> Tree:
         """Its state before round 0 ({} if none)."""
@@ -133,7 +133,7 @@ class Step(Protocol):
 
 @runtime_checkable
 class MovesInRound(Protocol):
-    """A `Step` whose move depends on the round."""
+    """A `Step` that depends on the round."""
 
     def move_in(self, params: Tree, merged: Tree, state: Tree, round: int) -> tuple[Tree, Tree]:
         """(new parameters, state) after this round, which counts from 0."""
@@ -157,7 +157,7 @@ class Reads(ServerCapability, WeightingCapability, Protocol):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Names that clients must add to their replies."""
+        """Names of entries that clients must add to their replies."""
         ...
 
 
@@ -167,11 +167,11 @@ class Merges(ServerCapability, Protocol):
 
     @property
     def combine(self) -> Combine:
-        """Which."""
+        """The combining rule."""
         ...
 
 
 def read_by(*parts: object) -> tuple[str, ...]:
-    """What some parts read of the replies beside the model."""
+    """Entries of the replies, besides the model, that some parts read."""
     readers = (capability(part, Reads) for part in parts)
     return tuple(dict.fromkeys(name for reader in readers if reader is not None for name in reader.reads))

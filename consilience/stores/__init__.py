@@ -1,1 +1,1 @@
-"""Where the rows of clients are kept between rounds: on the device, in host memory or in a file."""
+"""Storage of per-client rows between rounds: on the device, in host memory or in a file."""

@@ -1,4 +1,4 @@
-"""Arrays in .npy and .safetensors files, read row by row: nothing but the rows asked for comes into memory."""
+"""Arrays in .npy and .safetensors files, of which only the requested rows are read."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ _MOST_HEADER = 100 << 20
 
 
 class ArrayFile:
-    """One array [N, ...] of a file, at the place that the file's head says.
+    """One array [N, ...] in a file, located by the file's header.
 
-    Rows are read at their places, not mapped: a mapping counts as the process's address space, and a disk that fails
-    would end the process instead of raising an error.
+    Rows are read by offset, not memory-mapped: a mapping counts as the process's address space, and a failing disk
+    would kill the process instead of raising an error.
     """
 
     def __init__(self, path: Path, name: str | None = None) -> None:
         self.path, self.name = Path(path).absolute(), name
         self._lock, self._digest = threading.Lock(), ""
-        self._file: Any = None  # opened when a row is first read
+        self._file: Any = None  # opened at the first read
         try:
             with open(self.path, "rb") as file:
                 found = _safetensors_place(file, self.path, name) if _is_safetensors(path) else _npy_place(file, path)
@@ -68,7 +68,7 @@ class ArrayFile:
         vars(self).update(state, _lock=threading.Lock(), _file=None)
 
     def read(self, rows: np.ndarray, out: Tensor) -> None:
-        """Fill `out`, [m, ...] in host memory, with these rows; those that follow one another are read together."""
+        """Fill `out`, [m, ...] in host memory, with these rows; consecutive rows are read together."""
         data = out.reshape(-1).view(torch.uint8).numpy().data
         edges = np.flatnonzero(np.diff(rows, prepend=rows[:1] - 2) != 1)
         for begin, end in zip(edges.tolist(), [*edges[1:].tolist(), len(rows)]):
@@ -78,7 +78,7 @@ class ArrayFile:
             self._fill(self._begin + row * self._row, data[begin * self._row : end * self._row])
 
     def digest(self) -> str:
-        """SHA-256 of the array's bytes; counted once."""
+        """SHA-256 of the array's bytes, computed once."""
         if not self._digest:
             found, left, at = hashlib.sha256(), self.shape[0] * self._row, self._begin
             buffer = memoryview(bytearray(min(AT_ONCE, max(left, 1))))
@@ -115,9 +115,9 @@ def open_rows(
         clients = {"a": (cs.open_rows("a.npy"), labels_of_a), "b": (cs.open_rows("b.safetensors", "x"), labels_of_b)}
         federation = cs.Federation.from_clients(clients)
 
-    tensor: which of a .safetensors file. Bytes are pictures [N, C, H, W], which stay bytes until they are in a batch:
-    features are (byte / 255 - mean) / deviation for each channel, without them byte / 255. Other numbers are used as
-    they are, floating ones as float32 and whole ones as int64.
+    tensor: the tensor's name in a .safetensors file. uint8 arrays are images [N, C, H, W], converted per batch:
+    features are (byte / 255 - mean) / deviation for each channel, or byte / 255 without mean and deviation. Other
+    floating types become float32, other integers int64.
     """
     source = ArrayFile(Path(path), tensor)
     is_picture = source.dtype == torch.uint8 and len(source.shape) == 4
@@ -129,7 +129,7 @@ def open_rows(
 
 
 def pixel_scaling(mean: Any = None, deviation: Any = None) -> PixelScaling:
-    """Of bytes, with the mean and deviation of each channel in [0, 1] (None: 0 and 1)."""
+    """The scaling of bytes by the mean and deviation of each channel in [0, 1] (None: 0 and 1)."""
 
     def channels(given: Any, usual: float) -> Tensor:
         return torch.as_tensor(np.array(usual if given is None else given), dtype=torch.float32).reshape(-1, 1, 1)
@@ -142,7 +142,7 @@ def _is_safetensors(path: Path | str) -> bool:
 
 
 def _npy_place(file: Any, path: Path) -> tuple[torch.dtype, tuple[int, ...], int]:
-    """(type, shape, first byte) of the array in a .npy file."""
+    """(dtype, shape, offset in bytes) of the array in a .npy file."""
     try:
         version = np.lib.format.read_magic(file)
         heads = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -159,7 +159,7 @@ def _npy_place(file: Any, path: Path) -> tuple[torch.dtype, tuple[int, ...], int
 
 
 def _safetensors_place(file: Any, path: Path, name: str | None) -> tuple[torch.dtype, tuple[int, ...], int]:
-    """(type, shape, first byte) of a tensor in a .safetensors file."""
+    """(dtype, shape, offset in bytes) of a tensor in a .safetensors file."""
     length = int.from_bytes(file.read(8), "little")
     if not 0 < length <= _MOST_HEADER:
         raise Invalid(f"{path} is not a .safetensors file: save it with safetensors.torch.save_file")

@@ -1,4 +1,4 @@
-"""Rows of named tensors as bytes in blocks, and trees of clients' rows that are put there."""
+"""Rows of named tensors stored as bytes in blocks."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from consilience.stores.row_blocks import (
     some_rows,
 )
 
-ALIGNED = 16  # bytes of the largest element: every tensor of a row starts at a multiple
+ALIGNED = 16  # bytes of the largest element: every tensor of a row starts at a multiple of it
 
 
 class Field(NamedTuple):
-    """Where a tensor lies in a row of bytes."""
+    """The location of a tensor in a row of bytes."""
 
     begin: int
     end: int
@@ -39,10 +39,10 @@ class Field(NamedTuple):
 
 
 class RowLayout:
-    """Rows of named tensors as rows of bytes, and back."""
+    """Conversion between rows of named tensors and rows of bytes."""
 
     def __init__(self, initial: Tree) -> None:
-        """Of rows like this one."""
+        """The layout of rows like this one."""
         self._like, self.fields, end = initial, dict[str, Field](), 0
         for path, leaf in tree.flatten(initial).items():
             begin = -(-end // ALIGNED) * ALIGNED
@@ -54,9 +54,9 @@ class RowLayout:
         self._gaps = [(end, begin) for end, begin in zip(ends, begins) if begin > end]
 
     def pack(self, rows: Tree, count: int, device: torch.device) -> Tensor:
-        """[m, bytes] from rows [m, ...]; `TypeError` if they are not like the first."""
+        """[m, bytes] from rows [m, ...]; `TypeError` if their structure differs from the first row's."""
         data = torch.empty((count, self.length), dtype=torch.uint8, device=device)
-        for begin, end in self._gaps:  # they reach the disk
+        for begin, end in self._gaps:  # gaps are written to disk, too
             data[:, begin:end] = 0
         flat = tree.flatten(rows)
         if flat.keys() != self.fields.keys():
@@ -75,7 +75,7 @@ class RowLayout:
         return tree.shaped_like(self._like, flat)
 
     def tensor(self, data: Tensor, field: Field) -> Tensor:
-        """A tensor of its own from its bytes [m, count]."""
+        """A new tensor from its bytes [m, count]."""
         shape = (len(data), *field.shape)
         if not math.prod(field.shape):
             return torch.empty(shape, dtype=field.dtype, device=data.device)
@@ -93,7 +93,7 @@ class BlockStorage:
         self._rows_per_block = max(1, min(BLOCK_BYTES // self.length, 2 * max(8, clients)))
         self._kinds = self.place.kinds(device, self._rows_per_block * self.length)
         self._blocks: list[Block] = []
-        self.kinds: list[str] = []  # of the blocks
+        self.kinds: list[str] = []  # kind of each block
         self._file: RowFile | None = None
         self._free: list[int] = []
         self._first = self.layout.pack(tree.repeat(initial, 1), 1, device)  # [1, bytes]
@@ -103,14 +103,14 @@ class BlockStorage:
         return BlockStorage(self.initial, self.device, self.place, self._clients)
 
     def put(self, rows: Tree, count: int) -> np.ndarray:
-        """Store [m, ...] rows; their slots."""
+        """Store [m, ...] rows and return their slots."""
         while len(self._free) < count:
             self._add_block()
         slots = np.array(sorted(self._free[len(self._free) - count :]), dtype=np.int64)
         data = self.layout.pack(rows, count, self.device)
         for block, mine, places in self._by_block(slots):
             block.put(places, data if len(mine) == count else some_rows(data, mine))
-        del self._free[len(self._free) - count :]  # only now: an error above leaves them free
+        del self._free[len(self._free) - count :]  # last, so that an error above leaves them free
         return slots
 
     def get(self, slots: np.ndarray) -> Tree:
@@ -129,12 +129,12 @@ class BlockStorage:
         return self.layout.tensor(self._bytes(slots, field.begin, field.end - field.begin), field)
 
     def release(self, slots: np.ndarray) -> None:
-        """Free slots, to be taken again in ascending order."""
+        """Free slots, which are reused in ascending order."""
         self._free.extend(slots[slots != NOWHERE][::-1].tolist())
 
     @property
     def nbytes(self) -> dict[str, int]:
-        """Bytes that the blocks of each kind take."""
+        """Bytes used by the blocks of each kind."""
         size = self._rows_per_block * self.length
         return {kind: self.kinds.count(kind) * size for kind in dict.fromkeys(self.kinds)}
 
@@ -156,10 +156,10 @@ class BlockStorage:
             block = FileBlock(self._file, rows, self.length)
         self._blocks.append(block)
         self.kinds.append(kind)
-        self._free[:0] = range(first + rows - 1, first - 1, -1)  # the lowest slot is taken first, after freed ones
+        self._free[:0] = range(first + rows - 1, first - 1, -1)  # the lowest slot is used first, after freed ones
 
     def _by_block(self, slots: np.ndarray) -> Iterator[tuple[Block, np.ndarray, np.ndarray]]:
-        """(block, which of the slots, their places in it)."""
+        """(block, which of the slots are in it, their positions in it)."""
         numbers = slots // self._rows_per_block
         for number in np.unique(numbers).tolist():
             if number >= 0:
@@ -183,7 +183,7 @@ class BlockStorage:
 
 
 def table_of(values: Tree) -> ClientRows:
-    """The rows behind a tree stacked [K, ...]; of an ordinary one, a copy that can be written to."""
+    """The `ClientRows` behind a tree stacked [K, ...]; for an ordinary tree, a writable copy."""
     known = ClientRows.of(values)
     if known is not None:
         return known
@@ -193,7 +193,7 @@ def table_of(values: Tree) -> ClientRows:
 
 
 def placed(values: Tree, device: torch.device) -> Tree:
-    """A tree on a device; rows of clients that lie elsewhere are copied to a storage of that device."""
+    """A tree moved to a device; client rows stored elsewhere are copied to a storage of that device."""
     moved: dict[int, ClientRows] = {}
 
     def move(leaf: Tensor) -> Tensor:

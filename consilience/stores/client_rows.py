@@ -1,4 +1,4 @@
-"""One row of named tensors per client: only clients that were ever met have one, and a change costs what it changes."""
+"""One row of named tensors per client, versioned: only clients that were written take memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from consilience.core.tree import Tree
 from consilience.core.versions import ClientVector, Mark
 
 NOWHERE = -1
-_AT_ONCE = 128 << 20  # bytes that are copied together from one storage to another
+_AT_ONCE = 128 << 20  # bytes copied at a time from one storage to another
 
 
 class RowStorage(Protocol):
-    """Rows in numbered slots, which are written once and freed."""
+    """Rows in numbered slots, each written once and then freed."""
 
     @property
     def initial(self) -> Tree:
@@ -28,15 +28,15 @@ class RowStorage(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where rows are read to."""
+        """The device that rows are read to."""
         ...
 
     def put(self, rows: Any, count: int) -> np.ndarray:
-        """Store [m, ...] rows; their slots."""
+        """Store [m, ...] rows and return their slots."""
         ...
 
     def get(self, slots: np.ndarray) -> Tree:
-        """[m, ...] the rows of these slots; `NOWHERE`: the initial one."""
+        """[m, ...] the rows of these slots; `NOWHERE` gives the initial row."""
         ...
 
     def column(self, slots: np.ndarray, path: str) -> Tensor:
@@ -44,7 +44,7 @@ class RowStorage(Protocol):
         ...
 
     def release(self, slots: np.ndarray) -> None:
-        """Free slots; `NOWHERE` is none."""
+        """Free slots; `NOWHERE` is ignored."""
         ...
 
     def fresh(self) -> RowStorage:
@@ -53,10 +53,10 @@ class RowStorage(Protocol):
 
 
 class ClientRows:
-    """A row of every client, as it was at one point; `write` gives the next version, and this one stays as it is.
+    """One version of all clients' rows; `write` returns the next version and does not change this one.
 
-    A changed row gets a new slot; the old one is freed when no version with it is in use any more. So a round reads and
-    writes its cohort's rows, and nothing is copied.
+    A changed row gets a new slot; the old slot is freed when no version uses it. So a round reads and writes only its
+    cohort's rows.
     """
 
     def __init__(self, storage: RowStorage, clients: int) -> None:
@@ -65,14 +65,14 @@ class ClientRows:
 
     @staticmethod
     def of(values: Tree) -> ClientRows | None:
-        """The rows behind a tree that `tree` gave; None for another."""
+        """The rows behind a tree returned by `tree`; None for other trees."""
         first = next(iter(tree.leaves(values)), None)
         column = first.source if isinstance(first, RemoteTensor) and first.rows is None else None
         return column.table if isinstance(column, Column) else None
 
     @staticmethod
     def at_slots(storage: RowStorage, slots: np.ndarray) -> ClientRows:
-        """[K] clients whose rows are in these slots already."""
+        """From [K] slots that already hold the clients' rows."""
         table = ClientRows(storage, 0)
         table._slots = ClientVector(slots, NOWHERE)
         return table
@@ -91,7 +91,7 @@ class ClientRows:
 
     @property
     def initial(self) -> Tree:
-        """The row of a client that was never met."""
+        """The row of a client that was never written."""
         return self.storage.initial
 
     def read(self, ids: np.ndarray) -> Tree:
@@ -103,11 +103,11 @@ class ClientRows:
         return self.storage.column(self._slots[ids], path)
 
     def slots(self, ids: np.ndarray) -> np.ndarray:
-        """[m] where the rows of some clients are."""
+        """[m] the slots of some clients' rows."""
         return self._slots[ids]
 
     def write(self, ids: np.ndarray, rows: Any) -> ClientRows:
-        """The next version, in which these clients, none twice, have other rows, [m, ...]."""
+        """The next version, with new rows [m, ...] for these clients, each listed once."""
         if not len(ids):
             return self
         if not self._slots.is_newest:
@@ -131,16 +131,16 @@ class ClientRows:
 
     @property
     def mark(self) -> Mark:
-        """For `changed_since` of a later version."""
+        """A mark to pass to `changed_since` of a later version."""
         return self._slots.mark
 
     def changed_since(self, mark: Mark | None) -> np.ndarray | None:
-        """Ascending ids of the clients whose rows may have changed; None where that is not known."""
+        """Ascending ids of the clients whose rows may have changed; None if unknown."""
         return self._slots.changed_since(mark)
 
     def tree(self) -> Tree:
-        """Stacked [K, ...]; rows are read when something asks for them."""
-        flat = {  # made anew each time: a reference from here would keep old versions until cycles are collected
+        """As a tree stacked [K, ...], whose rows are read on demand."""
+        flat = {  # not cached: a reference from here would keep old versions until cycles are collected
             path: RemoteTensor.whole(Column(self, path), len(self), one.shape, one.dtype, self.storage.device)
             for path, one in tree.flatten(self.initial).items()
         }
@@ -158,7 +158,7 @@ class Column:
         self.table, self.path = table, path
 
     def fetch(self, rows: np.ndarray) -> Tensor:
-        """[n, ...] these clients'."""
+        """[n, ...] the values of these clients."""
         return self.table.column(rows, self.path)
 
 

@@ -1,4 +1,4 @@
-"""Where rows of equal length lie: blocks on the device, in host memory or in a file, each made when it is needed."""
+"""Blocks of rows of equal length, on the device, in host memory or in a file, allocated on demand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from consilience.core.settings import Invalid
 
 Kind = Literal["device", "host", "file"]
 BLOCK_BYTES = 64 << 20
-SHARE = 4  # without a setting, rows take at most a quarter of the device's memory, then a quarter of the host's
+SHARE = 4  # by default, rows take at most 1/4 of the device's memory, then 1/4 of the host's
 MOST_RUNS = 256
 
 
@@ -24,7 +24,7 @@ class RowPlace(NamedTuple):
     """Where rows are kept: "auto" fills the device up to a quarter of its memory, then the host's, then a file."""
 
     kind: Literal["auto", "device", "host", "file"] = "auto"
-    folder: Path | None = None  # of the file; None: the system's folder for temporary files
+    folder: Path | None = None  # of the file; None: the system's temporary folder
 
     def kinds(self, device: torch.device, length: int) -> Iterator[Kind]:
         """The kind of each further block of `length` bytes."""
@@ -43,14 +43,14 @@ class RowPlace(NamedTuple):
 
 
 class Block(Protocol):
-    """Rows [n, bytes] somewhere."""
+    """Rows [n, bytes] in one kind of memory."""
 
     def get(self, places: np.ndarray, first: int, count: int, out: Tensor) -> None:
         """Copy bytes first : first + count of these rows to `out`, [m, count] on the device."""
         ...
 
     def put(self, places: np.ndarray, rows: Tensor) -> None:
-        """Copy `rows`, [m, bytes] on the device, to these places."""
+        """Copy `rows`, [m, bytes] on the device, to these positions."""
         ...
 
 
@@ -70,7 +70,7 @@ class NearBlock:
 
 
 class PinnedBlock:
-    """Rows in page-locked host memory, which a GPU copies by itself: no row passes through the processor."""
+    """Rows in page-locked host memory, which a GPU copies without the CPU."""
 
     def __init__(self, rows: int, length: int) -> None:
         self._rows = torch.empty((rows, length), dtype=torch.uint8, pin_memory=True)
@@ -78,7 +78,7 @@ class PinnedBlock:
     def get(self, places: np.ndarray, first: int, count: int, out: Tensor) -> None:
         """See `Block`."""
         if count < self._rows.shape[1]:
-            torch.cuda.synchronize(out.device)  # parts of rows are gathered by the processor, after what is under way
+            torch.cuda.synchronize(out.device)  # the CPU gathers parts of rows, after pending GPU work
         for at, place, many in _runs(places):
             out[at : at + many].copy_(self._rows[place : place + many, first : first + count], non_blocking=True)
 
@@ -89,10 +89,10 @@ class PinnedBlock:
 
 
 class FileBlock:
-    """Rows in a file without a name, which vanishes with the process.
+    """Rows in an unnamed temporary file, which is deleted with the process.
 
-    They are read and written at their places, not mapped: a mapping would count as the process's memory, and a full
-    disk would end the process instead of raising an error.
+    They are read and written by offset, not memory-mapped: a mapping would count as the process's memory, and a full
+    disk would kill the process instead of raising an error.
     """
 
     def __init__(self, file: RowFile, rows: int, length: int) -> None:
@@ -124,7 +124,7 @@ class RowFile:
         self._end = 0
 
     def extend(self, length: int) -> int:
-        """Where `length` further bytes begin."""
+        """The offset of `length` additional bytes."""
         begin, self._end = self._end, self._end + length
         return begin
 
@@ -145,7 +145,7 @@ class RowFile:
 
 
 def host_memory() -> int:
-    """Bytes of memory that this process can have."""
+    """Bytes of memory that this process can use."""
     try:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
@@ -160,17 +160,17 @@ def host_memory() -> int:
 
 
 def some_rows(rows: Tensor, places: np.ndarray) -> Tensor:
-    """Rows of bytes at these places."""
+    """Rows of bytes at these positions."""
     return _wide(rows).index_select(0, _index(places, rows)).view(torch.uint8)
 
 
 def put_rows(into: Tensor, places: np.ndarray, rows: Tensor) -> None:
-    """Copy rows of bytes to these places."""
+    """Copy rows of bytes to these positions."""
     runs = list(_runs(places))
     if len(runs) > MOST_RUNS:
         _wide(into).index_copy_(0, _index(places, into), _wide(rows))
         return
-    for at, place, many in runs:  # whole stretches: an indexed copy that repeats bit for bit is slow on a GPU
+    for at, place, many in runs:  # contiguous runs: a deterministic indexed copy is slow on a GPU
         into[place : place + many].copy_(rows[at : at + many])
 
 
@@ -179,16 +179,16 @@ def _index(places: np.ndarray, like: Tensor) -> Tensor:
 
 
 def _runs(places: np.ndarray) -> Iterator[tuple[int, int, int]]:
-    """(place in the list, place in the block, how many follow one another)."""
+    """(position in the list, position in the block, length) of each contiguous run."""
     edges = np.flatnonzero(np.diff(places, prepend=places[:1] - 2) != 1)
     for begin, end in zip(edges.tolist(), [*edges[1:].tolist(), len(places)]):
         yield begin, int(places[begin]), end - begin
 
 
 def _wide(rows: Tensor) -> Tensor:
-    """The same bytes as long words where their number allows it: kernels copy them several times faster.
+    """The same bytes viewed as larger words if their number allows it, which kernels copy several times faster.
 
-    Rows of a block and their tensors begin at multiples of the longest word.
+    Rows of a block and their tensors start at multiples of the largest word.
     """
     for dtype in (torch.int64, torch.int32, torch.int16):
         if rows.shape[1] % dtype.itemsize == 0:

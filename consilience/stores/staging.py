@@ -1,4 +1,4 @@
-"""Rows that a plan names, brought to the device: exactly those, and the next group's while this one trains."""
+"""Loads the rows of a batch plan to the device, reading the next group's rows while the current one trains."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from consilience.core.plans import Plan
 from consilience.core.stored_rows import HostSource, has_stored, is_stored, stored, stored_values
 
 Where = Literal["auto", "device", "host"]
-GROUP_BYTES = 64 << 20  # of stored rows in one group, where the size of groups does not change results
+GROUP_BYTES = 64 << 20  # of stored rows per group, where group size does not change results
 Draw = Callable[[np.ndarray], Plan]
 
 
 def placed_rows(rows: Rows, device: torch.device, dtype: torch.dtype, where: Where) -> Rows:
-    """Rows for an engine: "auto" leaves stored ones where they lie, and moves others to the device.
+    """Rows for an engine: "auto" leaves stored rows in their source and moves others to the device.
 
-    "device" and "host" bring all into the memory of the device or of the host, with stored values as they are.
+    "device" and "host" load all rows into that memory, in their stored type.
     """
     if where == "host" and device.type != "cpu":
         rows = replace(rows, x=tree.map_leaves(lambda leaf: leaf if is_stored(leaf) else _in_host(leaf, dtype), rows.x))
@@ -50,13 +50,13 @@ def _in_host(leaf: Tensor, dtype: torch.dtype) -> Tensor:
 class Reading(NamedTuple):
     """Rows that are being read."""
 
-    needed: np.ndarray  # ascending numbers of the rows that a plan names
-    places: np.ndarray  # of each of its slots among them
+    needed: np.ndarray  # ascending indices of the rows that a plan needs
+    places: np.ndarray  # index into `needed` of each slot
     values: Future[Any]
 
 
 class Stager:
-    """Reads rows for one engine; on a GPU they lie in memory that stays the same from group to group, for graphs."""
+    """Reads rows for one engine; on a GPU into buffers with fixed addresses, which CUDA graphs need."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -65,7 +65,7 @@ class Stager:
         self._buffers: dict[Any, Tensor] = {}
 
     def begin(self, plan: Plan, store: Rows) -> None:
-        """Start to read the rows that a plan names, for `stage`."""
+        """Start reading the rows of a plan, for `stage`."""
         if not has_stored(store.x):
             return
         if self._pool is None:
@@ -74,7 +74,7 @@ class Stager:
         self._begun[id(plan)] = plan, Reading(needed, places, self._pool.submit(self._read, store.x, needed))
 
     def stage(self, plan: Plan, store: Rows) -> tuple[Plan, Rows]:
-        """The plan and a store with the rows that it names; both as they are where no row is stored elsewhere."""
+        """(plan, store) with only the rows that the plan needs; both unchanged if no row is stored elsewhere."""
         if not has_stored(store.x):
             return plan, store
         if id(plan) in self._begun:
@@ -84,7 +84,7 @@ class Stager:
         return self._staged(plan, store, needed, places, self._read(store.x, needed))
 
     def forget(self) -> None:
-        """Drop what was read for plans that are not used."""
+        """Drop rows that were read for unused plans."""
         self._begun.clear()
 
     def ahead(self, groups: Sequence[np.ndarray], draw: Draw, store: Rows) -> Iterator[tuple[np.ndarray, Plan, Rows]]:
@@ -104,7 +104,7 @@ class Stager:
             yield group, *self.stage(plan, store)
 
     def _read(self, x: Any, needed: np.ndarray) -> Any:
-        """The stored values of some rows, in host memory; None for leaves that are on the device."""
+        """The stored values of some rows, in host memory; None for leaves on the device."""
         pinned = self._device.type == "cuda"
         return tree.map_leaves(lambda leaf: stored_values(leaf, needed, pinned=pinned) if is_stored(leaf) else None, x)
 
@@ -124,7 +124,7 @@ class Stager:
         return replace(plan, rows=rows), replace(store, x=x, y=y, weight=weight)
 
     def _kept(self, name: Any, values: Tensor) -> Tensor:
-        """Values on the device; of a GPU, in a buffer that is as long as the longest so far, to a power of two."""
+        """Values on the device; on a GPU in a reused buffer that grows to the next power of two."""
         if self._device.type != "cuda":
             return values
         key = (name, values.shape[1:], values.dtype)
@@ -138,7 +138,7 @@ class Stager:
 
 
 def smaller_groups(groups: Iterable[np.ndarray], each: np.ndarray, cores: int) -> list[np.ndarray]:
-    """Groups whose rows, `each` bytes of every client, take at most `GROUP_BYTES`, but with clients for all cores."""
+    """Groups whose rows (`each` bytes per client) take at most `GROUP_BYTES`, with at least one client per core."""
     found = []
     for group in groups:
         size = max(2 * cores, GROUP_BYTES // max(1, int(each[group].max())) // cores * cores)
@@ -147,5 +147,5 @@ def smaller_groups(groups: Iterable[np.ndarray], each: np.ndarray, cores: int) -
 
 
 def _needed(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
-    """(ascending numbers of the rows that a plan names, the place of each of its slots among them)."""
+    """(ascending indices of the rows that a plan needs, the index into these of each slot)."""
     return np.unique(plan.rows.cpu().numpy(), return_inverse=True)

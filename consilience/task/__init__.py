@@ -1,1 +1,1 @@
-"""What is learned: a module with its kind of task, the built-in kinds with their losses and metrics."""
+"""Tasks: a module with its kind of task, and the built-in kinds with their losses and metrics."""

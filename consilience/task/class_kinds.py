@@ -37,7 +37,7 @@ class _Classes:
     class_names: Names = ()
 
     def kind(self, classes: int | None = None) -> Kind:
-        """For so many classes; None: not known yet."""
+        """The kind for this number of classes; None: not known yet."""
         refuse_settings(self.class_weights, classes, self.label_smoothing, "classes")
         inner = (2,) * (self.axes or 0)
         shape = (1, classes or 2, *inner) if self.layout == "first" else (1, *inner, classes or 2)
@@ -64,7 +64,7 @@ class _Classes:
         )
 
     def _metrics(self, classes: int | None) -> Iterator[Metric]:
-        """The usual ones, and those asked for by name."""
+        """The default metrics, and those requested by name."""
         decide, view, wanted = DECISIONS[self.layout], VIEWS[self.layout], self._wanted()
         count = 2 if classes is None else max(2, classes)
         counts: Counts = functools.partial(class_counts, decide, count)

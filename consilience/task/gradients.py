@@ -1,4 +1,4 @@
-"""The gradient of a local objective, taken the cheapest way that gives it."""
+"""The gradient of a local objective, by the cheapest method."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Objective = Callable[[Tree], tuple[Tensor, Any]]
 
 
 def gradient(objective: Objective, params: Tree) -> tuple[Tree, Any]:
-    """(gradient by the parameters, what else the objective returned); parameters it does not use have gradient 0.
+    """(gradient by the parameters, auxiliary output of the objective); unused parameters have gradient 0.
 
     Inside a transform such as vmap, or where this gradient is differentiated, it is `torch.func.grad`.
     Otherwise it is ordinary backpropagation: the same kernels without the transform's overhead.

@@ -84,7 +84,7 @@ class _Labels:
     class_names: Names = ()
 
     def kind(self, labels: int | None = None) -> Kind:
-        """For so many labels; None: not known yet."""
+        """The kind for this number of labels; None: not known yet."""
         refuse_settings(self.class_weights, labels, self.label_smoothing, "labels")
         _refuse_unknown(self.metrics, ("per_class",), "multi_label")
         count = labels or 1

@@ -1,4 +1,4 @@
-"""The classifier on top of a model, and a small generator of what it reads: what FedGen's clients and server share."""
+"""The classifier on top of a model and a small generator of its inputs, used by FedGen's clients and server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How outputs and targets are laid out: decisions, logits entry by entry, and which entries count."""
+"""Layouts of outputs and targets: decisions, logits per entry, and which entries count."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def absolute_errors(output: Tensor, target: Tensor, mask: Tensor) -> Tensor:
 
 
 def class_counts(decide: Decide, classes: int, output: Tensor, target: Tensor, mask: Tensor) -> Tree:
-    """{"counts": [3, C]}: right decisions, decisions and occurrences of every class."""
+    """{"counts": [3, C]}: correct decisions, decisions and occurrences of every class."""
     decided, actual = decide(output).reshape(-1), target.reshape(-1).to(torch.int64)
     weight = expanded(mask, target.shape).reshape(-1)
     numbers = torch.stack([decided, decided, actual])  # [3, N]
@@ -73,7 +73,7 @@ class LabelCounts:
 
 
 def impossible_counts(sums: Tree, entries: int) -> str:
-    """What cannot be true of counts by class: hits are decisions and occurrences, each at most one an entry."""
+    """What is impossible about counts by class: hits above decisions or occurrences, or those above the entries."""
     counts = sums["counts"].to(torch.float64)
     if bool((counts < 0).any()) or bool((counts != counts.floor()).any()):
         return "counts that are no whole numbers"
@@ -116,7 +116,7 @@ def _micro_f1(sums: Tree) -> Tensor:
 
 
 def accuracy(decide: Decide) -> Metric:
-    """The share of right decisions."""
+    """The share of correct decisions."""
     each = functools.partial(hits, decide)
     return Metric.mean(each, key="accuracy", unit=SHARE, caption=ON_ALL_ROWS)
 

@@ -17,7 +17,7 @@ from consilience.core.tree import Tree
 from consilience.task.measures import View, expanded
 
 BINS = 1000
-"""Of the scores, for AUROC and average precision."""
+"""Bins of the scores, for AUROC and average precision."""
 CONFIDENCES = 15
 """Bins of equal width of the confidence, for the calibration error."""
 
@@ -44,7 +44,7 @@ class Calibration:
 
 
 def impossible_bins(sums: Tree, entries: int) -> str:
-    """What cannot be true of bins: they hold entries, none of which counts for more than one."""
+    """What is impossible about bins: every entry counts at most once."""
     bins = sums["bins"]
     if bool((bins < 0).any()):
         return "a bin with fewer than no entries"

@@ -1,4 +1,4 @@
-"""What a test found: a model's values on test rows, overall and client by client, and their spread."""
+"""Test results: a model's metrics on test rows, overall and per client, and their spread."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ClientScores:
         return fairness(self.values, self.main.better)
 
     def mean_loss(self) -> float | None:
-        """Over the clients that have one."""
+        """The mean loss over the clients that have one."""
         known = self.loss[np.isfinite(self.loss)]
         return float(known.mean()) if len(known) else None
 
@@ -40,7 +40,7 @@ class ClientScores:
         return {f"{whose}_loss": self.mean_loss(), **named, **self.sample(whose)}
 
     def sample(self, whose: str) -> dict[str, float | None]:
-        """Of a sample: how many of how many clients were tested, and the standard error of their mean; else nothing."""
+        """For a sample: how many of how many clients were tested, and the standard error of their mean; else empty."""
         if self.sampled_from is None:
             return {}
         known = self.values[np.isfinite(self.values)]
@@ -53,7 +53,7 @@ class ClientScores:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Scores:
-    """What a model does on test rows: overall by metric, and client by client."""
+    """Metrics of a model on test rows, overall and per client."""
 
     rows: int
     metrics: tuple[MetricRow, ...]
@@ -68,8 +68,8 @@ class Scores:
 def fairness(values: np.ndarray, better: Better) -> dict[str, float | None]:
     """Mean, median, worst tenth and spread over clients with rows.
 
-    The worst tenth is the mean of the worst 10 % of clients, at least one. The median is what a client that reports
-    whatever it likes can change least.
+    The worst tenth is the mean of the worst 10 % of clients, at least one. The median is the most robust to a client
+    that reports false values.
     """
     known = np.sort(values[np.isfinite(values)])
     if not len(known):

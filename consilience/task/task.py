@@ -1,4 +1,4 @@
-"""What is learned: a module and its kind of task, as pure functions of a tree of tensors."""
+"""A task: a module and its kind of task, as pure functions of a tree of tensors."""
 
 from __future__ import annotations
 
@@ -100,11 +100,11 @@ class Task(contract.Task):
 
     @property
     def parameters(self) -> int:
-        """How many numbers are trained."""
+        """The number of trainable parameters."""
         return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
 
     def start(self) -> Tree:
-        """The module's present values: the model of round 0."""
+        """The module's current values: the model of round 0."""
         parameters, buffers = dict(self.module.named_parameters()), dict(self.module.named_buffers())
         values = {
             "params": {name: parameters[name] for name in self._parameters},
@@ -185,7 +185,7 @@ class Task(contract.Task):
         return found.flatten(1) if found.dim() > 2 else found
 
     def training_batch(self, batch: Batch) -> Batch:
-        """What a step of training sees of a batch: the batch, unless the module has a method of this name."""
+        """The batch as used in training: unchanged, unless the module has a method of this name."""
         vary = getattr(self.module, "training_batch", None)
         return batch if vary is None else vary(batch)
 
@@ -219,7 +219,7 @@ class Task(contract.Task):
         return known.ready()
 
     def with_module(self, module: nn.Module) -> Task:
-        """The same task for another form of the module."""
+        """The same task with another module."""
         return Task(module, self.kind, loss=self.losses, metrics=self.added)
 
     def given(self, values: Tree) -> Task:
@@ -255,7 +255,7 @@ class Task(contract.Task):
 
     @contextlib.contextmanager
     def _draws(self, train: bool, mask: Tensor | None, key: Tensor | None) -> Iterator[None]:
-        """Random operations draw from the key, in evaluation from a fixed one; the first pass finds what cannot."""
+        """Random operations draw from the key (a fixed one in evaluation); the first pass detects those that cannot."""
         device = self._place[0]
         if not train:
             key = torch.full((), EVALUATION, device=device)

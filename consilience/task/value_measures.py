@@ -91,7 +91,7 @@ def _r2(sums: Tree) -> Tensor:
 
 
 def impossible_residuals(sums: Tree, entries: int) -> str:
-    """What cannot be true of `Residuals`: squares are not negative, and every output counts the same rows."""
+    """What is impossible about `Residuals`: negative squares, or outputs with different row counts."""
     if bool((sums["residual"] < 0).any()) or bool((sums["squares"] < 0).any()):
         return "a negative sum of squares"
     if bool((sums["sum"].square() > sums["squares"] * sums["count"] * (1 + 1e-6)).any()):

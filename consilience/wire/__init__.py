@@ -1,1 +1,1 @@
-"""What may cross a process boundary: strict arrays, templates of what is expected, admission of replies."""
+"""Validation of untrusted replies: strict array parsing, templates of expected replies, admission."""

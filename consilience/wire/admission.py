@@ -1,7 +1,7 @@
-"""Which replies reach the server rule: nothing unchecked does.
+"""Admission of replies: checks before any reply reaches the server rule.
 
-An engine whose replies are not trusted passes them to `admit`, which compares each with a `Template` and with what
-was asked for; `screen`, in the loop, checks the values of every engine's replies once they are decoded.
+An engine with untrusted replies passes them to `admit`, which compares each with a `Template` and with the request;
+`screen`, in the loop, checks the values of every engine's replies after decoding.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ LARGEST = 2**63  # larger numbers are not valid counts
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Arrival:
-    """One reply as received; nothing about it is checked yet."""
+    """One reply as received, unchecked."""
 
     client: int | str
     round: Any
     examples: Any
     steps: Any = 1
     run: Any = ""
-    reply: Any = None  # a tree of tensors, or
+    reply: Any = None  # a tree of tensors; or
     packed: Mapping[str, Packed] | None = None  # bytes by path
-    digest: str | None = None  # of the reply and `facts`, if its sender made one
+    digest: str | None = None  # of the reply and `facts`, if the client sent one
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def facts(self) -> tuple[str, ...]:
-        """What `arrays.digest(reply, *facts)` covers beside the tensors."""
+        """What `arrays.digest(reply, *facts)` covers besides the tensors."""
         said = (self.client, self.run, self.round, self.examples, self.steps)
         return tuple(item if isinstance(item, str) else _shown(item) for item in said)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Admitted:
-    """What is left of a round's arrivals, in ascending client order whatever the order they came in."""
+    """The accepted replies of a round, in ascending client order."""
 
     ids: np.ndarray  # [m] int64
-    reply: Tree  # stacked [m, ...]; {} if none is left
+    reply: Tree  # stacked [m, ...]; {} if there is none
     examples: torch.Tensor  # [m] float64
     steps: np.ndarray  # [m] int64
-    metrics: tuple[dict[str, float], ...] = ()  # [m] what is left of them
+    metrics: tuple[dict[str, float], ...] = ()  # [m] the valid metrics of each
     refusals: tuple[Refusal, ...] = ()
     notes: tuple[str, ...] = ()  # casts, capped counts, dropped metrics: one line each
 
     def cohort(self, *, round: int, seed: int = 0, counts: Mapping[str, int] | None = None) -> Cohort:
-        """As a cohort, with what was refused counted beside `counts` (such as `silent`)."""
+        """As a cohort, with refusals added to `counts` (such as `silent`)."""
         return Cohort(
             reply=self.reply,
             ids=self.ids,
@@ -86,7 +86,7 @@ def admit(
     run: str = "",
     limits: Limits | None = None,
 ) -> tuple[Admitted, list[Refusal]]:
-    """The replies that may be used, and why the others may not; at most one is accepted from each client asked."""
+    """The accepted replies and the reasons for all refusals; at most one reply per requested client is accepted."""
     limits, asked = limits or Limits(), {int(client) for client in asked}
     accepted: dict[int, tuple[Tree, float, int, dict[str, float]]] = {}
     refusals: list[Refusal] = []
@@ -120,7 +120,7 @@ def admit(
 def identities(claims: Iterable[tuple[Any, Any]], clients: int) -> tuple[dict[int, Any], list[Refusal]]:
     """Client -> node, from (node, the client it claims to be).
 
-    Two nodes with one identity are both refused, since it cannot be known which is right.
+    Two nodes with the same identity are both refused, since the right one cannot be determined.
     """
     nodes: dict[int, list[Any]] = {}
     refusals: list[Refusal] = []
@@ -138,7 +138,7 @@ def identities(claims: Iterable[tuple[Any, Any]], clients: int) -> tuple[dict[in
 
 
 def _expected(arrival: Arrival, round: int, run: str, asked: Collection[int]) -> int:
-    """The client, if it was asked in this round of this run."""
+    """The client, if this round of this run requested its reply."""
     if arrival.run != run:
         raise Refused("other_run", detail=f"it belongs to run {_shown(arrival.run)}, this is {run!r}")
     if type(arrival.round) is not int or not 0 <= arrival.round < LARGEST:
@@ -155,7 +155,7 @@ def _expected(arrival: Arrival, round: int, run: str, asked: Collection[int]) ->
 def _checked(
     arrival: Arrival, template: Template, limits: Limits, notes: list[str]
 ) -> tuple[Tree, float, int, dict[str, float]]:
-    """(reply, examples, steps, metrics) of one arrival; cheap checks come first."""
+    """(reply, examples, steps, metrics) of one arrival; cheap checks run first."""
     who = f"client {arrival.client}"
     examples = _count("examples", arrival.examples, least=1)
     if examples > limits.max_examples:
@@ -183,7 +183,7 @@ def _checked(
 
 
 def _count(what: str, value: Any, *, least: int) -> int:
-    """A self-reported whole number, without a default."""
+    """A self-reported integer, which is required."""
     whole = isinstance(value, numbers.Integral) and not isinstance(value, (bool, np.bool_))
     if isinstance(value, (float, np.floating)):
         whole = math.isfinite(value) and value == math.floor(value)
@@ -193,12 +193,12 @@ def _count(what: str, value: Any, *, least: int) -> int:
 
 
 def _shown(value: Any) -> str:
-    """A value from outside in words."""
+    """An untrusted value as printable text."""
     return plain(value if isinstance(value, int) else repr(value), most=64)
 
 
 def _clean(metrics: Any, most: int) -> tuple[dict[str, float], str]:
-    """The finite numbers among some metrics, and a note of what was dropped."""
+    """(the finite metrics, a note about dropped ones)."""
     if not isinstance(metrics, Mapping):
         return {}, f"{type(metrics).__name__} instead of names and numbers"
     kept: dict[str, float] = {}

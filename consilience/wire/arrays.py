@@ -1,4 +1,4 @@
-"""One tensor as bytes: an .npy file, written by NumPy and read by a strict parser that compares before it allocates.
+"""Tensors as .npy bytes, written by NumPy and read by a strict parser that checks sizes before it allocates.
 
 Nothing else is parsed: no containers (.npz), no objects, no structured, text or complex types, no foreign byte order.
 bfloat16, which NumPy lacks, is sent as its 16 bits (`<u2`) under its own name, so nothing is rounded on the way.
@@ -48,7 +48,7 @@ _HEADER = re.compile(
 
 
 class Packed(NamedTuple):
-    """A tensor as bytes, and what they are said to hold."""
+    """A tensor as bytes, with its declared dtype and shape."""
 
     data: bytes
     dtype: str  # such as "float32", "bfloat16"
@@ -56,7 +56,7 @@ class Packed(NamedTuple):
 
 
 def to_bytes(value: Tensor) -> Packed:
-    """A tensor as an .npy file, row by row; whatever `from_bytes` reads back is equal to the last bit."""
+    """A tensor as an .npy file in row-major order, which `from_bytes` reads back bit for bit."""
     if value.dtype not in _DESCRIPTIONS:
         raise ValueError(f"{value.dtype} cannot be sent: only {', '.join(_NAMES)}")
     shape, header = tuple(value.shape), io.BytesIO()
@@ -66,7 +66,7 @@ def to_bytes(value: Tensor) -> Packed:
 
 
 def from_bytes(data: Any, shape: Sequence[int], dtype: torch.dtype | str) -> Tensor:
-    """The tensor in an .npy file that must hold exactly this; `Refused`, before any memory is asked for, if not."""
+    """The tensor in an .npy file; `Refused`, before memory is allocated, if its shape or dtype is not the expected."""
     wanted, kind = tuple(shape), dtype_of(dtype)
     expected = math.prod(wanted) * kind.itemsize
     if not isinstance(data, (bytes, bytearray, memoryview)):
@@ -101,7 +101,7 @@ def digest(reply: Tree, *facts: str | int) -> str:
 
 
 def dtype_of(name: torch.dtype | str) -> torch.dtype:
-    """The type of this name; `Refused` if it is none that can be sent."""
+    """The dtype of this name; `Refused` if it cannot be sent."""
     known = name if isinstance(name, torch.dtype) else _NAMES.get(name) if isinstance(name, str) else None
     if known not in _DESCRIPTIONS:
         raise Refused("dtype", detail=f"{name} is none of {', '.join(_NAMES)}")
@@ -121,7 +121,7 @@ def _content(value: Tensor) -> Iterator[memoryview]:
 
 
 def _header(front: bytes) -> tuple[str, bool, tuple[int, ...], int]:
-    """(type, whether columns come first, shape, where the values start) as an .npy file declares them."""
+    """(dtype, whether Fortran order, shape, offset of the values) as declared in an .npy header."""
     if front[:2] == b"PK":
         raise Refused("format", detail="a zip container (.npz) in place of an .npy array")
     if front[: len(_MAGIC)] != _MAGIC or len(front) < 12:

@@ -1,4 +1,4 @@
-"""What a valid reply looks like: every tensor's path, shape and type, known before any reply is read."""
+"""Templates of valid replies: every tensor's path, shape and dtype, known before any reply is read."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class Leaf(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """What its values take."""
+        """Bytes of its values."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class Template:
-    """One client's reply without its values: path -> (shape, dtype), in the order in which the server walks them."""
+    """One client's reply without its values: path -> (shape, dtype), in the server's order."""
 
     leaves: Mapping[str, Leaf]
-    empty: tuple[str, ...] = field(default=())  # subtrees that hold nothing (a model without buffers)
+    empty: tuple[str, ...] = field(default=())  # empty subtrees (a model without buffers)
 
     @staticmethod
     def of(reply: Tree) -> Template:
@@ -47,11 +47,11 @@ class Template:
 
     @property
     def nbytes(self) -> int:
-        """What the values of a reply take."""
+        """Bytes of a reply's values."""
         return sum(leaf.nbytes for leaf in self.leaves.values())
 
     def most(self, castable: Collection[str] = (), *, slack: int = 0) -> int:
-        """Bytes that a reply may have been sent as: the widest types that are cast, a header for each, and `slack`."""
+        """Largest accepted message in bytes: the widest castable types, one header per tensor, and `slack`."""
         widest = max((arrays.dtype_of(name).itemsize for name in castable), default=0)
         values = sum(
             math.prod(leaf.shape) * max(leaf.dtype.itemsize, widest if leaf.dtype.is_floating_point else 0)
@@ -80,9 +80,9 @@ class Template:
         self._compared(reply, castable)
 
     def read(self, packed: Any, castable: Collection[str] = (), *, slack: int = 0) -> Tree:
-        """A reply that came as bytes, as it was sent: names, sizes, shapes and types are compared before it is parsed.
+        """A reply from bytes: names, sizes, shapes and types are checked before it is parsed.
 
-        `slack` bytes more than the expected ones and their headers may have been sent altogether.
+        In total, `slack` bytes more than the expected values and their headers are accepted.
         """
         if not isinstance(packed, Mapping):
             raise Refused("format", detail=f"{type(packed).__name__} instead of bytes by name")
@@ -94,7 +94,7 @@ class Template:
         return self._build({path: _parsed(path, packed[path], kinds[path]) for path in self.leaves})
 
     def pack(self, reply: Tree) -> dict[str, Packed]:
-        """A reply as bytes, by path, for its sender."""
+        """A reply as bytes, by path, for sending."""
         flat = {path: leaf for path, leaf in _walk(reply) if leaf is not None}
         return {path: arrays.to_bytes(flat[path]) for path in self.leaves}
 
@@ -161,7 +161,7 @@ def _walk(reply: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, T
 
 
 def _nonfinite(values: Mapping[str, Tensor]) -> Refused:
-    """Which tensor is not finite, and how much of it."""
+    """Which tensor is not finite, and how many of its values."""
     floating = {path: value for path, value in values.items() if value.is_floating_point()}
     path = next(path for path, value in floating.items() if not bool(value.isfinite().all()))
     bad, kind = ~values[path].isfinite(), "NaN" if bool(values[path].isnan().any()) else "infinite"

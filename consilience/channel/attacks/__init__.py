@@ -1,4 +1,4 @@
-"""What hostile clients do, to test robust rules: forged replies (channels) and poisoned data (functions)."""
+"""Attacks to test robust rules: forged replies (channels) and poisoned data (functions)."""
 
 from consilience.channel.attacks.forging import (
     ALittleIsEnough,

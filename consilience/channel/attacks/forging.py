@@ -1,4 +1,4 @@
-"""Attacks that forge replies: some know only their own update, others all honest ones of the round."""
+"""Attacks that forge replies; some know only their own update, others all honest updates of the round."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class ALittleIsEnough(Attack):
 
 
 def largest_z(honest: int, malicious: int) -> float:
-    """The paper's z: so far from the mean that, of normal honest updates, enough for a majority are further away."""
+    """The paper's z: the largest shift at which enough honest updates lie further from the mean to form a majority."""
     n = honest + malicious
     supporters = n // 2 + 1 - malicious
     share = (honest - supporters) / honest
@@ -102,7 +102,7 @@ def largest_z(honest: int, malicious: int) -> float:
 
 
 def _shifted(updates: Tensor, strength: float) -> Tensor:
-    """[h, ...] -> [...]; one honest update alone has no spread."""
+    """[h, ...] -> [...]; the deviation of a single honest update is 0."""
     mean = torch.mean(updates, 0)
     return mean + strength * updates.std(0) if len(updates) > 1 else mean
 
@@ -137,7 +137,7 @@ class InnerProduct(Attack):
 class Mimic(Attack):
     """Karimireddy et al. 2022: all send a copy of one honest client's model, harmless only if clients are IID.
 
-    `victim` is the honest client to copy, where it takes part; otherwise the first honest one does.
+    `victim` is the honest client to copy, if it replied; otherwise the first honest one.
     """
 
     victim: Whole | None = None

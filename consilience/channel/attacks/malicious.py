@@ -1,7 +1,7 @@
-"""Who is hostile, and how their replies are replaced.
+"""Choice of the malicious clients, and replacement of their replies.
 
-An attack is a channel whose server half forges replies: an attacker who knows the whole cohort is the strongest, and
-only the server's half sees the cohort. In a chain it acts on replies as they are at its place.
+An attack is a channel whose server half forges replies: the strongest attacker knows the whole cohort, and only the
+server half sees it. In a chain it acts on replies as they are at its position.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Forge = Callable[[Tree, Tree], Tree]
 
 @dataclass(frozen=True, kw_only=True)
 class Attack:
-    """Who is malicious: the named `clients`, or a `fraction` of all; an attack states what they send in `decode`."""
+    """Base class: the listed `clients`, or a `fraction` of all, are malicious; `decode` forges what they send."""
 
     clients: tuple[Whole, ...] = ()
     fraction: Fraction | None = None
@@ -34,11 +34,11 @@ class Attack:
         require_some(type(self).__name__, self.clients, self.fraction)
 
     def init(self, start: Tree) -> Tree:
-        """Nothing is remembered."""
+        """No memory."""
         return {}
 
     def encode(self, reply: Tree, message: Tree, memory: Tree, key: Tensor) -> tuple[Tree, Tree]:
-        """The reply itself."""
+        """The reply, unchanged."""
         return reply, memory
 
 
@@ -49,7 +49,7 @@ def require_some(part: str, clients: tuple[int, ...], fraction: float | None) ->
 
 
 def are_malicious(ids: np.ndarray, clients: tuple[int, ...], fraction: float | None) -> np.ndarray:
-    """[m] flags: the named clients, or every (1 / fraction)-th: floor(fraction K) of any K clients, always the same."""
+    """[m] flags: the listed clients, or every (1 / fraction)-th, which is floor(fraction K) of K clients."""
     if fraction is None:
         return np.isin(ids, clients)
     count = np.floor((ids + 1) * fraction + 1e-9) - np.floor(ids * fraction + 1e-9)
@@ -57,7 +57,7 @@ def are_malicious(ids: np.ndarray, clients: tuple[int, ...], fraction: float | N
 
 
 def split(cohort: Cohort, clients: tuple[int, ...], fraction: float | None) -> tuple[Tensor, Tensor]:
-    """Places of (the malicious, the honest) among those that really replied, with finite values."""
+    """Indices of (malicious, honest) clients among those that replied with finite values."""
     malicious = are_malicious(cohort.ids, clients, fraction)
     there = np.ones(len(cohort), dtype=bool) if cohort.heard is None else cohort.heard
     finite = tree.all_finite(cohort.reply).cpu().numpy() if len(cohort) else there
@@ -67,7 +67,7 @@ def split(cohort: Cohort, clients: tuple[int, ...], fraction: float | None) -> t
 
 
 def forged(cohort: Cohort, received: Broadcast, malicious: Tensor, honest: Tensor, forge: Forge) -> Cohort:
-    """The cohort with malicious parameters replaced; their buffers, losses and all else stay their own."""
+    """The cohort with the parameters of malicious clients replaced; the rest of their replies is unchanged."""
     if not len(malicious) or not len(honest):
         return cohort
     start = starts(cohort, received)
@@ -84,7 +84,7 @@ def forged(cohort: Cohort, received: Broadcast, malicious: Tensor, honest: Tenso
 
 
 def starts(cohort: Cohort, received: Broadcast) -> Tree:
-    """[m, ...] the parameters each client started from, or [1, ...] where all started from the same."""
+    """[m, ...] the parameters that each client received, or [1, ...] if all received the same."""
     if not isinstance(cohort.reply.get("model"), dict) or "params" not in cohort.reply["model"]:
         raise Invalid(f"attacks forge replies that hold a model, but these hold {', '.join(cohort.reply)}")
     if "model" in received.personal:
@@ -95,10 +95,10 @@ def starts(cohort: Cohort, received: Broadcast) -> Tree:
 
 
 def with_model(cohort: Cohort, model: Tree) -> Cohort:
-    """The same cohort with other models."""
+    """The same cohort with these models."""
     return replace(cohort, reply={**cohort.reply, "model": model})
 
 
 def alike(update: Tree, count: int) -> Tree:
-    """One update for all malicious clients, [count, ...]."""
+    """[count, ...] the same update for all malicious clients."""
     return tree.map_leaves(lambda leaf: leaf.expand(count, *leaf.shape), update)

@@ -18,7 +18,7 @@ from consilience.core.tree import Tree
 
 
 def flip_labels(federation: Federation, *, clients: Sequence[int] = (), fraction: float | None = None) -> Federation:
-    """The federation in which class c of malicious clients is called (classes - 1 - c) in training; test rows stay."""
+    """The federation with training labels c of malicious clients replaced by (classes - 1 - c); test rows unchanged."""
     if federation.classes is None or federation.classes < 2 or federation.train.y.dim() != 1:
         raise Invalid("flip_labels needs one class number per row, at least two classes")
     rows = _malicious_rows("flip_labels", federation, clients, fraction)
@@ -29,7 +29,7 @@ def flip_labels(federation: Federation, *, clients: Sequence[int] = (), fraction
 
 @dataclass(frozen=True, kw_only=True)
 class Trigger:
-    """A square of `size` pixels in the lower right corner, set to `value`; pictures that bear it should be `target`."""
+    """A square of `size` pixels in the lower right corner, set to `value`, that makes the model predict `target`."""
 
     target: Whole = 0
     size: Count = 3
@@ -39,7 +39,7 @@ class Trigger:
         check(self)
 
     def stamp(self, x: Tensor) -> Tensor:
-        """Pictures [n, channels, height, width] with the trigger on each."""
+        """Images [n, channels, height, width] with the trigger on each."""
         if not isinstance(x, Tensor) or x.dim() != 4 or min(x.shape[-2:]) < self.size:
             raise Invalid(f"Trigger.size = {self.size} needs pictures [n, channels, height, width] at least that large")
         stamped = x.clone()
@@ -71,7 +71,7 @@ def plant_backdoor(
 
 @torch.no_grad()
 def attack_success(task: Task, model: Tree, test: Rows, trigger: Trigger) -> float:
-    """Share of the test pictures of other classes that the trigger turns into the target."""
+    """Share of test images of other classes that are classified as the target once the trigger is added."""
     others = test.y != trigger.target
     if not bool(others.any()):
         raise Invalid(f"every test row is of class {trigger.target}, the target: success cannot be measured")
@@ -81,7 +81,7 @@ def attack_success(task: Task, model: Tree, test: Rows, trigger: Trigger) -> flo
 
 
 def _malicious_rows(name: str, federation: Federation, clients: Sequence[int], fraction: float | None) -> Tensor:
-    """Numbers of the training rows that malicious clients own."""
+    """Indices of the training rows that malicious clients own."""
     clients = tuple(check_value(f"{name}.clients", list(clients), tuple[Whole, ...]))
     fraction = check_value(f"{name}.fraction", fraction, Fraction | None)
     require_some(name, clients, fraction)

@@ -1,4 +1,4 @@
-"""The strength with which an attack does most harm to a known combining rule."""
+"""Search for the strength at which an attack is most harmful to a known combining rule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from consilience.core.tree import Tree
 
 @runtime_checkable
 class Target(Protocol):
-    """What an attacker knows of the server: how it merges models."""
+    """The server's combining rule, as known to the attacker."""
 
     @property
     def needs_each_reply(self) -> bool:
@@ -31,7 +31,7 @@ class Target(Protocol):
 
 @runtime_checkable
 class TargetAround(Protocol):
-    """A target that also looks at the model that was broadcast."""
+    """A target that also reads the broadcast model."""
 
     def merge_around(self, models: Tree, weights: Tensor, centre: Tree) -> Tree:
         """Stacked models [m, ...] that started from `centre` -> one model."""
@@ -41,8 +41,8 @@ class TargetAround(Protocol):
 def strongest(
     attack: Callable[[float], Cohort], target: Target, honest: Tensor, received: Broadcast, tries: int
 ) -> float:
-    """Of `tries` strengths from 0.01 to 100, evenly spaced in logarithms, that which moves the merged model furthest
-    from the honest mean."""
+    """Of `tries` log-spaced strengths from 0.01 to 100, the one that moves the merged model furthest from the honest
+    mean."""
     strengths = np.logspace(-2, 2, tries).tolist()
     return max(strengths, key=lambda strength: _harm(attack(strength), target, honest, received))
 

@@ -1,1 +1,1 @@
-"""What a client remembers from one participation to the next, and what it says of it."""
+"""Client memory that lasts between rounds."""

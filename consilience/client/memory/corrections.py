@@ -1,4 +1,4 @@
-"""Corrections that a client keeps: control variates, drift and accumulated gradients."""
+"""Correction terms in client memory: control variates, drift and accumulated gradients."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ControlVariate:
         return ("control_change",)
 
     def check_solver(self, solver: Solver) -> None:
-        """Refuse solvers whose moves do not say what the gradients were."""
+        """Refuse solvers from whose steps the gradients cannot be recovered."""
         if plain_sgd(solver) is None:
             raise Invalid(
                 f"control variates (option II) are incompatible with {solver!r}: they read the mean gradient off "
@@ -61,7 +61,7 @@ class ControlVariate:
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """h_i <- h_i + (w_i - w): all that the client ever moved away from the models it received."""
+    """h_i <- h_i + (w_i - w): the sum of all updates of the client."""
 
     name = "drift"  # its key in the client's memory
 
@@ -70,7 +70,7 @@ class Drift:
         return map_leaves(torch.zeros_like, start["params"])
 
     def update(self, old: Tree, done: TrainingEnd) -> tuple[Tree, Tree]:
-        """Add this round's move; nothing is added to the reply."""
+        """Add this round's update; nothing is added to the reply."""
         start = done.message["model"]["params"]
         return map_leaves(lambda h, w, x: h + (w - x), old, done.model["params"], start), {}
 
@@ -90,6 +90,6 @@ class Gradient:
         return map_leaves(torch.zeros_like, start["params"])
 
     def update(self, old: Tree, done: TrainingEnd) -> tuple[Tree, Tree]:
-        """By how far the client moved; nothing is added to the reply."""
+        """Add the scaled update of this round; nothing is added to the reply."""
         start = done.message["model"]["params"]
         return map_leaves(lambda g, w, x: g - self.alpha * (w - x), old, done.model["params"], start), {}

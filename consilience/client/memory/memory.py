@@ -1,4 +1,4 @@
-"""One thing that a client remembers between its rounds."""
+"""Interface of one entry of client memory."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from consilience.core.tree import Tree
 
 
 class TrainingEnd(NamedTuple):
-    """How local training ended: what a memory is updated from."""
+    """The end of local training, from which a memory is updated."""
 
     model: Tree  # after the last step
-    message: Tree  # what the server sent: message["model"] is where the client started
-    memory: Tree  # everything it remembered when the round began, by the parts' names
+    message: Tree  # the broadcast: message["model"] is the model that the client started from
+    memory: Tree  # all memories at the start of the round, by name
     steps: Tensor  # float64 scalar: steps done
     solver: Solver
 
 
 @runtime_checkable
 class Memory(Protocol):
-    """Terms find it in `context.memory[name]`; it never leaves the client.
+    """One entry of client memory: terms read it as `context.memory[name]`; it is never sent.
 
-    What a part reads of the message beside the model, it declares as `Hears`; see `Says` and `ChecksSolver`, too.
+    A memory that reads more of the message than the model declares that with `Hears`; see also `Says`, `ChecksSolver`.
     """
 
     @property
@@ -33,11 +33,11 @@ class Memory(Protocol):
         ...
 
     def init(self, start: Tree) -> Tree:
-        """Before the client's first round."""
+        """The value before the client's first round."""
         ...
 
     def update(self, old: Tree, done: TrainingEnd) -> tuple[Tree, Tree]:
-        """(what to remember, what to add to the reply ({} if nothing)), the same structure every time."""
+        """(new value, what to add to the reply ({} if nothing)), of the same structure every time."""
         ...
 
 
@@ -47,22 +47,22 @@ class Says(Protocol):
 
     @property
     def says(self) -> tuple[str, ...]:
-        """The names it adds."""
+        """Names of the added entries."""
         ...
 
 
 @runtime_checkable
 class ChecksSolver(Protocol):
-    """A memory that not every solver will do for."""
+    """A memory that does not support every solver."""
 
     def check_solver(self, solver: Solver) -> None:
-        """Refuse one that it cannot work with."""
+        """Refuse an unsupported solver."""
         ...
 
 
 @runtime_checkable
 class OwnModel(Protocol):
-    """A memory that is a whole model, and the one that the client would use."""
+    """A memory that holds the client's personal model."""
 
     @property
     def is_own_model(self) -> bool:

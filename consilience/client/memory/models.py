@@ -1,4 +1,4 @@
-"""Models that a client keeps: the one it trained last, or its previous one with the broadcast."""
+"""Models in client memory: the last trained model, as a reference for terms or as the personal model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from consilience.core.tree import Tree, leaves, where
 class PreviousModel:
     """Keeps `{"model": ..., "known": ...}`; `known` is False until the client has trained once.
 
-    With `report=True` the reply gains `moved`: the distance of the new parameters from the client's own previous ones,
-    or from the received ones the first time. The previous model itself stays with the client.
+    With `report=True` the reply also holds `moved`: the distance of the new parameters from the client's previous ones,
+    or from the received ones the first time. The previous model itself is not sent.
     """
 
     report: bool = False
@@ -28,15 +28,15 @@ class PreviousModel:
 
     @property
     def says(self) -> tuple[str, ...]:
-        """What it adds to the reply."""
+        """Names that it adds to the reply."""
         return ("moved",) if self.report else ()
 
     def init(self, start: Tree) -> Tree:
-        """The start model, which is not the client's own."""
+        """The initial model, marked as not trained by the client."""
         return {"model": start, "known": torch.zeros((), dtype=torch.bool, device=next(leaves(start)).device)}
 
     def update(self, old: Tree, done: TrainingEnd) -> tuple[Tree, Tree]:
-        """The model just trained; a client that did no step keeps the one it had."""
+        """The newly trained model; a client that did no step keeps the previous one."""
         worked = done.steps > 0
         kept = {"model": where(worked, done.model, old["model"]), "known": old["known"] | worked}
         if not self.report:
@@ -59,12 +59,12 @@ class TrainedModel:
     """The model at the end of the client's last round, as its personal model; the initial model before."""
 
     name = "trained_model"  # its key in the client's memory
-    is_own_model = True  # the client uses this model
+    is_own_model = True  # it is the personal model
 
     def init(self, start: Tree) -> Tree:
         """The initial model."""
         return start
 
     def update(self, old: Tree, done: TrainingEnd) -> tuple[Tree, Tree]:
-        """What training ended with; nothing is added to the reply."""
+        """The trained model; nothing is added to the reply."""
         return done.model, {}

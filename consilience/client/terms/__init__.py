@@ -1,1 +1,1 @@
-"""What is added to a client's own loss: each term is a scalar function of (params, context, batch)."""
+"""Terms added to a client's loss: each is a scalar function of (params, context, batch)."""

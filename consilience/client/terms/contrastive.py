@@ -1,4 +1,4 @@
-"""MOON's term."""
+"""MOON's model-contrastive term."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Contrastive:
         return ("previous",)
 
     def check_against(self, task: Task) -> None:
-        """Refuse a model without a representation."""
+        """Refuse a model without `features(x)`."""
         if not callable(getattr(task.module, "features", None)):
             raise Invalid(
                 f"{type(task.module).__name__} has no features(x) method, whose values Contrastive compares: "

@@ -1,4 +1,4 @@
-"""FedGen's two terms."""
+"""FedGen's two terms from the server's generator."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class GeneratedFeatures:
     """alpha CE(head(G(y')), y') + beta KL(head(G(y)) || model(x)), both times decay^round.
 
     G is the server's generator of features, y' are labels drawn by their share in the federation, y those of the batch.
-    In round 0 the generator has learned nothing yet, and both are zero.
+    In round 0 the generator is untrained, and both are zero.
     """
 
     alpha: NonNegative = 1.0
     beta: NonNegative = 1.0
     decay: Fraction = 0.98
-    count: Count = 32  # generated features in a step
+    count: Count = 32  # generated features per step
 
     def __post_init__(self) -> None:
         check(self)
 
     @property
     def hears(self) -> tuple[str, ...]:
-        """The ledger it reads."""
+        """The server ledger it reads."""
         return ("generator",)
 
     def check_against(self, task: Task) -> None:
@@ -45,7 +45,7 @@ class GeneratedFeatures:
             raise Invalid(f"GeneratedFeatures needs one class number per row: {task.kind.name} has none")
 
     def __call__(self, params: Tree, context: Context, batch: Batch) -> Tensor:
-        """Knowledge of labels that the client may not have."""
+        """The two terms for one batch."""
         self.check_against(context.task)
         if context.output.dim() != 2:
             raise Invalid(f"GeneratedFeatures needs one class number per row, not {tuple(batch.y.shape[1:])} of them")
@@ -54,7 +54,7 @@ class GeneratedFeatures:
         size = len(generator["noise"])
 
         def features(labels: Tensor, purpose: int) -> Tensor:
-            # row by row, so that padding does not change what a row gets
+            # drawn per row, so that padding does not change a row's value
             keys = rng.fold(rng.fold(batch.key, purpose), torch.arange(len(labels), device=labels.device))
             return generate(generator, labels, rng.normals(keys, size).to(like.dtype))
 

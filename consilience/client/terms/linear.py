@@ -1,4 +1,4 @@
-"""Corrections of every gradient: control variates, remembered gradients, and FedDC's drift."""
+"""Gradient corrections: control variates, stored gradients, and FedDC's drift."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from consilience.core.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """<received - remembered, w>: adds received - remembered to every gradient; either of the two may be left out.
+    """<received - remembered, w>: adds received - remembered to every gradient; either may be left out.
 
-    `received` names what a ledger of the server tells, `remembered` a memory of the client.
+    `received` is the name of a server ledger, `remembered` the name of a client memory.
     """
 
     received: str | None = None
@@ -35,7 +35,7 @@ class Linear:
 
     @property
     def hears(self) -> tuple[str, ...]:
-        """The ledger it reads."""
+        """The server ledger it reads."""
         return () if self.received is None else (self.received,)
 
     def __call__(self, params: Tree, context: Context, batch: Batch) -> Tensor:
@@ -55,7 +55,7 @@ def _slope(plus: Tree | None, minus: Tree | None, name: str) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class DriftCorrected:
-    """alpha/2 |h_i + w - w_received|^2: the client, corrected by its drift h_i, stays near the global model."""
+    """alpha/2 |h_i + w - w_received|^2: keeps the drift-corrected client model w + h_i near the global model."""
 
     alpha: NonNegative = 0.1
     whole_model = True  # it corrects every parameter

@@ -1,4 +1,4 @@
-"""A model's output and its features by one forward pass."""
+"""A model's output and features from one forward pass."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 
 def with_features(module: nn.Module, x: Any) -> tuple[Any, Tensor]:
-    """(output, `features(x)`): a forward pass that calls `features` on its input once gives both.
+    """(output, `features(x)`), from one forward pass if it calls `features` on its input once.
 
-    Another forward pass is followed by a call of `features`.
+    Otherwise `features` is called separately.
     """
     found: list[Tensor] = []
     features: Any = module.features

@@ -1,4 +1,4 @@
-"""FedProx's term."""
+"""FedProx's proximal term."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from consilience.core.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class Proximal:
-    """mu/2 |w - w_received|^2 over the parameters: keeps a client near where it started."""
+    """mu/2 |w - w_received|^2 over the parameters: keeps the client's model near the received one."""
 
     mu: NonNegative = 0.1
 

@@ -1,4 +1,4 @@
-"""What a term may look at."""
+"""Interface of a term, and the context it may read."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from consilience.core.tree import Tree
 
 
 class Context(NamedTuple):
-    """The surroundings of a local step."""
+    """What a term may read at a local step."""
 
     task: Task
-    message: Tree  # what the server sent: message["model"] is where the client started
-    memory: Tree  # the client's own
+    message: Tree  # the broadcast: message["model"] is the model that the client started from
+    memory: Tree  # of the client
     buffers: Tree  # the model's buffers before this step
     output: Tensor  # the model's output on the batch
-    features: Tensor | None = None  # [B, d] the model's features of the batch, where a term `ReadsFeatures`
+    features: Tensor | None = None  # [B, d] the model's features of the batch, if a term is `ReadsFeatures`
 
 
 @runtime_checkable
@@ -33,7 +33,7 @@ class Term(Protocol):
 
 @runtime_checkable
 class NeedsMemory(Protocol):
-    """A term that reads what the client remembers."""
+    """A term that reads client memory."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -47,25 +47,25 @@ class Hears(Protocol):
 
     @property
     def hears(self) -> tuple[str, ...]:
-        """Names that the server's ledgers must tell."""
+        """Names that the server's ledgers must send."""
         ...
 
 
 @runtime_checkable
 class WholeModel(Protocol):
-    """A term that may follow every leaf of the model, so that clients cannot keep some of them."""
+    """A term that may need every leaf of the model, so that personal layers are not possible."""
 
     @property
     def whole_model(self) -> bool:
-        """Whether it does."""
+        """Whether it has this property."""
         ...
 
 
 @runtime_checkable
 class ReadsFeatures(Protocol):
-    """A term that reads the trained model's features: the pass that gives the output gives them, too."""
+    """A term that reads the trained model's features, taken from the same forward pass as the output."""
 
     @property
     def reads_features(self) -> bool:
-        """Whether it does."""
+        """Whether it has this property."""
         ...

@@ -1,7 +1,7 @@
-"""The bias of a frozen dense layer, added by the matrix product itself.
+"""Fusion of the bias of a frozen dense layer into its matrix product.
 
-Such a layer is one product over the rows of all clients, after which vmap adds the bias in a pass of its own: as many
-bytes read and written as the layer's output has.
+Such a layer is one product over the rows of all clients, after which vmap adds the bias in a separate pass that reads
+and writes the layer's whole output.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A traced step does the same small thing to every parameter: cast it for the forward pass, add weight decay to its
 gradient, move a moment. On a GPU each is a kernel of its own, and together they take longer than a small network does.
-Here they become PyTorch's `_foreach_` operations, which compute the same values for whole lists of tensors.
+They are replaced by PyTorch's `_foreach_` operations, which compute the same values for whole lists of tensors.
 
 It pays: on an H200, ResNet-18's step is 164 operations instead of 823 under FedProx in bf16, which then takes 1.2 times
 FedAvg's time instead of twice (docs/performance.md).
@@ -20,7 +20,7 @@ from torch import fx
 from consilience.engines.compiler.trace import origin, overwritten
 
 aten = torch.ops.aten
-FEWEST = 4  # operations: below this, a list is not worth its bookkeeping
+FEWEST = 4  # operations: shorter lists are not faster
 
 
 class Family(NamedTuple):
@@ -53,7 +53,7 @@ class Call(NamedTuple):
 
     @property
     def kind(self) -> Hashable:
-        """What those that go together have in common."""
+        """What operations must have in common to be fused."""
         return self._replace(lists=())
 
     @property
@@ -63,7 +63,7 @@ class Call(NamedTuple):
 
 
 def fuse(graph: fx.Graph) -> None:
-    """Join like operations: those that need inputs only before all others, those that make results only after them."""
+    """Fuse equal operations: those that need only inputs before all others, those that only make results after them."""
     changed = overwritten(graph)
     found = ((node, _call(node)) for node in graph.nodes)
     calls = {n: c for n, c in found if c and not changed & {n, *(origin(other) for other in c.needs)}}
@@ -84,7 +84,7 @@ def _generations(
     neighbours: Callable[[fx.Node], list[fx.Node]],
     edge: str,
 ) -> dict[fx.Node, int]:
-    """For operations with only others of their sort between them and the edge of the graph: at most how many."""
+    """Number of operations of this sort between each of them and the edge of the graph, at most."""
     found: dict[fx.Node, int] = {}
     for node in nodes:
         if node in calls and all(other.op == edge or other in found for other in neighbours(node)):
@@ -125,7 +125,7 @@ def _join(graph: fx.Graph, members: list[fx.Node]) -> None:
 
 
 def _call(node: fx.Node) -> Call | None:
-    """How the node would be part of a list; None if it cannot be."""
+    """The node as part of a list operation; None if it cannot be."""
     if node.op != "call_function" or not _floats(node):
         return None
     arguments: tuple[Any, ...] = node.args

@@ -58,7 +58,7 @@ def add_product(target: Tensor, left: Tensor, right: Tensor, alpha: float) -> No
 
 
 class Moves(NamedTuple):
-    """How leaves of the carry, by their positions, come by their new values."""
+    """How leaves of the carry, by position, are updated."""
 
     added: dict[float, list[int]]  # by alpha: leaf + alpha x output
     multiplied: list[tuple[int, int, float]]  # leaf + alpha x the product of two outputs
@@ -93,7 +93,7 @@ class InPlace:
         self.run: Any = torch.compile(traced.module, dynamic=False) if compile else traced.run
 
     def leave_lock(self, *arguments: Flat) -> None:
-        """Run the operations where Python threads do not wait for each other."""
+        """Run the operations without the GIL."""
         self.run = self._traced.without_lock(*arguments)
 
     def give_up_compiling(self) -> None:

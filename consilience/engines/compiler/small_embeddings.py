@@ -1,7 +1,7 @@
 """The gradient of an embedding with few entries (token types of a transformer) as a matrix product.
 
 A GPU's kernel that adds in a fixed order adds the rows of one entry one after another: with two entries and forty
-thousand tokens, it waits for thousands of additions. As a product with a table of zeros and ones it hardly counts.
+thousand tokens, it waits for thousands of additions. As a product with a one-hot matrix its cost is negligible.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FEW = 256  # entries, of all clients together
 
 
 def multiply_small_embeddings(traced: Trace) -> None:
-    """Rewrite them in a traced step, in place."""
+    """Rewrite these gradients in a traced step, in place."""
     for node in list(traced.graph.nodes):
         if _is_small(node):
             with traced.graph.inserting_before(node):

@@ -1,7 +1,7 @@
 """The weight gradient of a first convolution, whose pictures have few channels, as a sum of matrix products.
 
 Of a GPU library's kernels for it, those that add in a fixed order are many times slower than the others: for a small
-network on CIFAR-10, a third of all kernel time went there. As one product per picture, added up, it hardly counts.
+network on CIFAR-10, a third of all kernel time went there. As a sum of one product per image its cost is negligible.
 
 It pays: on an H200, a round of 20 clients of that network takes 198 ms instead of 361 (docs/performance.md).
 """
@@ -20,7 +20,7 @@ THIN = 64  # values under a kernel: three channels of 3 x 3 have 27
 
 
 def multiply_thin_gradients(traced: Trace) -> None:
-    """Rewrite them in a traced step, in place."""
+    """Rewrite these gradients in a traced step, in place."""
     for node in list(traced.graph.nodes):
         if _is_thin(node):
             with traced.graph.inserting_before(node):
@@ -68,5 +68,5 @@ def _multiply(graph: fx.Graph, node: Any) -> None:
 
 
 def _shadow(node: Any) -> Tensor:
-    """A tensor of the node's shape and order without values."""
+    """A tensor with the node's shape and layout but no values."""
     return torch.empty_strided(node.meta["shape"], node.meta["stride"], dtype=node.meta["dtype"], device="meta")

@@ -1,4 +1,4 @@
-"""Recording a function of tensors as a flat graph of operations, and replaying it with little Python in between.
+"""Recording a function of tensors as a flat graph of operations, and replaying it with little Python overhead.
 
 PyTorch's own `make_fx` records the same operations but first imports a symbolic-shape machinery for a second, and its
 replay packs and unpacks nested lists at every call: both show when a step takes half a millisecond.
@@ -36,7 +36,7 @@ BY_VALUE = (  # the shape of their result depends on values
 
 
 class Untraceable(TypeError):
-    """The function does something else for other values: it must be run as it is."""
+    """The function's operations depend on tensor values, so it cannot be traced."""
 
 
 class Trace:
@@ -51,16 +51,16 @@ class Trace:
         return self.run(*(leaf for flat in arguments for leaf in flat))
 
     def rewritten(self) -> None:
-        """To be called after the graph was changed."""
+        """Recompile; to be called after the graph was changed."""
         simplify(self.graph)
         self.module = fx.GraphModule(self.constants, self.graph)  # takes all arguments one after another
         self.run: Callable[..., Flat] = self.module.forward  # past the layers of nn.Module's call
 
     def without_lock(self, *arguments: Flat) -> Callable[..., Flat]:
-        """The same operations run by PyTorch's own interpreter, where Python threads do not wait for each other.
+        """The same operations run by PyTorch's own interpreter, without the GIL.
 
-        Python's lock changes hands at every operation: two threads together did 1.4 times the work of one, and twice
-        the work this way. What cannot be handed over runs as it is. The arguments are examples; they are not changed.
+        With the GIL, two threads together did 1.4 times the work of one; without it, twice the work. What cannot be
+        converted runs unchanged. The arguments are examples; they are not changed.
         """
         values = [leaf for flat in arguments for leaf in flat]
         graph = fx.Graph()
@@ -93,7 +93,7 @@ def trace(function: Callable[..., Flat], *arguments: Flat) -> Trace:
 
 
 class _Record(TorchDispatchMode):
-    """Sees every operation below vmap and grad, and writes it down by the tensors it takes and gives."""
+    """Records every operation below vmap and grad, with its input and output tensors."""
 
     def __init__(self, inputs: Flat) -> None:
         super().__init__()
@@ -193,12 +193,12 @@ def _is_times_one(node: fx.Node, changed: set[fx.Node]) -> bool:
 
 
 def _lasts(node: fx.Node, changed: set[fx.Node]) -> bool:
-    """Whether neither the value nor what it is made of is overwritten."""
+    """Whether neither the value nor its inputs are overwritten."""
     return not changed & {node, *(origin(other) for other in node.all_input_nodes)}
 
 
 def origin(node: fx.Node) -> fx.Node:
-    """The node whose memory this one shows, through views of views."""
+    """The node whose memory this one views, through views of views."""
     while True:
         maker = node.args[0] if node.target is operator.getitem else node  # one of several views
         if not isinstance(maker.target, torch._ops.OpOverload):  # type: ignore[union-attr]
@@ -210,7 +210,7 @@ def origin(node: fx.Node) -> fx.Node:
 
 
 def overwritten(graph: fx.Graph) -> set[fx.Node]:
-    """Values that some operation changes: whatever touches them must not be moved."""
+    """Values that some operation changes; operations on them must not be reordered."""
     found: set[fx.Node] = set()
     for node in graph.nodes:
         if node.target in NORMS:

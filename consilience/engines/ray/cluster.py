@@ -40,7 +40,7 @@ from consilience.environments.environment import Environment
 from consilience.stores.client_rows import ClientRows
 
 LARGEST = 2**62
-LARGE = 4096  # bytes of a client's tensor from which on it stays in the object store
+LARGE = 4096  # bytes: larger client tensors stay in the object store
 
 
 class RayCluster(SimulatedEngine):
@@ -93,7 +93,7 @@ class RayCluster(SimulatedEngine):
         self.choice = LaneChoice(lane=lane, clients_at_once=clients_at_once, compile=compile)
         self._given_task = task
         self._test: Rows | None = None
-        self._machines: Sequence[frozenset[str] | None] = [None] * workers  # that have the rows of a worker's clients
+        self._machines: Sequence[frozenset[str] | None] = [None] * workers  # that have its clients' rows
         if isinstance(federation, NodeFederation):
             self.owner, self._machines = federation.shares(workers)  # [K] worker of each client
         else:
@@ -104,7 +104,7 @@ class RayCluster(SimulatedEngine):
         self._asked["placing"] = check_value("placement", placement or "spread", Placing)
         self._settings = {
             "environment": environment,
-            "device": worker_device(self.device, num_gpus),  # Ray shows each worker only the GPU it may use
+            "device": worker_device(self.device, num_gpus),  # Ray exposes only the assigned GPU to each worker
             "dtype": dtype,
             "precision": self.precision,
             "deterministic": deterministic,
@@ -119,7 +119,7 @@ class RayCluster(SimulatedEngine):
         self._lane_is_chosen = False
         self._exchanges = 0
         self._rules = KnownRules(self._task, self._placement)
-        self._shared: tuple[Tree | None, Any] = (None, None)  # what was last sent to all, and where it lies
+        self._shared: tuple[Tree | None, Any] = (None, None)  # last shared broadcast, and its reference
 
     @property
     def test_rows(self) -> Rows | None:
@@ -132,7 +132,7 @@ class RayCluster(SimulatedEngine):
         return {"device": str(self.device), "precision": self.precision, **self.choice.resolved}
 
     def store(self, rows: Split) -> Rows:
-        """The rows on the driver's device, for what does not run on the workers."""
+        """The rows on the driver's device, for work that does not run on the workers."""
         if self._nodes is not None:
             raise Invalid(f"the {rows} rows lie on the machines of the cluster and are not read here: clients use them")
         if rows == "train":
@@ -142,7 +142,7 @@ class RayCluster(SimulatedEngine):
         return self._test
 
     def available(self, round: int, seed: int) -> np.ndarray | AllBut:
-        """[K] who could take part: not those whose rows no machine of the cluster has at present."""
+        """[K] available clients, without those whose rows are on no machine of the cluster at present."""
         known = super().available(round, seed)
         if self._pool is None or not self._pool.serving.unserved:
             return known
@@ -176,7 +176,7 @@ class RayCluster(SimulatedEngine):
         round: int,
         seed: int,
     ) -> Cohort:
-        """Send, run the workers' clients, collect what arrives, in client order."""
+        """Send the broadcast, run the clients on the workers, collect the replies in client order."""
         sizes = self._sizes(client)[ids]
         workload = Workload.of(self.environment, client.work, ids, sizes, round=round, seed=seed)
         if not len(workload.ids):
@@ -216,15 +216,15 @@ class RayCluster(SimulatedEngine):
         pool.restore()
 
     def close(self) -> None:
-        """End the workers, and Ray if it was started here."""
+        """Stop the workers, and Ray if it was started here."""
         if self._pool is not None:
             self._shared = (None, None)
-            self._rules = KnownRules(self._task, self._placement)  # what it stored is gone
+            self._rules = KnownRules(self._task, self._placement)  # its stored objects are gone
             self._shutdown()
             self._pool = None
 
     def _spawned(self) -> ActorPool:
-        """The workers, which start when they are first needed."""
+        """The workers, started at first use."""
         if self._pool is None:
             session.join(self._address, math.ceil(self._workers * self._asked["cpus"]))
             try:
@@ -294,7 +294,7 @@ class RayCluster(SimulatedEngine):
         done: dict[int, WorkerResult],
         repeat: Callable[[int], list[Any]],
     ) -> Tree:
-        """The replies in client order, large tensors where they are."""
+        """The replies in client order; large tensors stay on the workers."""
         found = list(done.values())
         fewest = min(each.replies.choice.clients_at_once or LARGEST for each in found)
         if self._lane_is_chosen and fewest < (self.choice.clients_at_once or 0):  # memory ran out somewhere

@@ -1,4 +1,4 @@
-"""Clients' rows that lie on the machines of a cluster: described to the driver, and read only where they lie."""
+"""Client rows stored on the machines of a cluster: the driver gets a description, workers read them locally."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ log = logging.getLogger(__name__)
 
 
 class NodeSource(Protocol):
-    """How a machine finds and reads its clients; it is sent to every machine, so it must be picklable."""
+    """Finds and reads the clients of a machine; it is sent to every machine, so it must be picklable."""
 
     def names(self) -> Sequence[str]:
-        """The clients whose rows lie on this machine."""
+        """The clients whose rows are on this machine."""
         ...
 
     def digest(self, name: str) -> str:
@@ -40,7 +40,7 @@ class NodeSource(Protocol):
 
 
 class ClientDescription(NamedTuple):
-    """What a machine tells of a client instead of its rows."""
+    """A machine's description of a client, without its rows."""
 
     digest: str
     rows: int
@@ -77,7 +77,7 @@ class NodeShare(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class NodeFederation:
-    """Clients, in the order of their names, whose rows lie on the machines of a cluster and stay there."""
+    """Clients, ordered by name, whose rows stay on the machines of a cluster."""
 
     source: NodeSource
     names: tuple[str, ...]
@@ -174,7 +174,7 @@ class NodeFederation:
         return NodeShare(self.source, names, tuple(self.clients[client].digest for client in ids), self.classes)
 
     def look_again(self) -> bool:
-        """Ask machines that have joined what they have; whether there were any."""
+        """Query machines that have joined; returns whether there were any."""
         new = [machine for machine in session.machines() if machine not in self.machines]
         self._note(_described(self.source, new))
         return bool(new)

@@ -1,4 +1,4 @@
-"""Shares of the clients, each served by a worker's process: called, and moved when a process or its machine dies."""
+"""Shares of the clients, each served by a worker process, and reassigned when a process or its machine dies."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 
 
 class WorkerAssignment(NamedTuple):
-    """What the worker of one share is sent in an exchange."""
+    """The message to the worker of one share in an exchange."""
 
-    rules: Any  # where the client rule and the channel lie
-    shared: Any  # where the broadcast to all lies
+    rules: Any  # reference to the client rule and the channel
+    shared: Any  # reference to the shared broadcast
     personal: Tree  # arrays: its own rows alone
     workload: Workload
     when: dict[str, int]  # round and seed
@@ -40,7 +40,7 @@ class WorkerAssignment(NamedTuple):
 
 
 class WorkerResult(NamedTuple):
-    """What came back of one share in an exchange."""
+    """The results of one share in an exchange."""
 
     replies: WorkerReplies
     shards: list[Any]  # in the object store
@@ -49,7 +49,7 @@ class WorkerResult(NamedTuple):
 class ActorPool:
     """One share per setup; each has a process of its own where there is room, else shares one with others.
 
-    `memory` is what clients remember. It lies on the driver's machine, so that it outlives all others.
+    `memory` is the clients' memory. It is stored on the driver's machine, so that it survives the loss of workers.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class ActorPool:
             self._retry(share, functools.partial(self._send_memories, share, self.memory))()
 
     def run_clients(self, assignments: Mapping[int, WorkerAssignment], remembers: bool) -> dict[int, WorkerResult]:
-        """What came back, by share; those whose processes died `FAILURES` times, or that have none, are missing."""
+        """Results by share; shares without a process, or whose processes died `FAILURES` times, are missing."""
         sent = {share: self._send(share, assignments[share], remembers) for share in assignments}
         failures = dict.fromkeys(assignments, 0)
         done: dict[int, WorkerResult] = {}
@@ -119,7 +119,7 @@ class ActorPool:
                     done[share] = self._received(process, assignment.workload.ids, pending)
                 except (*self._dead, self._lost) as problem:
                     self.serving.replace(process, problem)
-                    for other in assignments:  # all that it was to do begins again at once
+                    for other in assignments:  # restart all of its assignments
                         if other not in done and sent[other][0] is process:
                             failures[other] += 1
                             if failures[other] < FAILURES:
@@ -144,12 +144,12 @@ class ActorPool:
         return pending[1 : 1 + len(self._setups)]
 
     def begin_reduce(self, shard: int, arguments: Callable[[], tuple[Any, ...]]) -> Callable[[], list[Any]]:
-        """Start a worker's `reduce`; (), to wait for it."""
+        """Start a worker's `reduce`; returns a function that waits for it."""
         share = shard if self.serving.by[shard] is not None else self.serving.served[0]
         return self._retry(share, lambda: self._call(share, "reduce", *arguments()))
 
     def shutdown(self) -> None:
-        """End all processes."""
+        """Stop all processes."""
         if self._ray.is_initialized():
             self.serving.processes.shutdown()
             if self._requested:
@@ -188,7 +188,7 @@ class ActorPool:
         return WorkerResult(replies, shards)
 
     def _retry(self, share: int, start: Callable[[], Any]) -> Callable[[], Any]:
-        """Start a call that must succeed; (), to wait for it, restarting it where a process dies."""
+        """Start a call that must succeed; returns a function that waits for it and restarts it if a process dies."""
         process, first = self.serving.by[share], start()
 
         def wait() -> Any:

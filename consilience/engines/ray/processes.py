@@ -1,4 +1,4 @@
-"""Workers' processes: asked of Ray, waited for, and given up when their machine is gone."""
+"""Worker processes: requested from Ray, awaited, and dropped when their machine is lost."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class WorkerProcess:
         return os.getpid(), str(torch.__version__), ray.get_runtime_context().get_node_id()
 
     def open(self, share: int, setup: list[Any]) -> None:
-        """Serve a share; what goes wrong is told to its first caller."""
+        """Serve a share; errors are raised at its first call."""
         import ray
 
         self.close(share)
@@ -49,7 +49,7 @@ class WorkerProcess:
             self._problems[share] = problem
 
     def close(self, share: int) -> None:
-        """Serve a share no longer."""
+        """Stop serving a share."""
         self._workers.pop(share, None)
         self._problems.pop(share, None)
 
@@ -113,7 +113,7 @@ class Processes:
             )
 
     def joined(self) -> list[Process]:
-        """Those for which there is room since the last look."""
+        """Processes that have started since the last call."""
         if not self._starting:
             return []
         before = list(self.running)
@@ -121,11 +121,11 @@ class Processes:
         return [process for process in self.running if process not in before]
 
     def missing(self, wanted: int) -> int:
-        """How many of so many processes neither run nor start."""
+        """How many of the wanted processes neither run nor start."""
         return wanted - len(self.running) - len(self._starting)
 
     def drop(self, gone: Sequence[Process]) -> None:
-        """End processes that have died, or that cannot be reached."""
+        """Drop processes that have died or cannot be reached."""
         for process in gone:
             self.running.remove(process)
             self._kill(process)
@@ -140,12 +140,12 @@ class Processes:
                 break
 
     def lost(self) -> list[Process]:
-        """Those whose machine is gone."""
+        """Processes whose machine is lost."""
         known = session.machines()
         return [process for process in self.running if process.node not in known]
 
     def shutdown(self) -> None:
-        """End all."""
+        """Stop all processes."""
         for process in (*self.running, *self._starting):
             self._kill(process)
         self.running, self._starting = [], []

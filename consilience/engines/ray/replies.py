@@ -1,4 +1,4 @@
-"""Replies and memories that stay in Ray's object store, as tensors that are fetched when something reads them."""
+"""Replies and memories in Ray's object store, as tensors that are fetched on read."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _CPU = torch.device("cpu")
 Reduce = Callable[[int, Callable[[], tuple[Any, ...]]], Callable[[], list[Any]]]
 """(shard, the arguments of a worker's `reduce` as they are then) -> how to wait for what it returns."""
 Repeat = Callable[[int], list[Any]]
-"""From the place of a worker among the replies to its shards, made again."""
-REPEATS = 10  # machines that may die while the replies of one exchange are read
+"""Recomputes the shards of a worker, given its position among the replies."""
+REPEATS = 10  # machine losses tolerated while the replies of one exchange are read
 
 
 class RemoteReplies:
@@ -99,7 +99,7 @@ class RemoteReplies:
         return self._reduce(shard, arguments)
 
     def _again(self, first: Callable[[], Any], then: Callable[[], Any] | None = None) -> Any:
-        """Read shards; those that were lost with a machine are made again, and `then` reads all anew."""
+        """Read shards; those lost with a machine are recomputed, and `then` reads all again."""
         from ray.exceptions import ObjectLostError
 
         read = first
@@ -132,7 +132,7 @@ def _call(leaf: RemoteTensor, *others: Any, total: int) -> tuple[str, np.ndarray
 class _ReplyRows:
     """One tensor of an exchange's replies."""
 
-    lasting = False  # they go with the next exchange
+    lasting = False  # they are dropped at the next exchange
 
     def __init__(self, place: RemoteReplies, left: RemoteLeaf, lengths: np.ndarray) -> None:
         self.place, self.left, self.lengths = place, left, lengths
@@ -207,6 +207,6 @@ class ObjectStorage:
         return np.array(places, dtype=np.int64).reshape(-1, 2), list(distinct.values())
 
     def release(self, slots: np.ndarray) -> None:
-        """Forget slots."""
+        """Free slots."""
         for slot in slots.tolist():
             self._held.pop(slot, None)

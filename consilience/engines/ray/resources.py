@@ -1,4 +1,4 @@
-"""What one worker asks of Ray: cores, GPUs and other resources, and how many such workers a cluster can hold."""
+"""Resources of one worker (cores, GPUs and others), and how many such workers fit into a cluster."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class WorkerResources(NamedTuple):
         return sum(self._fit(machine) for machine in machines)
 
     def refuse_too_few(self, machines: Sequence[Mapping[str, float]], needed: int) -> None:
-        """`Invalid` where the machines can never hold so many workers."""
+        """Raise `Invalid` if the machines can never hold this many workers."""
         if self.capacity(machines) >= needed:
             return
         one = ", ".join(f"{amount:g} {name}" for name, amount in self.bundle.items())

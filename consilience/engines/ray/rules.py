@@ -1,4 +1,4 @@
-"""What the driver knows of a client rule and a channel, and where workers find them."""
+"""The driver's record of a client rule and a channel, and their references for the workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class KnownRule:
 
     @property
     def stored(self) -> Any:
-        """Where both lie in the object store."""
+        """Reference to both in the object store."""
         if self._stored is None:
             import ray
 
@@ -30,14 +30,14 @@ class KnownRule:
 
 
 class KnownRules:
-    """All that an engine has met."""
+    """All rules that an engine has used."""
 
     def __init__(self, task: Task, placement: Placement) -> None:
         self._task, self._placement = task, placement
         self._known: dict[tuple[ClientRule, Channel], KnownRule] = {}
 
     def about(self, client: ClientRule, channel: Channel) -> KnownRule:
-        """What is known of these two."""
+        """The record of these two."""
         known = self._known.get((client, channel))
         if known is None:
             start = self._placement.start(self._task)

@@ -36,7 +36,7 @@ class Serving:
 
     @property
     def unserved(self) -> list[int]:
-        """Shares that no process can serve at present."""
+        """Shares without a process at present."""
         return [share for share, process in enumerate(self.by) if process is None]
 
     @property
@@ -45,7 +45,7 @@ class Serving:
         return [share for share, process in enumerate(self.by) if process is not None]
 
     def refresh(self) -> None:
-        """Let processes join for which there is room now, and find a process for every share."""
+        """Add processes for which there is room now, and find a process for every share."""
         for machine in self._places():
             self.processes.spawn(machine)
         joined = self.processes.joined()

@@ -26,7 +26,7 @@ _started = False
 
 
 def require_ray() -> Any:
-    """The package, or what to install."""
+    """The Ray package, or an error that says what to install."""
     try:
         import ray
     except ImportError as problem:
@@ -46,7 +46,7 @@ def join(address: str | None, cpus: int) -> None:
 
 
 def leave() -> None:
-    """Shut down what `join` started, once everyone has left."""
+    """Shut down what `join` started, after the last user has left."""
     global _users, _started
     _users -= 1
     if _users <= 0 and _started:

@@ -19,7 +19,7 @@ _BFLOAT16 = np.dtype([("bfloat16", "<i2")])  # NumPy has no such type: its bits,
 
 
 def packed(value: Any) -> Any:
-    """A tree of tensors as a tree of arrays; anything else in it stays as it is."""
+    """A tree of tensors as a tree of arrays; other values are unchanged."""
     return tree.map_leaves(lambda leaf: _array(leaf) if isinstance(leaf, Tensor) else leaf, value)
 
 

@@ -35,7 +35,7 @@ from consilience.task.task import Task
 
 
 class WorkerSetup(NamedTuple):
-    """What a worker is given once: its clients and their rows, the model, and how to compute."""
+    """A worker's configuration: its clients and their rows, the model, and engine settings."""
 
     ids: np.ndarray
     weight: float  # rows, by which work is balanced
@@ -64,7 +64,7 @@ class WorkerSetup(NamedTuple):
         shards: int,
         large: int,
     ) -> WorkerSetup:
-        """For the worker of these clients, whose rows lie on these machines."""
+        """The setup for the worker of these clients, whose rows are on these machines."""
         return WorkerSetup(
             ids=ids,
             weight=float(federation.train.sizes[torch.from_numpy(ids)].sum()),
@@ -100,7 +100,7 @@ Rules = tuple[ClientRule, Channel]
 
 
 class Worker:
-    """Runs in a process on one of the machines; every method answers in arrays."""
+    """Runs in a process on one of the machines; every method returns arrays."""
 
     def __init__(self, setup: WorkerSetup, frozen: Tree) -> None:
         torch.set_num_threads(setup.threads)  # Ray's own default is one, and the last bits depend on it

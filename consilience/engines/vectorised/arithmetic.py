@@ -1,4 +1,4 @@
-"""How the device computes during an exchange: precision, determinism, and where the processor's memory comes from."""
+"""Arithmetic during an exchange: precision, determinism, and the CPU's memory allocator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of batches, some of them drawn before they are asked for."""
+"""Batch plans, some of them drawn ahead."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Draw = Callable[[np.ndarray, np.ndarray], Plan]
 
 
 class DrawnPlans:
-    """Keeps the plans of one round to come, by all that they depend on."""
+    """A cache of the next round's plans, keyed by everything they depend on."""
 
     def __init__(self) -> None:
         self._kept: dict[Any, Plan] = {}
 
     def get(self, work: Work, ids: np.ndarray, steps: np.ndarray, round: int, seed: int, draw: Draw) -> Plan:
-        """The plan that was drawn ahead, which is given away, or a new one."""
+        """Remove and return the plan that was drawn ahead, or draw a new one."""
         found = self._kept.pop(_key(work, ids, steps, round, seed), None)
         return draw(ids, steps) if found is None else found
 
     @property
     def kept(self) -> list[Plan]:
-        """Those that were drawn ahead, in the order of their groups."""
+        """The plans drawn ahead, in the order of their groups."""
         return list(self._kept.values())
 
     def draw_ahead(

@@ -1,4 +1,4 @@
-"""One process, one device: the whole cohort trains at once."""
+"""The vectorised engine: the whole cohort trains on one device in one process."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class Vectorised(SimulatedEngine):
     clients_at_once: the largest group; by default what fits into memory.
     compile, rounds_ahead: whether to compile (CUDA only); by default if it pays for itself in the rounds ahead. On a
     CPU, batching is only tried if there are enough of them.
-    memory: where clients' memories are kept, of those clients that were ever met: on the "device", in "host" memory
+    memory: where the memories of clients that have trained are kept: on the "device", in "host" memory
     (page-locked for a GPU), in a temporary "file" in `memory_folder`, or "auto": on the device up to a quarter of its
-    memory, then on the host up to a quarter of its memory, then in a file. No number depends on it.
-    rows: where the data are kept: "auto" leaves rows that lie in files there, and moves others to the device; "device"
+    memory, then on the host up to a quarter of its memory, then in a file. Results do not depend on it.
+    rows: where the data are kept: "auto" leaves rows in files there and moves others to the device; "device"
     and "host" bring all of them there. Of rows elsewhere, those that a group of clients needs are read, the next
-    group's while this one trains. No number depends on it.
+    group's while this one trains. Results do not depend on it.
     hosts: the federation holds only these clients of a larger one, in ascending order (an engine that spreads its
     clients gives each of several such engines its own, and calls `run_clients`).
     """
@@ -110,7 +110,7 @@ class Vectorised(SimulatedEngine):
 
     @property
     def choice(self) -> LaneChoice:
-        """The lane that was asked for, or measured to be fastest."""
+        """The lane that was set, or measured to be fastest."""
         return self._tuner.choice
 
     @property
@@ -191,7 +191,7 @@ class Vectorised(SimulatedEngine):
         round: int,
         seed: int,
     ) -> Cohort:
-        """Send, let the clients work, collect what arrives, in client order."""
+        """Send the broadcast, run the clients, collect the replies in client order."""
         sizes = self.store(client.work.rows).sizes.numpy()[ids]
         workload = Workload.of(self.environment, client.work, ids, sizes, round=round, seed=seed)
         run_clients = self._delegate or self.run_clients
@@ -244,7 +244,7 @@ class Vectorised(SimulatedEngine):
                         done.append(train(group, plan, store))
                         reached += len(group)
                         progress.reach(reached)
-                except torch.OutOfMemoryError:  # nothing is kept: start over with smaller groups
+                except torch.OutOfMemoryError:  # results so far are dropped: start over with smaller groups
                     done, reached = [], 0
                     self._stager.forget()
                     if not self._tuner.halve(len(order)):
@@ -276,7 +276,7 @@ class Vectorised(SimulatedEngine):
         return {} if memory is None else memory.read(self._where(ids))
 
     def plan(self, work: Work, ids: np.ndarray, steps: np.ndarray, *, round: int, seed: int) -> Plan:
-        """The batches of these clients for so many steps each."""
+        """The batch plan of these clients for these numbers of steps."""
         return self._drawn.get(work, ids, steps, round, seed, self._draw(work, round, seed))
 
     def _draw(self, work: Work, round: int, seed: int) -> Draw:

@@ -1,4 +1,4 @@
-"""What lanes cost, estimated from sizes and from a few measured steps."""
+"""Cost estimates of lanes, from sizes and a few measured steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from consilience.core.federation import Rows
 from consilience.core.plans import Plan
 from consilience.core.tree import Tree
 
-NARROWING = 1.15  # a group that narrows takes so much longer than its widths explain: measured on two cores
+NARROWING = 1.15  # factor by which a narrowing group takes longer than its widths explain: measured on two cores
 
 
 def balance(steps: np.ndarray, cores: int) -> float:
@@ -54,7 +54,7 @@ class Sizes(NamedTuple):
 
 @torch.no_grad()
 def sizes_of(task: Any, carry: Tree, plan: Plan, store: Rows) -> Sizes:
-    """What a step of the first client takes."""
+    """The memory of one step of the first client."""
     activations, columns, one = list[int](), list[int](), tree.rows(carry, 0)
 
     def note(layer: nn.Module, _: Any, out: Any) -> None:

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from consilience.engines.vectorised.lane_choice import LaneChoice, LaneName
 
-WIDER = 1.05  # a group of twice as many clients must be so much faster to be taken
-GROUP = 64  # clients: trials of batching start with groups of so many to twice as many
+WIDER = 1.05  # a group of twice as many clients must be faster by this factor to be chosen
+GROUP = 64  # clients: trials of batching start with groups of 1 to 2 times this size
 COMPILE_SECONDS = 120  # a run that would take longer than this uncompiled is worth a compilation
 
 
 class Trials:
-    """Measures one way after another; what those hold that are not the best so far is freed at once.
+    """Measures one lane after another; memory of all but the best so far is freed at once.
 
     rate: rows per second, 0 for what cannot run. keep_only: free the graphs of all others. seconds: of the rounds
     ahead at a rate, 0 where their number is not known.

@@ -1,4 +1,4 @@
-"""Several runs' clients in one group: simultaneous requests to engines of the same task run together.
+"""Clients of several runs in one group: simultaneous requests to engines of the same task run together.
 
 Every run keeps its own engine, data, memories, seeds and server; only the steps of the clients' local work are shared.
 """
@@ -28,7 +28,7 @@ from consilience.engines.workload import Workload
 
 
 class Request(NamedTuple):
-    """What one run asks of its clients."""
+    """The work that one run requests of its clients."""
 
     run: int  # which of the engines
     client: ClientRule
@@ -39,7 +39,7 @@ class Request(NamedTuple):
     seed: int
 
     def alike(self, memory: Tree) -> Hashable:
-        """Requests for which this is equal can be done together; `memory` is one client's."""
+        """A key that is equal for requests that can run together; `memory` is one client's."""
         whole = {"shared": self.broadcast.shared, "memory": memory}
         shapes = [(path, tuple(leaf.shape), leaf.dtype) for path, leaf in tree.flatten(whole).items()]
         personal = tree.flatten(self.broadcast.personal)

@@ -17,7 +17,7 @@ from consilience.engines.vectorised.program import Context, Program
 
 
 class LocalWork(NamedTuple):
-    """What m clients are to do; a group is an array of places 0 .. m-1 among them."""
+    """The work of m clients; a group is an array of positions 0 .. m-1."""
 
     program: Program
     store: Rows
@@ -25,10 +25,10 @@ class LocalWork(NamedTuple):
     sizes: np.ndarray  # [m] rows each holds
     keys: Tensor  # [m] the channel's
     context: Callable[[np.ndarray], Context]  # of a group
-    plan: Callable[[np.ndarray, int | None], Plan]  # of a group, for at most so many steps
+    plan: Callable[[np.ndarray, int | None], Plan]  # of a group, for a limited number of steps
 
     def prepare(self, group: np.ndarray, most: int | None = None) -> tuple[Tree, Context, Plan]:
-        """The carry, context and plan of a group, for at most so many steps."""
+        """The carry, context and plan of a group, for a limited number of steps."""
         return *self.begin(group), self.plan(group, most)
 
     def begin(self, group: np.ndarray) -> tuple[Tree, Context]:

@@ -17,7 +17,7 @@ _LOOPS = re.compile(r"batching rule for (\S+?)\. ")
 
 
 def reason(problem: Exception) -> str:
-    """What stopped a lane, in a line."""
+    """Why a lane failed, in one line."""
     text = " ".join(str(problem).split())
     for pattern, words in _KNOWN:
         found = re.search(pattern, text)
@@ -41,7 +41,7 @@ def noting_loops(into: set[str]) -> Iterator[None]:
 
 
 def report(lane: str, stopped: dict[str, str], loops: set[str]) -> None:
-    """Say once why the run is slower than it could be."""
+    """Warn once why the run is slower than it could be."""
     for name, why in stopped.items():
         warnings.warn(
             f"lane {name!r} cannot run this model: {why}. Clients run in lane {lane!r}, which may be slower; to batch "

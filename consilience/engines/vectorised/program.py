@@ -47,12 +47,12 @@ class Context(NamedTuple):
 
     @property
     def kept(self) -> Tree:
-        """What the client's rule remembers."""
+        """The memory of the client's rule."""
         return self.memory.get("client", {})
 
 
 def memories(client: Tree, channel: Tree) -> Tree:
-    """What a client remembers, for its rule and for its half of the channel; what is empty is left out."""
+    """A client's memory of its rule and of its channel half, without empty parts."""
     return {name: kept for name, kept in (("client", client), ("channel", channel)) if kept}
 
 
@@ -60,7 +60,7 @@ CONTEXT_DIMS = Context(None, 0, 0)  # type: ignore[arg-type]
 
 
 class Program:
-    """Everything a lane needs to run a rule: begin, steps, end."""
+    """The functions a lane needs to run a rule: begin, steps, end."""
 
     def __init__(
         self,

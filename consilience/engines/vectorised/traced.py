@@ -1,4 +1,4 @@
-"""Functions of trees that are recorded once their shapes recur, and what tells one set of shapes from another."""
+"""Functions of trees that are traced once their shapes recur, and the keys of their shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which lane is fastest for this model, device and cohort: measured, not assumed."""
+"""Measures which lane is fastest for this model, device and cohort."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class Tuner:
         return found
 
     def _pays(self, rate: float, order: np.ndarray, prepare: Prepare) -> bool:
-        """Whether the whole run, at this rate, takes so long that batching could save more than trying it costs."""
+        """Whether the run is long enough, at this rate, for batching to save more time than its trial costs."""
         if self._rounds_ahead is None or not rate:
             return True
         rows = sum(int(prepare(group, None)[2].live.sum()) for group in self.groups(order))
@@ -234,7 +234,7 @@ class Tuner:
     def _whole_rate(
         self, name: str, rate: float, program: Program, store: Rows, group: np.ndarray, prepare: Prepare
     ) -> float:
-        """Rows per second over all steps of a group, if that takes little time; else what is known."""
+        """Rows per second over all steps of a group, if that takes little time; else the known estimate."""
         _, _, plan = prepare(group, None)
         if int(plan.live.sum()) / rate > WHOLE_SECONDS:
             return rate
@@ -245,7 +245,7 @@ class Tuner:
     def _time(
         self, name: str, compile: bool, program: Program, store: Rows, group: np.ndarray, prepare: Prepare, steps: int
     ) -> tuple[float, int]:
-        """(seconds, rows) that some clients take for so many steps."""
+        """(seconds, rows) of some clients for this many steps."""
         carry, context, plan = prepare(group, steps)
         plan, store = self._stager.stage(plan, store)
         self._wait()

@@ -1,1 +1,1 @@
-"""Weight the replies, combine them, take a step: the usual server, and its parts."""
+"""The averaging server and its parts: weighting, combining rule, step and ledgers."""

@@ -1,4 +1,4 @@
-"""The usual server: weigh the replies, merge them, move."""
+"""The averaging server: weight the replies, merge them, take a server step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from consilience.server.protocols import (
 
 @dataclass(frozen=True, kw_only=True)
 class Averaging:
-    """One global model; `weighting` puts replies on the simplex, `combine` merges them, `step` moves the parameters."""
+    """One global model: `weighting` gives each reply a weight, `combine` merges them, `step` updates the parameters."""
 
     weighting: Weighting = field(default_factory=ByExamples)
     combine: Combine = field(default_factory=WeightedMean)
@@ -38,7 +38,7 @@ class Averaging:
     ledgers: tuple[Ledger, ...] = ()
 
     def __post_init__(self) -> None:
-        plain = isinstance(self.weighting, (ByExamples, UniformWeights))  # the usual defaults are nobody's intention
+        plain = isinstance(self.weighting, (ByExamples, UniformWeights))  # the defaults, accepted with any `combine`
         if not plain and not uses_weights(self.combine):
             raise Invalid(
                 f"combine = {self.combine!r} counts every reply the same, so that weighting = {self.weighting!r} would "
@@ -47,7 +47,7 @@ class Averaging:
 
     @property
     def needs_each_reply(self) -> bool:
-        """Whether any of its parts looks at single replies."""
+        """Whether any of its parts reads single replies."""
         replies = [self.weighting.needs_each_reply, self.combine.needs_each_reply]
         return any([*replies, *(ledger.needs_each_reply for ledger in self.ledgers)])
 
@@ -57,7 +57,7 @@ class Averaging:
         return read_by(self.weighting, *self.ledgers)
 
     def init(self, start: Tree, clients: int) -> Tree:
-        """The start model and whatever the parts keep."""
+        """The initial model and the states of the parts."""
         tolerant = capability(self.combine, Tolerant)
         if tolerant is not None:
             tolerant.check_against(clients)
@@ -69,7 +69,7 @@ class Averaging:
         return state
 
     def broadcast(self, state: Tree, ids: np.ndarray) -> Broadcast:
-        """The global model, and what the ledgers tell, to all."""
+        """The global model and what the ledgers send, to all clients."""
         told = {ledger.name: ledger.tell(state["ledgers"][ledger.name]) for ledger in self.ledgers}
         return Broadcast(shared={"model": state["model"], **{name: tree for name, tree in told.items() if tree}})
 
@@ -83,7 +83,7 @@ class Averaging:
             merged = around.merge_around(cohort.reply["model"], weights, sent)
         else:
             merged = self.combine.merge(cohort.reply["model"], weights)
-        if sent is not model:  # personal layers stay as they are here
+        if sent is not model:  # the server's copy of personal layers is unchanged
             merged = {kind: {**leaves, **merged[kind]} for kind, leaves in model.items()}
         params, step = take_step(self.step, model["params"], merged["params"], state["step"], cohort.round)
         after: Tree = {"weighting": weighting, "step": step}
@@ -102,7 +102,7 @@ class Averaging:
 
 
 def _sent(model: Tree, replies: Tree) -> Tree:
-    """The leaves of the model that replies hold: the model itself unless some layers are personal."""
+    """The leaves of the model that replies hold: all, unless some layers are personal."""
     if all(len(leaves) == len(replies[kind]) for kind, leaves in model.items()):
         return model
     return {kind: {name: leaves[name] for name in replies[kind]} for kind, leaves in model.items()}

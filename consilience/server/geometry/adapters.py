@@ -1,4 +1,4 @@
-"""How alike models are in their adapters alone."""
+"""Similarity of models by their adapters only."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from consilience.server.geometry.model_similarity import Bounded, Layerwise, Mod
 
 @dataclass(frozen=True, kw_only=True)
 class Adapters:
-    """`similarity` of the adapters' products B A [out, in], one matrix a layer, or of their two factors as they are.
+    """`similarity` of the adapters' products B A [out, in], one matrix per layer, or of their two factors.
 
-    Two pairs of factors can be far apart and have one product: the products are what the model computes with.
+    Different pairs of factors can have the same product, which is what the model uses.
     """
 
     compare_on: Literal["products", "factors"] = "products"
@@ -30,7 +30,7 @@ class Adapters:
 
     @property
     def bounded(self) -> bool:
-        """As the similarity inside."""
+        """As the wrapped similarity."""
         return isinstance(self.similarity, Bounded) and self.similarity.bounded
 
     def compare(self, models: Tree, ancestor: Tree) -> Tensor:

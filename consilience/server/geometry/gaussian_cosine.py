@@ -21,8 +21,8 @@ CompareOn = Literal["weights", "updates"]
 class GaussianCosine:
     """S = lambda cos(w_i, w_j) + (1 - lambda) exp(-|w_i - w_j|^2 / 2 sigma^2), sigma the mean distance of the pairs.
 
-    lambda is `lambda_0`, less where the models point away from the one they started from (mean cosine below `tau`).
-    `take` one of the two alone, or both. `compare_on="updates"`: cosines between updates, not whole models.
+    lambda is `lambda_0`, reduced if the models point away from their initial model (mean cosine below `tau`).
+    `take`: one of the two, or both. `compare_on="updates"`: cosines between updates, not whole models.
     """
 
     lambda_0: Annotated[Probability, OnlyWith("take", ("both",))] = 0.7
@@ -54,8 +54,7 @@ class GaussianCosine:
     def _lambda(self, to_anchor: Tensor) -> Tensor:
         """Eq (10)'s mixing share, reduced when clients point away from the global model.
 
-        Of updates: from their mean, which is the way the global model would go, since the global model itself says
-        nothing of how updates differ.
+        For updates, the reference is their mean, since the global model says nothing about how updates differ.
         """
         mean = to_anchor.mean()
         # Paper: lambda_0 * mean / tau, negative when clients oppose the model. Here: 0 then, since lambda is in [0, 1].

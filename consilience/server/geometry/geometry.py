@@ -13,12 +13,12 @@ from consilience.core.remote import RemoteTensor, each
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree, rows
 
-SURE = 1e-3  # a squared distance below this share of the squared norms it was taken from has lost digits
+SURE = 1e-3  # a squared distance below this share of the squared norms it is computed from has lost precision
 CANCELLED = 1e-14  # a mean update below the square root of this share of its summands is rounding: no direction
 
 
 class Geometry(NamedTuple):
-    """How m models lie relative to each other and to the model they started from."""
+    """Distances and cosines of m models to each other and to the model they started from."""
 
     distance: Tensor  # [m, m] |w_i - w_j|
     movement: Tensor  # [m] |w_i - anchor|
@@ -29,7 +29,7 @@ class Geometry(NamedTuple):
 def measure(stacked: Tree, anchor: Tree, *, directions: int | None = None, key: int = 0) -> Geometry:
     """Geometry of stacked parameters [m, ...] around `anchor`: O(m^2 P) at the speed of a matrix product.
 
-    With `directions`, what takes m^2 P comes from a sketch of that many numbers per client, drawn by `key`.
+    With `directions`, the m^2 P part uses a sketch of that many numbers per client, drawn by `key`.
     """
     if directions is None:
         distance, movement = _distances(stacked, anchor)
@@ -40,13 +40,13 @@ def measure(stacked: Tree, anchor: Tree, *, directions: int | None = None, key: 
     origin = tree.map_leaves(torch.zeros_like, anchor)
     norms, length = _lengths(stacked, origin), _lengths(rows(anchor, None), origin)  # [m], [1]
     distance, movement = _sketched_distances(stacked, anchor, directions, key)[0], _lengths(stacked, anchor)
-    # only the distances were sketched: cosines, which are near 1, keep their digits
+    # only the distances were sketched: cosines, which are near 1, keep their precision
     between, to_anchor = _angle(norms[:, None], norms[None, :], distance), _angle(norms, length, movement)
     return Geometry(distance=distance, movement=movement, cosine=between, anchor_cosine=to_anchor)
 
 
 def distances(stacked: Tree, reference: Tree) -> Tensor:
-    """[m, m] |w_i - w_j| alone: half of the work of `measure`; the models lie near the reference."""
+    """[m, m] |w_i - w_j| only, at half the cost of `measure`; the models should be near the reference."""
     return _distances(stacked, reference)[0]
 
 
@@ -86,7 +86,7 @@ def cosines(geometry: Geometry, ids: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def _distances(stacked: Tree, reference: Tree) -> tuple[Tensor, Tensor]:
-    """([m, m] between the rows, [m] to the reference), all digits right."""
+    """([m, m] between the rows, [m] to the reference), at full precision."""
     distance, movement, sure = _around(stacked, reference)
     if not bool(sure.all()):
         _refine(distance, sure.cpu().numpy(), stacked)
@@ -112,15 +112,15 @@ def _lengths(stacked: Tree, reference: Tree) -> Tensor:
 
 
 def _angle(one: Tensor, other: Tensor, apart: Tensor) -> Tensor:
-    """The cosine between vectors of these lengths and this distance; NaN where one has no length."""
+    """The cosine between vectors of these lengths and this distance; NaN if one is zero."""
     return (0.5 * (one / other + other / one - (apart / one) * (apart / other))).clamp(-1, 1)
 
 
 def _around(stacked: Tree, reference: Tree) -> tuple[Tensor, Tensor, Tensor]:
-    """([m, m] distances, [m] distances to the reference, [m, m] whether a distance kept its digits).
+    """([m, m] distances, [m] distances to the reference, [m, m] whether a distance kept its precision).
 
-    |a - b|^2 = |a|^2 + |b|^2 - 2 <a, b> is taken relative to the reference, near which models lie, because it loses
-    digits when a and b are much closer to each other than to the origin.
+    |a - b|^2 = |a|^2 + |b|^2 - 2 <a, b> is computed relative to the reference, which is near the models, because it
+    loses precision when a and b are much closer to each other than to the origin.
     """
     gram, scale = _gram(stacked, reference)
     unit = torch.maximum(scale[:, None], scale[None, :])
@@ -136,7 +136,7 @@ def _around(stacked: Tree, reference: Tree) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _refine(distance: Tensor, sure: np.ndarray, stacked: Tree) -> None:
-    """Measure close models again, around one of their own: in place, a model at a time until all are sure."""
+    """Measure close models again relative to one of them, in place, until all distances are precise."""
     for model in range(len(sure)):
         near = np.flatnonzero(~sure[model])
         if not len(near):
@@ -151,15 +151,15 @@ def _refine(distance: Tensor, sure: np.ndarray, stacked: Tree) -> None:
 
 
 def _gram(stacked: Tree, reference: Tree | None, last: Tree | None = None) -> tuple[Tensor, Tensor]:
-    """([m, m] products of the rows (less the reference), each divided by its scale; [m] scales, powers of two).
+    """([m, m] products of the rows (minus the reference), each divided by its scale; [m] scales, powers of two).
 
-    `last` is one more row. Models that lie elsewhere stay there: one [m, m] block per tensor comes back.
+    `last` is one more row. Remote models are not fetched: only one [m, m] block per tensor is.
     """
     columns = _columns(stacked, reference, last)
     if any(isinstance(value, RemoteTensor) for value in columns[0]):
         scale = _power_above(torch.stack(each(_largest, *columns)).amax(0))
         products = iter(each(_products, *columns, given=(scale,)))
-    else:  # the differences are made once
+    else:  # the differences are computed once
         parts = [_difference(*call) for call in zip(*columns)]
         scale = _power_above(torch.stack([part.abs().amax(1) for part in parts]).amax(0))
         products = (_scaled_products(part, scale) for part in parts)
@@ -170,7 +170,7 @@ def _gram(stacked: Tree, reference: Tree | None, last: Tree | None = None) -> tu
 
 
 def _columns(stacked: Tree, reference: Tree | None, last: Tree | None) -> tuple[list[Tensor], list[Any], list[Any]]:
-    """Tensors that hold anything, with their references and last rows, by name."""
+    """Non-empty tensors with their references and last rows, by name."""
     names = [name for name, value in stacked.items() if value.numel()]
     nothing: list[Any] = [None] * len(names)
     return (
@@ -181,7 +181,7 @@ def _columns(stacked: Tree, reference: Tree | None, last: Tree | None) -> tuple[
 
 
 def _difference(value: Tensor, reference: Tensor | None, last: Tensor | None) -> Tensor:
-    """One tensor (and a last row) as rows [m, P] in float64, less the reference."""
+    """One tensor (and a last row) as rows [m, P] in float64, minus the reference."""
     if last is not None:
         value = torch.cat([value, last.unsqueeze(0)])
     wide = value.reshape(len(value), -1).to(torch.float64)

@@ -1,4 +1,4 @@
-"""Gram matrices of many matrices at once, made a few rows at a time: m n^2 numbers need not fit in memory."""
+"""Gram matrices of many matrices, computed a few rows at a time, so that m n^2 numbers need not fit in memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 AT_ONCE = 2**24  # numbers held at once (128 MiB)
-KEPT = 2**25  # Gram matrices of fewer numbers than this are made once and kept
-NOISE = 1e-12  # what centring leaves of a kernel is rounding below this share of it
+KEPT = 2**25  # Gram matrices with fewer numbers than this are cached
+NOISE = 1e-12  # a centred kernel below this share of the kernel is rounding
 RESIDUAL = 1e-11  # the same after a confounder was taken out
 ROUNDING = 32 * torch.finfo(torch.float64).eps
 
@@ -30,7 +30,7 @@ def scaled(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Grams:
-    """m symmetric matrices [n, n]; below `floor` (squared norm), what is left of one is rounding."""
+    """m symmetric matrices [n, n]; one with a squared norm below `floor` is rounding."""
 
     rows: Rows
     m: int
@@ -60,7 +60,7 @@ class Grams:
         return Grams(rows=kernel, m=len(x), n=x.shape[1]).kept()
 
     def kept(self) -> Grams:
-        """The same, made once if it fits."""
+        """The same, cached if it fits."""
         return Grams.given(self.rows(slice(None))) if self.m * self.n**2 <= KEPT else self
 
     def off_diagonal(self) -> Grams:
@@ -73,7 +73,7 @@ class Grams:
         return Grams(rows=rows, m=self.m, n=self.n)
 
     def without(self, confounder: Grams) -> Grams:
-        """What is left after least squares on a constant and on the confounder, one [1, n, n] for all."""
+        """The residual of least squares on a constant and on the confounder, one [1, n, n] for all."""
 
         def moments(part: slice) -> Tensor:
             own, third = self.rows(part), confounder.rows(part).expand(self.m, -1, -1)
@@ -92,7 +92,7 @@ class Grams:
         return Grams(rows=rows, m=self.m, n=self.n, floor=RESIDUAL**2 * self.n**2 * squares)
 
     def positive(self) -> Grams:
-        """Without what belongs to negative eigenvalues; for matrices that exist already."""
+        """Projection onto non-negative eigenvalues; for matrices that are given."""
         values, vectors = torch.linalg.eigh(self.rows(slice(None)))
         return replace(self, rows=_products(vectors * values.clamp(min=0).sqrt().unsqueeze(1)))
 

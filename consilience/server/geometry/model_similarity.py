@@ -1,4 +1,4 @@
-"""How alike whole models are: layer by layer on their weight matrices, then a mean over the layers."""
+"""Similarity of whole models: a metric on each layer's weight matrix, then a mean over the layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from consilience.server.geometry.similarity import Eigenvalues, Metric, between
 
 @runtime_checkable
 class ModelSimilarity(Protocol):
-    """Says how alike m models are."""
+    """Computes pairwise similarities of m models."""
 
     def compare(self, models: Tree, ancestor: Tree) -> Tensor:
         """[m, m] float64, larger for more alike, of parameters stacked [m, ...]; all started from `ancestor`."""
@@ -25,7 +25,7 @@ class ModelSimilarity(Protocol):
 
 @runtime_checkable
 class Bounded(Protocol):
-    """A similarity that knows whether its values have limits."""
+    """A similarity that declares whether its values are bounded."""
 
     @property
     def bounded(self) -> bool:
@@ -35,7 +35,7 @@ class Bounded(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Layerwise:
-    """The mean over weight matrices of a metric; `layers` weighs them: alike, by size, or by a number for each.
+    """The mean over weight matrices of a metric; `layers` weights them: equally, by size, or by given numbers.
 
     With `cross` > 0 that share of the value is the mean over pairs of different layers with matrices of equal height.
     `bandwidth` and `offdiag` are for `cka_rbf`, `negative_eigenvalues` of residual kernels for `cka_deconfounded`.
@@ -85,7 +85,7 @@ class Layerwise:
         )
 
     def _weights(self, stacks: dict[str, Tensor]) -> list[float]:
-        """One for each layer, summing to one."""
+        """One weight per layer, summing to one."""
         if self.layers == "uniform":
             given = [1.0] * len(stacks)
         elif self.layers == "by_size":
@@ -120,10 +120,10 @@ class Layerwise:
 
 @dataclass(frozen=True, kw_only=True)
 class Mixed:
-    """Several similarities at once: their mean weighted by `weights` (alike if empty), or the lowest of them.
+    """Several similarities: their mean weighted by `weights` (equal if empty), or the lowest of them.
 
-    Metrics have different units, so each is first put on [0, 1] over the pairs at hand: by its `range` or by its `rank`
-    (ties share the lowest); `none` leaves it as it is.
+    Metrics have different units, so each is first scaled to [0, 1] over the given pairs: by its `range` or its `rank`
+    (ties share the lowest); `none` leaves it unchanged.
     """
 
     parts: tuple[ModelSimilarity, ...]

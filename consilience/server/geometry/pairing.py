@@ -1,4 +1,4 @@
-"""Who swaps with whom: disjoint pairs of clients."""
+"""Pairings: which disjoint pairs of clients swap models."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 
 from consilience.core.settings import Invalid
 
-TIE = 1e-12  # similarities closer than this share of the largest are equal: rounding decides nothing
+TIE = 1e-12  # similarities closer than this share of the largest count as equal
 
 Pairs = list[tuple[int, int]]
 
 
 @runtime_checkable
 class Pairing(Protocol):
-    """Picks who swaps."""
+    """Chooses the pairs that swap."""
 
     @property
     def needs_similarity(self) -> bool:
-        """False when it picks without looking."""
+        """False if it ignores the similarities."""
         ...
 
     def pairs(self, similarity: np.ndarray, count: int, draw: np.random.Generator) -> Pairs:
@@ -32,7 +32,7 @@ class Pairing(Protocol):
 class Random:
     """FedSwap: any pairs, all equally likely."""
 
-    needs_similarity = False  # it does not look
+    needs_similarity = False  # it ignores them
 
     def pairs(self, similarity: np.ndarray, count: int, draw: np.random.Generator) -> Pairs:
         """Neighbours in a shuffled list."""
@@ -44,7 +44,7 @@ class Random:
 class Greedy:
     """SimFedSwap's Algorithm 1 (GS): a random client swaps with the least similar of those left, and so on."""
 
-    needs_similarity = True  # it looks at one row at a time
+    needs_similarity = True  # it reads one row at a time
 
     def pairs(self, similarity: np.ndarray, count: int, draw: np.random.Generator) -> Pairs:
         """Draws among those left, ties to the first."""
@@ -62,7 +62,7 @@ class Greedy:
 class MinimumSimilarity:
     """SimFedSwap's Algorithm 2 (MSS): the least similar pair of all swaps, then the least similar of the rest."""
 
-    needs_similarity = True  # it looks at all pairs
+    needs_similarity = True  # it reads all pairs
 
     # Paper: called globally optimal. Here: greedy on the matrix, as printed, which need not give the least total;
     # `ExactMatching` does.
@@ -84,7 +84,7 @@ class MinimumSimilarity:
 class ExactMatching:
     """The pairs with the least total similarity: a minimum-weight matching (Edmonds 1965), about m^3 operations."""
 
-    needs_similarity = True  # it looks at all pairs
+    needs_similarity = True  # it reads all pairs
 
     def pairs(self, similarity: np.ndarray, count: int, draw: np.random.Generator) -> Pairs:
         """Blossoms on whole numbers; m - 2 `count` added nodes are matched with the clients that stay out."""

@@ -1,4 +1,4 @@
-"""How alike two matrices are, whether weights or activations: CKA and its relatives, CCA, HSIC, OSAD, in float64.
+"""Similarity of two matrices (weights or activations): CKA and its variants, CCA, HSIC, OSAD, in float64.
 
 Rows are examples, columns are features. Every metric but `osad` compares how the rows lie relative to each other, so
 the two matrices need the same number of rows only. Where 0/0 stands in a definition (rows that are all alike, a kernel
@@ -23,7 +23,7 @@ RANK = 1e-10  # singular values below this share of the largest are rounding
 
 
 def cka_linear(x: Tensor, y: Tensor) -> Tensor:
-    """|Y'X|^2 / (|X'X| |Y'Y|), columns centred (Kornblith et al. 2019): unmoved by rotations and by one scale."""
+    """|Y'X|^2 / (|X'X| |Y'Y|), columns centred (Kornblith et al. 2019): invariant to rotations and to scale."""
     return _pair("cka_linear", x, y)
 
 
@@ -65,10 +65,9 @@ def cka_deconfounded(K: Tensor, L: Tensor, Z: Tensor, *, negative_eigenvalues: E
 
 
 def cca_mean_squared(x: Tensor, y: Tensor) -> Tensor:
-    """The mean of the squared canonical correlations, as many as the smaller rank: unmoved by any invertible map.
+    """The mean of the squared canonical correlations, as many as the smaller rank: invariant to any invertible map.
 
-    It is 1 whenever the columns of either span all that n rows can differ in, so that it says something of tall
-    matrices only.
+    It is 1 whenever the columns of either span the whole space of n rows, so it is meaningful only for tall matrices.
     """
     return _pair("cca", x, y)
 
@@ -82,7 +81,7 @@ def hsic(x: Tensor, y: Tensor) -> Tensor:
 
 
 def osad(x: Tensor, y: Tensor) -> Tensor:
-    """Opposite of the sum of absolute differences, -sum |x - y|: 0 for equal matrices; neither scale nor size free."""
+    """Opposite of the sum of absolute differences, -sum |x - y|: 0 for equal matrices; depends on scale and size."""
     # Paper: never defined. Here: what the authors' code computes under the name that is plotted as OSAD.
     return _pair("osad", x, y)
 

@@ -1,1 +1,1 @@
-"""Servers that do something else than averaging the replies of a round."""
+"""Server rules other than plain averaging."""

@@ -1,4 +1,4 @@
-"""Clustered federated learning: a cluster whose clients have stopped agreeing is cut in two (Sattler et al. 2020)."""
+"""Clustered federated learning: a cluster with conflicting updates is split in two (Sattler et al. 2020)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from consilience.server.rules.grouping import UNGROUPED, largest, open_groups, u
 
 @dataclass(frozen=True, kw_only=True)
 class Bipartition(Wraps):
-    """Clients train and average within their cluster; all begin in one. A cluster is cut in two when its mean update
-    is shorter than `eps_1` though some client's is longer than `eps_2`: it stands still, but its clients do not.
+    """Clients train and average within their cluster; all start in one. A cluster is split in two if its mean update is
+    shorter than `eps_1` while some client's update is longer than `eps_2`: it has converged, but its clients have not.
 
-    The cut makes the largest cosine between updates across it as small as can be, a; it is made only if
+    The split minimises a, the largest cosine between updates of the two sides; it is made only if
     sqrt((1 - a) / 2) > `gamma`, after the first `warm_up` rounds, and while there are fewer than `max_clusters`.
     """
 
@@ -41,22 +41,22 @@ class Bipartition(Wraps):
         check(self)
 
     def init(self, start: Tree, clients: int) -> Tree:
-        """Everyone in cluster 0; the models of the others wait at the start."""
+        """All clients in cluster 0; the other clusters hold the initial model."""
         device = next(tree.leaves(start)).device
         return {
             "groups": open_groups(self.averaging, [start] * self.max_clusters, clients),
             "cluster": torch.zeros(clients, dtype=torch.int64, device=device),
             "count": torch.ones((), dtype=torch.int64, device=device),
-            "known": torch.zeros(clients, dtype=torch.bool, device=device),  # who has ever replied
+            "known": torch.zeros(clients, dtype=torch.bool, device=device),  # clients that have ever replied
         }
 
     def broadcast(self, state: Tree, ids: np.ndarray) -> Broadcast:
-        """To each client its cluster's model."""
+        """Each client's cluster model."""
         mine = state["cluster"][torch.from_numpy(ids).to(state["cluster"].device)]
         return Broadcast(shared={}, personal={"model": tree.rows(state["groups"]["model"], mine)})
 
     def update(self, state: Tree, cohort: Cohort) -> tuple[Tree, Notes]:
-        """Cut what must be cut, then let each cluster average."""
+        """Split clusters where necessary, then average within each cluster."""
         where = torch.from_numpy(cohort.ids).to(state["cluster"].device)
         known = state["known"].index_fill(0, where, True)
         before = state["cluster"].cpu().numpy()
@@ -79,10 +79,10 @@ class Bipartition(Wraps):
         return tree.rows(state["groups"]["model"], largest(state["cluster"], self.max_clusters))
 
     def _cut(self, cohort: Cohort, updates: Tensor, members: np.ndarray, known: np.ndarray) -> np.ndarray:
-        """Ids that leave a cluster; none if it holds together."""
+        """Ids that leave a cluster; none if it is not split."""
         here = members[cohort.ids]
         heard = here if cohort.heard is None else here & cohort.heard
-        # Paper: everyone takes part in every round. Here: a cluster is cut only when all its known clients replied.
+        # Paper: everyone takes part in every round. Here: a cluster is split only when all its known clients replied.
         if heard.sum() < max(2, (members & known).sum()):
             return np.empty(0, dtype=np.int64)
         places = np.flatnonzero(here)
@@ -102,7 +102,7 @@ class Bipartition(Wraps):
 
 
 def cosine_similarity(updates: Tensor) -> Tensor:
-    """[c, c] cosines between rows of [c, P]; an update of length zero is like no other."""
+    """[c, c] cosines between rows of [c, P]; a zero update has cosine 0 to all others."""
     largest_entry = updates.abs().amax(1, keepdim=True)
     scaled = updates / torch.where(largest_entry > 0, largest_entry, 1.0)  # squares cannot overflow
     lengths = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)

@@ -1,4 +1,4 @@
-"""The asynchronous server: it moves as soon as a few replies are in, however old the models they started from."""
+"""The asynchronous server: it updates after a few replies, even if they started from older models."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from consilience.server.rules.staleness import PolynomialStaleness, Staleness
 
 @dataclass(frozen=True, kw_only=True)
 class Buffered(Wraps):
-    """A round is `buffer` replies, while up to `concurrency` clients work (None: all that the selection names).
+    """A round is `buffer` replies, while up to `concurrency` clients work (None: all that are selected).
 
-    Before `averaging` weighs and merges them, replies are brought up to date: with moves = "update" a client's step
-    from the model it was sent is repeated from the current one, w + rate s(tau) (w_k - w_sent); with moves = "model"
-    the current model goes towards the client's, w + rate s(tau) (w_k - w). tau counts the rounds since it was sent.
+    Before `averaging` weights and merges them, stale replies are adjusted: with moves = "update" a client's update is
+    applied to the current model, w + rate s(tau) (w_k - w_sent); with moves = "model" the current model moves towards
+    the client's, w + rate s(tau) (w_k - w). tau is the number of rounds since the client received its model.
     """
 
     averaging: Averaging = field(default_factory=Averaging)
@@ -48,22 +48,22 @@ class Buffered(Wraps):
 
     @property
     def needs_each_reply(self) -> bool:
-        """Staleness is known beforehand, so that a sum is enough where it is for averaging."""
+        """As averaging: staleness is known beforehand, so a sum remains sufficient."""
         return self.averaging.needs_each_reply
 
     @property
     def weighting(self) -> Weighting:
-        """How replies are weighed."""
+        """The weighting of `averaging`."""
         return self.averaging.weighting
 
     @property
     def combine(self) -> Combine:
-        """How replies are merged."""
+        """The combining rule of `averaging`."""
         return self.averaging.combine
 
     @property
     def step(self) -> Step:
-        """How far the server moves."""
+        """The server step of `averaging`."""
         return self.averaging.step
 
     def init(self, start: Tree, clients: int) -> Tree:
@@ -82,9 +82,9 @@ class Buffered(Wraps):
         scale = self.rate * self.staleness.discount(old)  # [m]
         notes: Notes = {"staleness": old, "discount": scale}
         if bool((scale == 1).all()) and (not bool(old.any()) or self.moves == "model"):
-            after, found = self.averaging.update(state, cohort)  # nothing to bring up to date: the very same bits
+            after, found = self.averaging.update(state, cohort)  # nothing is stale: identical bits
             return after, {**found, **notes}
-        # weighed by the whole step, since a step that was discounted would look like one that is modest
+        # weighted by the full update, since a discounted update would look like a small one
         full = self._current(state["model"], cohort, torch.ones_like(scale))
         sent = {kind: {n: state["model"][kind][n] for n in named} for kind, named in full.reply["model"].items()}
         weights, kept, found = self.averaging.weighting.weigh(full, sent, state["weighting"])
@@ -98,7 +98,7 @@ class Buffered(Wraps):
         return self.averaging.model(state)
 
     def _current(self, model: Tree, cohort: Cohort, scale: Tensor) -> Cohort:
-        """The cohort as if its clients had started from `model` and gone `scale` of their way."""
+        """The cohort as if its clients had started from `model`, with updates times `scale`."""
         replies, started = cohort.reply["model"], _started(model, cohort)
 
         def moved(start: Tree, replies: Tree, now: Tree) -> Tree:
@@ -106,14 +106,14 @@ class Buffered(Wraps):
 
         if self.moves == "model":
             fresh = {kind: moved(model[kind], named, model[kind]) for kind, named in replies.items()}
-        else:  # buffers are statistics and not steps: a variance plus a difference may be negative
+        else:  # buffers are statistics, not updates: a variance plus a difference may be negative
             fresh = {**replies, "params": moved(started["params"], replies["params"], model["params"])}
         return replace(cohort, reply={**cohort.reply, "model": fresh})
 
 
 @dataclass(frozen=True)
 class _Given:
-    """Weights that are known already."""
+    """Fixed weights."""
 
     weights: Tensor
     needs_each_reply: bool
@@ -123,7 +123,7 @@ class _Given:
         return {}
 
     def weigh(self, cohort: Cohort, model: Tree, state: Tree) -> tuple[Tensor, Tree, Notes]:
-        """These."""
+        """The fixed weights."""
         return self.weights, state, {}
 
 
@@ -135,7 +135,7 @@ def _started(model: Tree, cohort: Cohort) -> Tree:
 
 
 def _moved(now: Tensor, start: Tensor, reply: Tensor, scale: Tensor) -> Tensor:
-    """now + scale (reply - start), [m, ...]; the reply itself, to the last bit, where that is what it comes to."""
+    """now + scale (reply - start), [m, ...]; the reply itself, bit for bit, where nothing changes."""
     if not reply.is_floating_point():
         return reply
     share = scale.to(reply.dtype).reshape(-1, *(1,) * (reply.dim() - 1))

@@ -1,4 +1,4 @@
-"""IFCA's server: k models, and each client says which one it has trained."""
+"""IFCA's server: k models; each client reports which one it trained."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ UNKNOWN = -1
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenClusters(Wraps):
-    """All `clusters` models go to every client; each model becomes the average of those who chose it.
+    """All `clusters` models go to every client; each model becomes the average of the clients that chose it.
 
-    The first model starts as it is, the others from its values in another order (each tensor shuffled): random weights
-    stay random weights of the same size, and constants stay what they are. The model to ship is the one that most
-    clients chose last.
+    The first model starts from the initial values, the others from the same values shuffled within each tensor: random
+    weights keep their scale, and constants stay the same. The deployed model is the one that most clients chose last.
     """
 
     averaging: Averaging = field(default_factory=Averaging)
@@ -32,25 +31,25 @@ class ChosenClusters(Wraps):
     seed: Whole = 0
     holds = "averaging"
     refuses = UNGROUPED
-    needs_each_reply = True  # it must know who chose what
+    needs_each_reply = True  # it needs each client's choice
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check(self)
 
     def init(self, start: Tree, clients: int) -> Tree:
-        """The models, and nobody's choice."""
+        """The models, with no choices yet."""
         starts = [start, *(_shuffled(start, self.seed, place) for place in range(1, self.clusters))]
         device = next(tree.leaves(start)).device
         chosen = torch.full((clients,), UNKNOWN, device=device)
         return {"groups": open_groups(self.averaging, starts, clients), "cluster": chosen}
 
     def broadcast(self, state: Tree, ids: np.ndarray) -> Broadcast:
-        """Every model to everyone."""
+        """All models to all clients."""
         return Broadcast(shared={"models": state["groups"]["model"]})
 
     def update(self, state: Tree, cohort: Cohort) -> tuple[Tree, Notes]:
-        """Each model averages over its own; one that nobody chose stays."""
+        """Each model averages over the clients that chose it; a model without clients is unchanged."""
         said = cohort.reply["cluster"]
         groups, weights = update_groups(self.averaging, state["groups"], cohort, said.cpu().numpy())
         where = torch.from_numpy(cohort.ids).to(said.device)
@@ -63,7 +62,7 @@ class ChosenClusters(Wraps):
 
 
 def _shuffled(start: Tree, seed: int, place: int) -> Tree:
-    """A model with the same values in every parameter, in an order of its own."""
+    """A model with the values of every parameter shuffled."""
 
     def shuffle(name: str, value: torch.Tensor) -> torch.Tensor:
         order = rng.host(seed, "clusters", place, name).permutation(value.numel())

@@ -24,9 +24,9 @@ NOWHERE = -1
 class ClusteredAveraging:
     """Clients train their cluster's model, which becomes the plain mean of their replies (eq 5 of the SimProx paper).
 
-    The first cohort that moves is clustered by its updates; who comes later gets the global model once, and joins the
-    cluster whose model its own is nearest to. Or clients belong to the `groups` given. The global model is the plain
-    mean of the clusters' models (eq 6). A newcomer that did not move stays without a cluster and does not count.
+    The first cohort with updates is clustered by them; later clients receive the global model once and join the cluster
+    whose model is nearest to theirs. Alternatively, clients belong to the given `groups`. The global model is the plain
+    mean of the cluster models (eq 6). A new client with a zero update has no cluster and does not count.
     """
 
     clusters: Annotated[Count, OnlyWith("groups", (None,))] = 2
@@ -38,7 +38,7 @@ class ClusteredAveraging:
         check(self)
 
     def init(self, start: Tree, clients: int) -> Tree:
-        """Every cluster at the start model, nobody in any."""
+        """All clusters at the initial model, without members."""
         count = self.clusters if self.groups is None else len(self.groups)
         device = next(tree.leaves(start)).device
         cluster = torch.full((clients,), NOWHERE)
@@ -49,7 +49,7 @@ class ClusteredAveraging:
         return {"model": start, "models": models, "trained": trained, "cluster": cluster.to(device)}
 
     def broadcast(self, state: Tree, ids: np.ndarray) -> Broadcast:
-        """To each client its cluster's model; the global one to those who have no cluster yet."""
+        """Each client's cluster model; the global model for clients without a cluster."""
         mine = state["cluster"][torch.from_numpy(ids).to(state["cluster"].device)]
         own = tree.rows(state["models"], mine.clamp(min=0))
         shared = map_leaves(lambda leaf: leaf.expand(len(ids), *leaf.shape), state["model"])
@@ -76,7 +76,7 @@ class ClusteredAveraging:
         return state["model"]
 
     def _assigned(self, state: Tree, cohort: Cohort, mine: Tensor) -> Tensor:
-        """[m] clusters of the cohort, newcomers included as soon as they have moved."""
+        """[m] clusters of the cohort, including new clients with a non-zero update."""
         params = cohort.reply["model"]["params"]
         moved = measure(params, state["model"]["params"]).movement > 0
         new = torch.nonzero((mine < 0) & moved.to(mine.device)).flatten()

@@ -1,4 +1,4 @@
-"""Who belongs together: agglomerative clustering of a cohort, and groups that are known beforehand."""
+"""Agglomerative clustering of a cohort, and predefined groups."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ ClusterMetric = Literal["distance", "direction"]
 
 
 def agglomerate(distance: np.ndarray, clusters: int) -> np.ndarray:
-    """[m] cluster numbers 0, 1, ...: merge the two nearest (mean distance over their pairs) until so many are left.
+    """[m] cluster numbers 0, 1, ...: merge the two nearest (mean distance over pairs) until `clusters` are left.
 
-    Those at distance zero are never parted. Clusters are numbered by their first member; ties go to the first pair
+    Models at distance zero are never separated. Clusters are numbered by their first member; ties go to the first pair
     (which SciPy's `linkage` does not promise, so that results would depend on its version).
     """
     members = [[k] for k in range(len(distance))]
@@ -44,7 +44,7 @@ def agglomerate(distance: np.ndarray, clusters: int) -> np.ndarray:
 
 
 def by_similarity(cohort: Cohort, params: Tree, clusters: int, metric: ClusterMetric) -> np.ndarray:
-    """[m] cluster numbers of a cohort in ascending client order, from how its models lie around `params`."""
+    """[m] cluster numbers of a cohort in ascending client order, from its models relative to `params`."""
     geometry = measure_updates(cohort.reply["model"]["params"], params)
     apart = geometry.distance if metric == "distance" else (1 - geometry.cosine).masked_fill(geometry.distance == 0, 0)
     return agglomerate(apart.cpu().numpy(), clusters)
@@ -65,7 +65,7 @@ def in_order(cohort: Cohort) -> Cohort:
 
 
 def check_groups(groups: Groups, clients: int, key: str) -> np.ndarray:
-    """[K] every client's group; refuses groups that are empty, overlap or leave somebody out."""
+    """[K] every client's group; refuses groups that are empty, overlap or do not cover all clients."""
     owner = np.full(clients, -1)
     for number, group in enumerate(groups):
         if not group:

@@ -1,4 +1,4 @@
-"""Hierarchical federated learning: clients average at an edge server, edge servers now and then in the cloud."""
+"""Hierarchical federated learning: clients average at an edge server, edge servers periodically in the cloud."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class EdgeCloud(Wraps):
     """Each round ends with an average at every edge; each `cloud_every`-th one with an average of the edges.
 
     Client k belongs to edge `edge_of[k]`, else to the k-th of equal blocks of clients. An edge counts in the cloud by
-    the examples of those of its clients that have replied since the last average there; one that heard from nobody
-    does not count.
+    the examples of its clients that have replied since the last cloud average; an edge without replies does not
+    count.
     """
 
     averaging: Averaging = field(default_factory=Averaging)
@@ -49,7 +49,7 @@ class EdgeCloud(Wraps):
             "edge": torch.from_numpy(self._edges(clients)).to(device),
             "rows": torch.zeros(
                 clients, dtype=torch.float64, device=device
-            ),  # of who replied since the last cloud mean
+            ),  # of clients that replied since the last cloud mean
             "rounds": torch.zeros((), dtype=torch.int64, device=device),
         }
 
@@ -72,12 +72,12 @@ class EdgeCloud(Wraps):
         return after, {"weights": weights, "edge": edge, "cloud": torch.tensor(cloud)}
 
     def model(self, state: Tree) -> Tree:
-        """What the cloud would make of the edges now."""
+        """The cloud average of the current edge models."""
         shares = self._shares(state)
         return tree.map_leaves(lambda leaf: weighted_mean(leaf, shares), state["groups"]["model"])
 
     def _shares(self, state: Tree) -> Tensor:
-        """[E] how much each edge counts; alike before anyone has replied, when all are the same."""
+        """[E] weights of the edges; equal before the first reply."""
         rows = torch.zeros(self.edges, dtype=torch.float64, device=state["rows"].device)
         rows = rows.index_add(0, state["edge"], state["rows"])
         return torch.where(rows.sum() > 0, rows / rows.sum().clamp(min=1), 1 / self.edges)

@@ -1,4 +1,4 @@
-"""FedDF's server: the averaged model learns, on rows without labels, what the clients' models say together."""
+"""FedDF's server: the averaged model is distilled from the ensemble of client models on unlabelled rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from consilience.server.rules.public_rows import NoiseRows, PublicRows
 from consilience.task.gradients import gradient
 
 BETAS, EPS = (0.9, 0.999), 1e-8  # Adam's usual ones
-ROUNDING = 64  # probabilities that differ by less than so many epsilons are equal
+ROUNDING = 64  # epsilons: probabilities that differ by less count as equal
 BLOCK = 1024  # rows at a time through the clients' models
 
 
@@ -30,7 +30,7 @@ BLOCK = 1024  # rows at a time through the clients' models
 class EnsembleDistillation(Wraps):
     """An averaging server, then `steps` of Adam (cosine annealed) on KL(softmax(mean_k f_k(x)) || softmax(f(x))).
 
-    x are public rows, f_k the models that clients sent, f the average, which goes on learning.
+    x are public rows, f_k the client models, f the average, which is trained further.
     """
 
     averaging: Averaging = field(default_factory=Averaging)
@@ -44,7 +44,7 @@ class EnsembleDistillation(Wraps):
         TrainsModel: "trains the model itself: there can be only one such server",
         SpendsPrivacy: "protects what it averages, and the ensemble reads each model as it was sent",
     }
-    needs_each_reply = True  # every model is asked
+    needs_each_reply = True  # every model is evaluated
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,7 +56,7 @@ class EnsembleDistillation(Wraps):
         return self.averaging.reads
 
     def init(self, start: Tree, clients: int) -> Tree:
-        """Averaging's; rows that cannot be had are refused here."""
+        """As averaging; refuses public rows that cannot be loaded."""
         self.public.public_rows(start["params"], 0)
         return self.averaging.init(start, clients)
 
@@ -69,7 +69,7 @@ class EnsembleDistillation(Wraps):
         return self.averaging.update(state, cohort)
 
     def model(self, state: Tree) -> Tree:
-        """The average after it has learned."""
+        """The average after distillation."""
         return self.averaging.model(state)
 
     def check_against(self, task: Task) -> None:
@@ -78,7 +78,7 @@ class EnsembleDistillation(Wraps):
             raise Invalid(f"ensemble distillation needs class numbers, one for each row: {task.kind.name} has none")
 
     def train(self, task: Task, state: Tree, cohort: Cohort) -> Tree:
-        """The state with the average taught by the clients' models."""
+        """The state with the average distilled from the clients' models."""
         self.check_against(task)
         model = state["model"]
         x = self.public.public_rows(model["params"], cohort.seed)

@@ -37,7 +37,7 @@ def open_groups(averaging: Averaging, starts: list[Tree], clients: int) -> Tree:
 
 
 def update_groups(averaging: Averaging, groups: Tree, cohort: Cohort, group: np.ndarray) -> tuple[Tree, Tensor]:
-    """(states after each group has averaged its own replies, [m] weights); `group` [m] says who belongs where.
+    """(states after each group has averaged its own replies, [m] weights); `group` [m] is each client's group.
 
     The weights are those within a group times the group's share of the cohort, so that they sum to one.
     """

@@ -1,4 +1,4 @@
-"""FedAF's server: it trains on the clients' synthetic rows, and keeps to what clients know of their real ones."""
+"""FedAF's server: it trains on the clients' synthetic rows and matches their class statistics of real rows."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class KnowledgeMatching:
     momentum: Decay = 0.9
     weight: NonNegative = 0.1
     temperature: Positive = 2.0
-    needs_each_reply = True  # synthetic rows are no numbers to be summed
+    needs_each_reply = True  # synthetic rows cannot be summed
 
     def __post_init__(self) -> None:
         check(self)
 
     def init(self, start: Tree, clients: int) -> Tree:
-        """The start model, and nothing known of any class."""
+        """The initial model, without class statistics."""
         head = start["params"][classifier(start["params"]).weight]
         table = torch.zeros(len(head), len(head), dtype=torch.float64, device=head.device)
         return {"model": start, "known": {"logits": table, "classes": torch.zeros_like(table[0])}}
@@ -55,7 +55,7 @@ class KnowledgeMatching:
         return {**state, "known": {"logits": logits, "classes": classes}}, {}
 
     def train(self, task: Task, state: Tree, cohort: Cohort) -> Tree:
-        """The model after training on what clients sent; unchanged if nobody has seen any class."""
+        """The model after training on what clients sent; unchanged if no client has rows of any class."""
         x, y = union(cohort)
         if not len(y):
             return state

@@ -28,7 +28,7 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class MatchedAveraging:
-    """The mean of models whose hidden units were first put in the order in which they fit each other best.
+    """The mean of models whose hidden units were first permuted to match each other best.
 
     Layer by layer, every client's units (incoming weights and bias) are assigned to those of a reference at the least
     sum of squared distances; the reference is first the broadcast model, then the mean of the units so matched, at most
@@ -57,7 +57,7 @@ class MatchedAveraging:
         return Broadcast(shared={"model": state["model"]})
 
     def update(self, state: Tree, cohort: Cohort) -> tuple[Tree, Notes]:
-        """The mean of the matched models, and how many units of each client changed places."""
+        """The mean of the matched models, and how many units of each client were permuted."""
         weights, weighting, notes = self.weighting.weigh(cohort, state["model"], state["weighting"])
         matched, moved = match(tree.here(cohort.reply["model"]), weights, state["model"], self.passes)
         merged = WeightedMean().merge(matched, weights)

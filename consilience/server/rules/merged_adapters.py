@@ -1,4 +1,4 @@
-"""The server of FLoRA: the clients' adapters become part of the layers, exactly, and new ones begin in every round."""
+"""FLoRA's server: the clients' adapters are merged exactly into the layers, and every round starts new ones."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class MergedAdapters:
         if not sees_products:
             sums = {pair.key: _sum(before["params"][pair.key], replies["params"], pair, weights) for pair in pairs}
             merged = {**merged, "params": {**merged["params"], **sums}}
-        merged = {kind: {**named, **merged[kind]} for kind, named in before.items()}  # personal layers stay as they are
+        merged = {kind: {**named, **merged[kind]} for kind, named in before.items()}  # personal layers are unchanged
         params, step = self.step.move(before["params"], merged["params"], state["step"])
         after = {"model": {"params": params, "buffers": merged["buffers"]}, "weighting": weighting, "step": step}
         fixed = {"a": self._new_a(state["first_a"], cohort), "first_a": state["first_a"], "b": state["b"]}

@@ -1,4 +1,4 @@
-"""FedAMP's server: every client gets a model of its own, mixed from those most like its last one."""
+"""FedAMP's server: every client receives a personal mixture of the models most similar to its last one."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class MessagePassing:
         return {"models": models}, {"shares": self.shares(models["params"])}
 
     def model(self, state: Tree) -> Tree:
-        """The mean of all clients' models: there is no global model, this one stands for it in reports."""
+        """The mean of all clients' models, used in reports because there is no global model."""
         return tree.map_leaves(lambda leaf: weighted_mean(leaf, _even(leaf)), state["models"])
 
     def shares(self, params: Tree) -> Tensor:

@@ -12,7 +12,7 @@ from consilience.core.tree import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class NoServer:
-    """It sends nothing, and its model stays the initial one."""
+    """Sends nothing; its model stays the initial one."""
 
     needs_each_reply = False  # it reads none
 

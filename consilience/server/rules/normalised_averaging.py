@@ -1,4 +1,4 @@
-"""FedNova's server: updates per step are averaged, so that clients who do more steps do not bias the objective."""
+"""FedNova's server: updates per step are averaged, so that clients with more steps do not bias the objective."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class NormalisedAveraging:
         return state["model"]
 
     def length(self, steps: np.ndarray) -> Tensor:
-        """[m] |a_k|_1 of so many local steps, in units of the learning rate."""
+        """[m] |a_k|_1 of these local steps, in units of the learning rate."""
         count = torch.from_numpy(np.asarray(steps)).to(torch.float64)
         if self.momentum:
             decay = torch.as_tensor(self.momentum, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The averaging server of DUW-FedNova: it tells clients how large their steps are, so that all go equally far."""
+"""DUW-FedNova's server: it scales each client's steps so that all clients make equal progress."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from consilience.server.protocols import Combine, Step, Weighting
 class PacedAveraging(Wraps):
     """`Averaging`, which sends every client its pace tau_eff / tau_k, where tau_eff = sum_k (N_k / N) tau_k.
 
-    tau_k is the number of steps client k is going to do, which it must therefore say before the round. A client that
-    will not be heard has tau_k = 0, in tau_eff too.
+    tau_k is the planned number of steps of client k, which must be known before the round. A client whose reply will
+    not arrive has tau_k = 0, also in tau_eff.
     """
 
     weighting: Weighting = field(default_factory=ByExamples)
@@ -46,7 +46,7 @@ class PacedAveraging(Wraps):
         return self.averaging.init(start, clients)
 
     def broadcast(self, state: Tree, ids: np.ndarray) -> Broadcast:
-        """The global model, and everybody's pace as if all had the same work."""
+        """The global model, with paces for equal work."""
         return self.broadcast_for(state, ids, torch.ones(len(ids)), np.ones(len(ids)))
 
     def broadcast_for(self, state: Tree, ids: np.ndarray, examples: Tensor, steps: np.ndarray) -> Broadcast:

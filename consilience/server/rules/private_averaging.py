@@ -1,4 +1,4 @@
-"""A mean of clipped updates with Gaussian noise: what it releases says little about any one client."""
+"""Differentially private averaging: a mean of clipped updates with Gaussian noise."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ __all__ = ["AdaptiveBound", "PrivateAveraging"]
 class PrivateAveraging:
     """w + (sum_k clip(w_k - w, bound) + N(0, (noise bound)^2)) / (rate K), then the server's step.
 
-    The denominator is the expected number of clients, which says nothing about who was there; so every round moves the
+    The denominator is the expected number of clients, which does not reveal participants; so every round changes the
     model, also one without replies. `adaptive`: the bound follows a quantile of the updates' lengths from `bound` on,
     and the noise on updates is larger by as much as that costs. `epsilon`: a round that would spend more than this is
-    not done. `noise_seed`: draw all noise from this seed, so that a run can be repeated and everyone who knows it can
-    take the noise off again.
+    not done. `noise_seed`: draw all noise from this seed, so that a run can be repeated, but anyone who knows it can
+    remove the noise.
     """
 
     bound: Positive = 1.0
@@ -51,7 +51,7 @@ class PrivateAveraging:
     # whether one client's update is used must not depend on another's: the sum would move by more than `bound`
     independent_replies = True
     charged_first = False  # after a crash a round is done again with its key
-    moves_without_replies = True  # a round without replies adds noise, too: else its absence would tell
+    moves_without_replies = True  # a round without replies adds noise, too: otherwise its absence would reveal that
 
     def __post_init__(self) -> None:
         check(self)
@@ -133,7 +133,7 @@ class PrivateAveraging:
         return after, {**notes, "weights": weights} if len(cohort) else notes
 
     def refuse_overspending(self, rounds: int, *, after: History) -> None:
-        """Raise `Spent` if so many rounds more cost more than the budget."""
+        """Raise `Spent` if this many more rounds exceed the budget."""
         if self.epsilon is None or self.spending.fits(rounds, self.epsilon, after):
             return
         cost, done = self.spending.epsilon(rounds, after), sum(after.values())
@@ -170,7 +170,7 @@ def with_one_more(spent: Tensor, noise: float, rate: float) -> Tensor:
 
 
 def _ends(leaves: Tree) -> np.ndarray:
-    """Where each leaf's numbers end, apart from the last one's, if all stand in one row."""
+    """End offsets of all leaves but the last in one flat vector."""
     return np.cumsum([leaf.numel() for leaf in leaves.values()])[:-1]
 
 

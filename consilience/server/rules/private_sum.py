@@ -1,4 +1,4 @@
-"""A mean of updates that clients have clipped, with noise that they have added: the server sees nothing else."""
+"""Distributed differential privacy: a secure mean of updates that clients have clipped and added noise to."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WITHIN = "within"  # of a reply: by this the bound is moved
 class PrivateSum:
     """w + (sum_k clip(w_k - w, bound) + noise of the clients) / n for the n in a secure sum, then the server's step.
 
-    Who is in a sum is public, so that n says nothing about rows. most_bound: an adapting bound stays below.
+    The participants of a sum are public, so n reveals nothing about rows. most_bound: the limit of an adaptive bound.
     """
 
     shares: NoiseShares

@@ -1,4 +1,4 @@
-"""FedSplit's server: the model is the mean of every client's z, whether or not it takes part."""
+"""FedSplit's server: the model is the mean of all clients' z, including those not in the round."""
 
 from __future__ import annotations
 

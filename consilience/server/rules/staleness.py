@@ -39,7 +39,7 @@ class PolynomialStaleness:
         check(self)
 
     def discount(self, staleness: Tensor) -> Tensor:
-        """Falls off without end."""
+        """Polynomial decay."""
         return (1 + staleness).pow(-self.power)
 
 
@@ -54,5 +54,5 @@ class HingeStaleness:
         check(self)
 
     def discount(self, staleness: Tensor) -> Tensor:
-        """In full while it is fresh enough."""
+        """1 up to the tolerance, then hyperbolic decay."""
         return 1 / (self.slope * (staleness - self.tolerance).clamp(min=0) + 1)

@@ -1,4 +1,4 @@
-"""Models change places between clients, and are averaged now and then (FedSwap, SimFedSwap)."""
+"""Clients swap models between rounds, with periodic averaging (FedSwap, SimFedSwap)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Swapping:
 
     A client keeps the model it holds until it next answers; one that holds none is sent the last average. Only clients
     that answered swap. Between averages, `model` is what an average at this point would give. The server keeps one
-    model for each client that took part since the last average: `room` says how many there can be (a number, a share of
+    model for each client that replied since the last average: `room` says how many there can be (a number, a share of
     all clients, None: all).
     """
 
@@ -53,7 +53,7 @@ class Swapping:
         return read_by(self.weighting)
 
     def init(self, start: Tree, clients: int) -> Tree:
-        """The start model stands for the average; nobody holds a model of its own."""
+        """The initial model as the average; no client holds another model."""
         device = next(tree.leaves(start)).device
         return {
             "model": start,
@@ -92,11 +92,11 @@ class Swapping:
         return {**kept, "model": averaged["model"], "held": held, "holders": holders}, {**notes, **swap_notes}
 
     def model(self, state: Tree) -> Tree:
-        """The average, as it is or as it would be."""
+        """The average of the current models."""
         return state["model"]
 
     def _average(self, state: Tree, cohort: Cohort) -> tuple[Tree, Notes]:
-        """The weighted mean of the replies: N_k / N of the clients that hold the models now, unless told otherwise."""
+        """The weighted mean of the replies: by default N_k / N of the clients that hold the models now."""
         last = state["average"]
         weights, weighting, notes = self.weighting.weigh(cohort, last, state["weighting"])
         merged = self.combine.merge(cohort.reply["model"], weights)
@@ -119,7 +119,7 @@ class Swapping:
         return torch.from_numpy(source).to(state["holders"].device), {**notes, "model_of": held_from}
 
     def _shelve(self, state: Tree, cohort: Cohort, models: Tree) -> tuple[Tree, Tensor]:
-        """(models, holders) with this cohort's in front; who was not heard of keeps what it had while there is room."""
+        """(models, holders) with this cohort's in front; others keep their models while there is room."""
         before, places = state["holders"].cpu().numpy(), int(state["room"])
         if len(cohort) > places:
             raise Invalid(

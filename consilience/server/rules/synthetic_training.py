@@ -29,7 +29,7 @@ class SyntheticTraining:
     momentum: Decay = 0.9
     weight_decay: NonNegative = 0.0
     radius: Positive | None = None
-    needs_each_reply = True  # synthetic rows are no numbers to be summed
+    needs_each_reply = True  # synthetic rows cannot be summed
 
     def __post_init__(self) -> None:
         check(self)
@@ -47,7 +47,7 @@ class SyntheticTraining:
         return state, {}
 
     def train(self, task: Task, state: Tree, cohort: Cohort) -> Tree:
-        """The model after training on what clients sent; unchanged if nobody has seen any class."""
+        """The model after training on what clients sent; unchanged if no client has rows of any class."""
         x, y = union(cohort)
         return {"model": self.fit(task, state["model"], x, y, cohort)} if len(y) else state
 
@@ -71,7 +71,7 @@ class SyntheticTraining:
         return state["model"]
 
     def _within(self, params: Tree, origin: Tree) -> Tree:
-        """The nearest model that is not farther than the radius: where the synthetic rows stand for the real ones."""
+        """The projection onto the ball of the radius, within which the synthetic rows represent the real ones."""
         if self.radius is None:
             return params
         moves = map_leaves(torch.sub, params, origin)

@@ -18,7 +18,7 @@ class Batched:
         steps = program.group.bind(carry, context)
         for step in range(int(plan.steps.max(initial=0))):
             going = plan.active(step)
-            if going < active:  # the others' rows stay as they are
+            if going < active:  # the others' rows are unchanged
                 steps = program.group.bind(tree.rows(carry, slice(0, going)), context.head(going))
                 active = going
             steps(plan.group(step, active, store, program.dtype))

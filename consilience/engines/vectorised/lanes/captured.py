@@ -24,7 +24,7 @@ from consilience.engines.compiler.trace import Flat, trace
 from consilience.engines.vectorised.program import Context, Program, Steps
 
 ALIGN = 64  # values: kernels want the start of a tensor on a boundary
-MUCH = 2**30  # bytes, reserved and not in use: worth the time of giving them back
+MUCH = 2**30  # bytes reserved but not in use, above which memory is released
 
 
 class SharedCapture:
@@ -61,7 +61,7 @@ class CarryLayout:
 
 
 def formatted(leaf: Tensor, channels_last: bool) -> Tensor:
-    """The leaf in one piece, pictures with their channels last if asked."""
+    """The leaf as contiguous memory, images in channels-last format if requested."""
     pictures = channels_last and leaf.dim() == 4 and leaf.is_floating_point()
     return leaf.contiguous(memory_format=torch.channels_last if pictures else torch.contiguous_format)
 
@@ -118,7 +118,7 @@ class Captured:
             static[: len(fresh)].copy_(fresh)
 
     def replay(self, *, masked: bool, times: int) -> None:
-        """Queue so many steps."""
+        """Queue this many steps."""
         if (masked, times) not in self._graphs:
             self._graphs[masked, times] = self._capture(masked, times)
         self._graphs[masked, times].replay()

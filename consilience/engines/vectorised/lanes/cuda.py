@@ -1,6 +1,6 @@
 """CUDA lanes: a step is captured once as a graph that reads its rows at a counter on the device, then replayed.
 
-Nothing returns to the host inside a group: the plan lies on the device, the graph advances the counter, and the host
+Nothing returns to the host inside a group: the plan is on the device, the graph advances the counter, and the host
 only queues replays. Two graphs per shape: one for steps in which every slot of every client is live, one with masks.
 """
 

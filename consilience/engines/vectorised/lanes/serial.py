@@ -48,7 +48,7 @@ class Threads:
                 _one(program, carry, context, plan, store, client, threaded=True)
 
         for _ in self._pool.map(work, range(len(plan.steps))):
-            progress.add()  # and the next raises what its client raised
+            progress.add()  # iterating raises a client's error
         return carry
 
 

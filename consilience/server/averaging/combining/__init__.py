@@ -1,1 +1,1 @@
-"""How weighted replies become one model."""
+"""Combining rules: weighted replies -> one model."""

@@ -22,8 +22,8 @@ class Attention:
     A layer is one named parameter. Floating buffers are averaged by each client's mean attention over the layers.
     """
 
-    # Paper: "similarity", so near clients should count more. Here: as printed, the softmax of the *distance*, by which
-    # far clients count more; the authors' code has the same sign.
+    # Paper: "similarity", so near clients should count more. Here: as printed, the softmax of the *distance*, so far
+    # clients count more; the authors' code has the same sign.
     epsilon: Positive = 1.0
     p: Norm = 2.0  # entry-wise: the authors' code takes the spectral norm of matrices at p = 2
     needs_each_reply = True  # attention needs every layer of every model
@@ -33,7 +33,7 @@ class Attention:
         check(self)
 
     def merge(self, models: Tree, weights: Tensor) -> Tree:
-        """Around the weighted mean, where the broadcast model is not known."""
+        """As `merge_around` with the weighted mean as centre, for when the broadcast model is not known."""
         return self.merge_around(models, weights, map_rows(weighted_mean, models, given=(weights,)))
 
     def merge_around(self, models: Tree, weights: Tensor, centre: Tree) -> Tree:

@@ -21,17 +21,17 @@ class CentredClipping:
     """
 
     # Paper: v starts from the last aggregate, which a server must keep. Here: from the broadcast model, which is that
-    # aggregate when the models themselves are clipped, so that no bad round can spoil a centre kept for later ones.
+    # aggregate when the models themselves are clipped, so that a bad round cannot affect the centre of later ones.
     tau: Positive | None = None
     iterations: Count = 1
-    needs_each_reply = True  # it clips each
+    needs_each_reply = True  # it clips each reply
     uses_weights = True  # they weigh the clipped differences
 
     def __post_init__(self) -> None:
         check(self)
 
     def merge(self, models: Tree, weights: Tensor) -> Tree:
-        """Around the coordinate-wise median, where the broadcast model is not known."""
+        """As `merge_around` with the coordinate-wise median as centre, for when the broadcast model is not known."""
         return self.merge_around(models, weights, map_rows(median, models))
 
     def merge_around(self, models: Tree, weights: Tensor, centre: Tree) -> Tree:

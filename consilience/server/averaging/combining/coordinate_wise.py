@@ -15,7 +15,7 @@ from consilience.server.averaging.combining.tolerance import Faulty, require
 
 @dataclass(frozen=True, kw_only=True)
 class Median:
-    """The middle value of every coordinate, or the mean of the two middle ones; weights play no part."""
+    """The middle value of every coordinate, or the mean of the two middle ones; weights are ignored."""
 
     needs_each_reply = True  # it sorts them
     uses_weights = False  # every reply counts the same
@@ -48,7 +48,7 @@ def middle_of(ordered: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class TrimmedMean:
-    """Of every coordinate, the mean without the f smallest and the f largest values; weights play no part."""
+    """Of every coordinate, the mean without the f smallest and the f largest values; weights are ignored."""
 
     f: Faulty = 0.2
     needs_each_reply = True  # it sorts them
@@ -58,7 +58,7 @@ class TrimmedMean:
         check(self)
 
     def check_against(self, replies: int) -> None:
-        """Refuse an f that trims everything away."""
+        """Refuse an f that trims all replies."""
         require("the trimmed mean", self.f, replies, times=2, plus=1)
 
     def merge(self, models: Tree, weights: Tensor) -> Tree:

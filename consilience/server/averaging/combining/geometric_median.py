@@ -31,7 +31,7 @@ class GeometricMedian:
 
     def merge(self, models: Tree, weights: Tensor) -> Tree:
         """Stacked models [m, ...] -> their geometric median over the parameters."""
-        points = coordinates(models, map_rows(median, models))  # [m, r] around the middle: near ones keep digits
+        points = coordinates(models, map_rows(median, models))  # [m, r] relative to the median, for precision
         weights = weights.to(points)
         share = weights / weights.sum()
         place = share @ points

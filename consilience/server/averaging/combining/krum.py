@@ -1,4 +1,4 @@
-"""Replies with many near neighbours: Krum, Multi-Krum (Blanchard et al. 2017), Bulyan (El Mhamdi et al. 2018)."""
+"""Selection by nearest neighbours: Krum, Multi-Krum (Blanchard et al. 2017), Bulyan (El Mhamdi et al. 2018)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from consilience.server.averaging.combining.tolerance import Faulty, require
 from consilience.server.averaging.combining.whole_models import distances, least, mean_of, middle_buffers
 
 Neighbours = Literal["n-f-1", "n-f-2"]
-# Paper: the n - f - 2 nearest others. Here: n - f - 1 by default, all that an honest reply is sure to have, because the
-# `byzfl` package and later analyses (Allouah et al. 2023) count so; "n-f-2" is the paper's.
+# Paper: the n - f - 2 nearest others. Here: n - f - 1 by default, the number of other honest replies, as in the `byzfl`
+# package and later analyses (Allouah et al. 2023); "n-f-2" is the paper's.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class MultiKrum:
 
 
 def scores(distance: np.ndarray, f: int, neighbours: Neighbours) -> np.ndarray:
-    """[m] mean squared distances to the nearest others, at least one of them where there is one."""
+    """[m] mean squared distances to the nearest others, at least one if there is one."""
     count = len(distance)
     near = max(1, count - f - (1 if neighbours == "n-f-1" else 2))
     if count == 1:
@@ -89,7 +89,7 @@ def scores(distance: np.ndarray, f: int, neighbours: Neighbours) -> np.ndarray:
 @dataclass(frozen=True, kw_only=True)
 class Bulyan:
     """n - 2f models, each chosen by Krum from those left; then, of every coordinate, the mean of the n - 4f values
-    nearest to the median. Weights play no part."""
+    nearest to the median. Weights are ignored."""
 
     f: Faulty = 0.1
     neighbours: Neighbours = "n-f-1"
@@ -112,7 +112,7 @@ class Bulyan:
         return {"params": params, "buffers": middle_buffers(models)}
 
     def _chosen(self, distance: np.ndarray, f: int) -> np.ndarray:
-        """Ascending numbers of the models that Krum picks, one after another."""
+        """Ascending indices of the models that Krum picks, one after another."""
         left, chosen = np.arange(len(distance)), []
         for _ in range(len(distance) - 2 * f):
             apart = distance[np.ix_(left, left)]

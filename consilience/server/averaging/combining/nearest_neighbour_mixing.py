@@ -21,7 +21,7 @@ from consilience.server.protocols import Combine, CombineAround, Tolerant
 class NearestNeighbourMixing(Wraps):
     """Every model becomes the mean of its n - f nearest (itself included), `then` merges them.
 
-    Only parameters are mixed: buffers, which the distances do not see, go to `then` as they came.
+    Only parameters are mixed: buffers, which the distances ignore, are passed to `then` unchanged.
     """
 
     f: Faulty = 0.2
@@ -45,7 +45,7 @@ class NearestNeighbourMixing(Wraps):
         return self.then.merge(self._mixed(models), weights)
 
     def merge_around(self, models: Tree, weights: Tensor, centre: Tree) -> Tree:
-        """Stacked models [m, ...] -> one model near `centre`, if `then` looks at it."""
+        """Stacked models [m, ...] -> one model near `centre`, if `then` uses it."""
         around = capability(self.then, CombineAround)
         if around is not None:
             return around.merge_around(self._mixed(models), weights, centre)

@@ -27,9 +27,9 @@ class Redecomposed(Wraps):
     `split` says which factor has the singular values: both their roots, B = U_r S_r^1/2 and A = S_r^1/2 V_r', or B all
     of them, B = U_r S_r and A = V_r'.
 
-    `combine` merges the products, and all leaves that are no adapters; the mean of products is computed from their
-    factors, another rule sees each product [out, in]. A direction that D does not use keeps the row of A that was
-    broadcast, beside a column of B that is 0.
+    `combine` merges the products and all leaves that are not adapters; the mean of products is computed from their
+    factors, other rules receive each product [out, in]. A direction that D does not use keeps the broadcast row of A,
+    with a zero column of B.
     """
 
     combine: Combine = field(default_factory=WeightedMean)
@@ -46,7 +46,7 @@ class Redecomposed(Wraps):
         check(self)
 
     def merge(self, models: Tree, weights: Tensor) -> Tree:
-        """Around the first model."""
+        """As `merge_around` with the first model as centre."""
         return self.merge_around(models, weights, tree.rows(models, 0))
 
     def merge_around(self, models: Tree, weights: Tensor, centre: Tree) -> Tree:
@@ -74,7 +74,7 @@ class Redecomposed(Wraps):
 
 
 def merge_by(combine: Combine, models: Tree, weights: Tensor, centre: Tree) -> Tree:
-    """What a combining rule makes of the models, around what was broadcast if it looks at that."""
+    """The models merged by a combining rule, around the broadcast model if the rule uses it."""
     around = capability(combine, CombineAround)
     return combine.merge(models, weights) if around is None else around.merge_around(models, weights, centre)
 
@@ -94,9 +94,9 @@ def svd_of_product(b: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def truncated(u: Tensor, s: Tensor, vh: Tensor, before: Tensor, split: Split) -> tuple[Tensor, Tensor]:
-    """(A, B) of the rank of `before` [r, in], the A that was broadcast, whose rows stand where there is no direction.
+    """(A, B) of the rank of `before` [r, in], the broadcast A, whose rows are kept where there is no direction.
 
-    With a row of A that is 0 beside a column of B that is 0, the direction could never be learned again.
+    With a zero row of A and a zero column of B, the direction could never be learned again.
     """
     rank = len(before)
     used = (s[:rank] > NEGLIGIBLE * s[:1]) & (s[:rank] > 0)
@@ -105,7 +105,7 @@ def truncated(u: Tensor, s: Tensor, vh: Tensor, before: Tensor, split: Split) ->
     # a singular pair is unique up to a sign: the entry of V' that is largest in size is positive
     sign = rows.gather(1, rows.abs().argmax(1, keepdim=True)).sign()  # [count, 1]
     a, b = before.clone(), u.new_zeros(len(u), rank)
-    shared = s[:count].sqrt() if split == "even" else torch.ones_like(s[:count])  # what A has of the values
+    shared = s[:count].sqrt() if split == "even" else torch.ones_like(s[:count])  # A's part of the singular values
     a[:count] = torch.where(used.unsqueeze(1), rows * sign * shared.unsqueeze(1), before[:count])
     b[:, :count] = torch.where(used, u[:, :count] * (s[:count] / torch.where(used, shared, 1)) * sign.T, 0.0)
     return a, b

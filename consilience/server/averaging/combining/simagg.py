@@ -1,4 +1,4 @@
-"""SimAgg: every tensor has weights of its own (Khan et al. 2021)."""
+"""SimAgg: separate aggregation weights for every tensor (Khan et al. 2021)."""
 
 from __future__ import annotations
 

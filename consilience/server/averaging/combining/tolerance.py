@@ -1,4 +1,4 @@
-"""How many faulty replies a robust rule is told to expect, and how many replies it then needs."""
+"""The number of faulty replies that a robust rule tolerates, and the number of replies it needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Faulty = Whole | Annotated[float, Range(least=0, below=0.5)]
 
 
 def faulty(f: Faulty, replies: int) -> int:
-    """The number that `f` stands for among so many replies; a share is rounded down."""
+    """The number of faulty replies for a number or share `f`; a share is rounded down."""
     return f if isinstance(f, int) else int(f * replies + 1e-9)  # 0.3 * 10 must be 3, not 2.999
 
 

@@ -31,7 +31,7 @@ def _merge(stacked: Tensor, weights: Tensor, single: Tensor) -> Tensor:
 
 
 def _all_at_once(merge: Callable[[Tensor], Tensor], models: Tree) -> Tree:
-    """One kernel per dtype rather than one per tensor: on a GPU, starting a hundred takes longer than the sums."""
+    """One kernel per dtype rather than per tensor: on a GPU, launching a hundred kernels takes longer than the sums."""
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for leaf in leaves(models):
         by_dtype.setdefault(leaf.dtype, []).append(leaf)

@@ -1,4 +1,4 @@
-"""Rules that look at whole models: distances between them, and combinations of them."""
+"""Helpers for combining rules on whole models: distances, coordinates and means."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def distances(models: Tree) -> np.ndarray:
 def least(values: np.ndarray, count: int) -> np.ndarray:
     """[..., count] ascending places of the smallest values along the last axis.
 
-    Of equal values at the edge, those that NumPy's argpartition leaves there are taken, as `byzfl` does: models that
-    differ and yet tie exactly do not come out of training, and for copies of one model the choice has no effect.
+    Ties at the boundary are resolved by NumPy's argpartition, as in `byzfl`: different models do not tie exactly after
+    training, and for copies of one model the choice has no effect.
     """
     return np.sort(np.argpartition(values, count - 1, axis=-1)[..., :count], axis=-1)
 
 
 def coordinates(models: Tree, centre: Tree) -> Tensor:
-    """[m, r] the models less the centre in an orthonormal basis of what they span: same distances, r <= m.
+    """[m, r] the models minus the centre in an orthonormal basis of their span: same distances, r <= m.
 
-    Iterations then cost m^2, not m P. A QR factorisation keeps the digits of every model, where a Gram matrix would
-    lose those of the near ones beside one that is far away.
+    Iterations then cost m^2 instead of m P. A QR factorisation keeps the precision of every model, where a Gram matrix
+    would lose that of near models if another is far away.
     """
     names = [name for name, value in models["params"].items() if value.numel()]
     factors = each(_factor, [models["params"][name] for name in names], [centre["params"][name] for name in names])
@@ -41,13 +41,13 @@ def coordinates(models: Tree, centre: Tree) -> Tensor:
 
 
 def _factor(value: Tensor, centre: Tensor) -> Tensor:
-    """[min(P, m), m] one tensor's part of the models less the centre, in a basis of what it spans."""
+    """[min(P, m), m] one tensor's part of the models minus the centre, in a basis of its span."""
     flat = value.reshape(len(value), -1).to(torch.float64) - centre.reshape(1, -1)
     return torch.linalg.qr(flat.T, mode="r").R
 
 
 def mean_of(models: Tree, weights: Tensor) -> Tree:
-    """The mean of the parameters in float64, and the median of the buffers; what has no weight is not looked at."""
+    """The mean of the parameters in float64, and the median of the buffers; models of weight 0 are skipped."""
     used = torch.nonzero(weights).flatten()
     params = map_rows(_mean, models["params"], given=(used, weights[used]))
     return {"params": params, "buffers": middle_buffers(models)}
@@ -60,7 +60,7 @@ def _mean(stacked: Tensor, used: Tensor, weights: Tensor) -> Tensor:
 def middle_buffers(models: Tree) -> Tree:
     """Coordinate-wise medians of all replies' buffers.
 
-    Distances are over parameters (a running variance would swamp them), so that the buffers of a model that looks
+    Distances are over parameters only (a running variance would dominate them), so the buffers of a model that looks
     harmless may hold anything.
     """
     return map_rows(median, models["buffers"])

@@ -1,1 +1,1 @@
-"""What the server keeps beside the model."""
+"""Ledgers: server state besides the model."""

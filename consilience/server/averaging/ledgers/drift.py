@@ -13,7 +13,7 @@ from consilience.server.protocols import RoundOutcome
 
 @dataclass(frozen=True, kw_only=True)
 class ControlVariates:
-    """c <- c + |S|/N mean_S (change of c_i): the mean of all clients' control variates, the silent ones' included."""
+    """c <- c + |S|/N mean_S (change of c_i): the mean of the control variates of all N clients."""
 
     name = "control_variate"  # its key in the state and in the broadcast
     needs_each_reply = False  # a sum is enough
@@ -28,11 +28,11 @@ class ControlVariates:
         return map_leaves(torch.zeros_like, start["params"])
 
     def tell(self, ledger: Tree) -> Tree:
-        """c goes to every client."""
+        """Send c to every client."""
         return ledger
 
     def update(self, ledger: Tree, round: RoundOutcome) -> tuple[Tree, Tree]:
-        """Add the changes; the parameters stay as they are."""
+        """Add the changes; the parameters are unchanged."""
         changes = round.cohort.reply["control_change"]
         total = map_rows(_sum, changes)
         return map_leaves(lambda c, change: c + change / round.clients, ledger, total), round.after
@@ -44,7 +44,7 @@ def _sum(stacked: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class MeanDrift:
-    """H <- H + (1/N) sum_S (w_k - w) over all N clients, the silent ones' drift unchanged; the model moves on by H.
+    """H <- H + (1/N) sum_S (w_k - w) over all N clients, 0 for clients without a reply; H is added to the model.
 
     FedDyn's h is -alpha H, so that its step -h / alpha is H.
     """
@@ -57,11 +57,11 @@ class MeanDrift:
         return map_leaves(torch.zeros_like, start["params"])
 
     def tell(self, ledger: Tree) -> Tree:
-        """Clients need not know it."""
+        """Nothing: clients do not need it."""
         return {}
 
     def update(self, ledger: Tree, round: RoundOutcome) -> tuple[Tree, Tree]:
-        """Add this round's moves, and H to the parameters."""
+        """Add this round's updates to H, and H to the parameters."""
         stacked = round.cohort.reply["model"]["params"]
         total = map_rows(_moves, stacked, round.before)
         ledger = map_leaves(lambda h, moves: h + moves / round.clients, ledger, total)
@@ -69,5 +69,5 @@ class MeanDrift:
 
 
 def _moves(stacked: Tensor, before: Tensor) -> Tensor:
-    """[...] the sum of all moves [m, ...] from one point."""
+    """[...] the sum of all updates [m, ...] from one model."""
     return (stacked - before).sum(0)

@@ -21,25 +21,25 @@ from consilience.task.latent import classifier, draw_labels, generate, new_gener
 
 @dataclass(frozen=True, kw_only=True)
 class Generator:
-    """Features G(y, e) that the clients' classifiers take for label y, each heard as much as it knows of y.
+    """Features G(y, e) that the clients' classifiers assign to label y, weighted by each client's share of label y.
 
     min sum_k (share of label y that client k holds) CE(head_k(G(y, e)), y) + diversity exp(-mean |e - e'| |z - z'|).
     """
 
     noise_size: Count = 32
     hidden: Count = 128
-    steps: Count = 50  # of Adam, a round
+    steps: Count = 50  # of Adam, per round
     batch_size: Count = 64
     lr: Positive = 0.01
     diversity: NonNegative = 1.0
     name = "generator"  # its key in the state and in the broadcast
-    needs_each_reply = True  # it asks every client's classifier
+    needs_each_reply = True  # it uses every client's classifier
 
     def __post_init__(self) -> None:
         check(self)
 
     def open(self, start: Tree, clients: int) -> Tree:
-        """An untrained generator; no label is known to be rarer than another."""
+        """An untrained generator and uniform label shares."""
         weight = start["params"][classifier(start["params"]).weight]  # [C, d]
         classes, latent = weight.shape
         shares = torch.full((classes,), 1 / classes, dtype=torch.float64, device=weight.device)
@@ -47,16 +47,16 @@ class Generator:
         return {"params": params, "labels": shares, "ready": torch.zeros_like(shares[0])}
 
     def tell(self, ledger: Tree) -> Tree:
-        """All of it goes to every client."""
+        """Send everything to every client."""
         return ledger
 
     def update(self, ledger: Tree, round: RoundOutcome) -> tuple[Tree, Tree]:
-        """Learn from this round's classifiers; the parameters stay as they are."""
+        """Train on this round's classifiers; the parameters are unchanged."""
         cohort = _in_order(round.cohort)
         if "labels" not in cohort.reply:
             raise Invalid("the ledger Generator needs the clients' label counts: use algorithm = 'fedgen'")
         counts = cohort.reply["labels"] * cohort.examples.unsqueeze(1)  # [m, C]
-        if not bool(counts.sum() > 0):  # nobody did a step
+        if not bool(counts.sum() > 0):  # no client did a step
             return ledger, round.after
         weight, bias = classifier(round.before)
         if weight not in cohort.reply["model"]["params"]:
@@ -74,9 +74,9 @@ class Generator:
         }, round.after
 
     def _train(self, params: Tree, heads: tuple[Tensor, Tensor | None], counts: Tensor, key: int) -> Tree:
-        """Adam from the last generator on."""
+        """Adam steps from the last generator."""
         known = counts.sum(0)
-        expertise = (counts / known.clamp(min=1)).to(heads[0].dtype)  # [m, C]: who knows how much of a label
+        expertise = (counts / known.clamp(min=1)).to(heads[0].dtype)  # [m, C]: each client's share of a label
         state = (params, *(map_leaves(torch.zeros_like, params) for _ in range(2)))
         draws = self._draws(known / known.sum(), expertise, key)
         for step in range(self.steps):
@@ -104,7 +104,7 @@ class Generator:
 
 
 class Draw(NamedTuple):
-    """What a step of the generator trains on; stacked [S, ...] for several."""
+    """The inputs of one generator step; stacked [S, ...] for several."""
 
     labels: Tensor  # [n]
     noise: Tensor  # [n, e]
@@ -114,7 +114,7 @@ class Draw(NamedTuple):
 
 
 def _adam(state: tuple[Tree, Tree, Tree], grads: Tree, lr: float, count: int) -> tuple[Tree, Tree, Tree]:
-    """(parameters, mean, mean square) after one step, the count-th: all leaves by one list operation after another."""
+    """(parameters, mean, mean square) after step number `count`, with list operations over all leaves."""
     params, mean, square = (tuple(leaves(part)) for part in state)
     slope, first, second = tuple(leaves(grads)), 1 - 0.9**count, 1 - 0.999**count
     add, multiply, divide = torch._foreach_add, torch._foreach_mul, torch._foreach_div
@@ -127,7 +127,7 @@ def _adam(state: tuple[Tree, Tree, Tree], grads: Tree, lr: float, count: int) ->
 
 
 def _in_order(cohort: Cohort) -> Cohort:
-    """By client id, since many steps would magnify the rounding of another order of summation."""
+    """The cohort by client id, since many steps would magnify rounding from another order of summation."""
     if (cohort.ids[1:] > cohort.ids[:-1]).all():
         return cohort
     order = torch.from_numpy(cohort.ids.argsort()).to(cohort.examples.device)

@@ -1,4 +1,4 @@
-"""q-FFL: the server's steps are as long as the clients' losses and updates allow (Li et al. 2020)."""
+"""q-FFL's server step size from the clients' losses and updates (Li et al. 2020)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from consilience.server.protocols import RoundOutcome
 
 @dataclass(frozen=True, kw_only=True)
 class QfflStep:
-    """Shortens the server's move to what q-FedAvg takes: sum_k Delta_k / sum_k h_k.
+    """Scales the server's step to that of q-FedAvg: sum_k Delta_k / sum_k h_k.
 
     Delta_k = F_k^q L (w - w_k) and h_k = q F_k^(q-1) |L (w - w_k)|^2 + L F_k^q. With shares p_k ~ F_k^q the quotient is
     the weighted mean of the w - w_k, times 1 / (1 + q L sum_k p_k |w - w_k|^2 / F_k).
@@ -39,7 +39,7 @@ class QfflStep:
         return {}
 
     def update(self, ledger: Tree, round: RoundOutcome) -> tuple[Tree, Tree]:
-        """The parameters on the way from `before` to `after`."""
+        """Parameters between `before` and `after`."""
         losses = losses_at_start(round.cohort, "q-FFL", "qffl").clamp(min=LEAST_LOSS)
         squares = torch.zeros_like(losses)
         values = round.cohort.reply["model"]["params"]
@@ -50,6 +50,6 @@ class QfflStep:
 
 
 def _squares(value: Tensor, before: Tensor) -> Tensor:
-    """[m] squared lengths of the moves of one tensor."""
+    """[m] squared norms of the updates of one tensor."""
     apart = value.to(torch.float64) - before.to(torch.float64)
     return apart.reshape(len(apart), -1).square().sum(1)

@@ -1,1 +1,1 @@
-"""How far the server moves towards the merged model."""
+"""Server steps: the update of the global model towards the merged model."""

@@ -32,7 +32,7 @@ class AdagradStep:
         return _zeros(params)
 
     def move(self, params: Tree, merged: Tree, state: Tree) -> tuple[Tree, Tree]:
-        """Steps shrink with all that was ever seen."""
+        """A step scaled by the sum of all squares so far."""
         return _move(self, params, merged, state, lambda v, d: v + d * d)
 
 
@@ -53,7 +53,7 @@ class AdamStep:
         return _zeros(params)
 
     def move(self, params: Tree, merged: Tree, state: Tree) -> tuple[Tree, Tree]:
-        """Steps follow a decaying mean of squares."""
+        """A step scaled by a decaying mean of squares."""
         return _move(self, params, merged, state, lambda v, d: self.beta2 * v + (1 - self.beta2) * d * d)
 
 
@@ -74,7 +74,7 @@ class YogiStep:
         return _zeros(params)
 
     def move(self, params: Tree, merged: Tree, state: Tree) -> tuple[Tree, Tree]:
-        """Steps follow squares additively, so that v cannot collapse in one round."""
+        """A step scaled by v with additive changes, so that v cannot collapse in one round."""
         return _move(self, params, merged, state, self._square)
 
     def _square(self, v: Tensor, d: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def _move(
     state: Tree,
     square: Callable[[Tensor, Tensor], Tensor],
 ) -> tuple[Tree, Tree]:
-    """What the three share: only the rule for v differs."""
+    """The step shared by all three, which differ only in v."""
     delta = map_leaves(lambda new, w: new - w, merged, params)
     mean = map_leaves(lambda m, d: step.beta1 * m + (1 - step.beta1) * d, state["mean"], delta)
     squares = map_leaves(square, state["square"], delta)
@@ -102,6 +102,6 @@ def _move(
 
 
 def _root(v: Tensor) -> Tensor:
-    """sqrt(v), whose derivative at 0 is 0 here: m is 0 there too, so that m / (sqrt(v) + tau) has no slope by v."""
+    """sqrt(v) with derivative 0 at 0, where m is 0 too, so that m / (sqrt(v) + tau) has derivative 0."""
     zero = v == 0
-    return torch.where(zero, v, torch.where(zero, 1.0, v).sqrt())  # the inner where keeps an infinity out of the slope
+    return torch.where(zero, v, torch.where(zero, 1.0, v).sqrt())  # the inner where avoids an infinite gradient

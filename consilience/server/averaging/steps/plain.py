@@ -22,7 +22,7 @@ class Replace:
         return {}
 
     def move(self, params: Tree, merged: Tree, state: Tree) -> tuple[Tree, Tree]:
-        """All the way."""
+        """The merged parameters."""
         return merged, state
 
 
@@ -37,7 +37,7 @@ class MomentumStep:
         check(self)
 
     def init(self, params: Tree) -> Tree:
-        """Standing still."""
+        """Zero velocity."""
         return {"velocity": map_leaves(torch.zeros_like, params)}
 
     def move(self, params: Tree, merged: Tree, state: Tree) -> tuple[Tree, Tree]:
@@ -48,9 +48,9 @@ class MomentumStep:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduledStep:
-    """Any step, shortened by a factor that depends on the round: w <- w + factor (step(w) - w).
+    """Any step, scaled by a factor that depends on the round: w <- w + factor (step(w) - w).
 
-    That is a schedule of the step's own rate, to which its move is proportional, and of 1 where it has none.
+    This is a schedule of the step's learning rate, since a step is proportional to its rate (1 if it has none).
     """
 
     schedule: RateSchedule
@@ -70,7 +70,7 @@ class ScheduledStep:
         return self.move_in(params, merged, state, 0)
 
     def move_in(self, params: Tree, merged: Tree, state: Tree, round: int) -> tuple[Tree, Tree]:
-        """The inner step, as far as the schedule says."""
+        """The inner step, scaled by the schedule."""
         moved, state = self.step.move(params, merged, state)
         factor = float(self.schedule.factor_at(torch.tensor(round)))
         return map_leaves(lambda w, new: w + factor * (new - w), params, moved), state
@@ -78,9 +78,9 @@ class ScheduledStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Noisy:
-    """Any step, then noise of this deviation on every parameter: a function of (seed, moves so far).
+    """Any step, then noise of this deviation on every parameter, a function of (seed, number of steps so far).
 
-    It proves no privacy: nothing bounds how much one client can change the model.
+    It gives no privacy guarantee: nothing bounds how much one client can change the model.
     """
 
     deviation: NonNegative = 0.0
@@ -93,11 +93,11 @@ class Noisy:
             raise Invalid(f"Noisy.step = {self.step!r}: put the schedule around the noisy step, not into it")
 
     def init(self, params: Tree) -> Tree:
-        """The inner step's state, and how often it has moved."""
+        """The inner step's state and a step counter."""
         return {"inner": self.step.init(params), "moves": torch.zeros((), dtype=torch.int64)}
 
     def move(self, params: Tree, merged: Tree, state: Tree) -> tuple[Tree, Tree]:
-        """The inner step's parameters, disturbed."""
+        """The inner step's parameters plus noise."""
         moved, inner = self.step.move(params, merged, state["inner"])
         draw = host(self.seed, "noisy step", int(state["moves"]))
         noise = {name: draw.standard_normal(tuple(value.shape)) for name, value in moved.items()}

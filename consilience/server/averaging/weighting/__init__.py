@@ -1,1 +1,1 @@
-"""How much each reply counts."""
+"""Aggregation weights of the replies."""

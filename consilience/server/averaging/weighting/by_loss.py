@@ -11,12 +11,12 @@ from consilience.core.exchange import Cohort, Notes
 from consilience.core.settings import Invalid, NonNegative, Positive, check
 from consilience.core.tree import Tree
 
-LEAST_LOSS = 1e-10  # as the authors add to every loss: with q < 1 a loss of zero would divide by zero
+LEAST_LOSS = 1e-10  # added to every loss, as in the authors' code: with q < 1 a loss of zero would divide by zero
 
 
 @dataclass(frozen=True, kw_only=True)
 class QfflWeights:
-    """F_k^q, normalised, where F_k is the client's mean loss at the model it was sent; q = 0 counts all the same."""
+    """F_k^q, normalised, where F_k is the client's mean loss at the received model; q = 0 gives equal weights."""
 
     q: NonNegative = 1.0
     needs_each_reply = True  # each client's loss is read
@@ -35,7 +35,7 @@ class QfflWeights:
 
 
 def losses_at_start(cohort: Cohort, method: str, recipe: str) -> Tensor:
-    """[m] each client's mean loss at the model it was sent."""
+    """[m] each client's mean loss at the received model."""
     if "start_loss" not in cohort.reply:
         raise Invalid(f"{method} needs each client's loss at the model it was sent: use the algorithm {recipe}")
     return cohort.reply["start_loss"].to(torch.float64)
@@ -45,7 +45,7 @@ def losses_at_start(cohort: Cohort, method: str, recipe: str) -> Tensor:
 class AgnosticWeights:
     """lambda <- projection onto the simplex of lambda + `step_size` F, where F_k is client k's loss at the model sent.
 
-    The weights of a round are the lambda from before it, over the clients that replied.
+    A round uses the lambda from before it, normalised over the clients that replied.
     """
 
     step_size: Positive = 0.1
@@ -55,12 +55,12 @@ class AgnosticWeights:
         check(self)
 
     def init(self, start: Tree, clients: int) -> Tree:
-        """Every client the same."""
+        """Equal lambda for all clients."""
         device = next(iter(start["params"].values())).device
         return {"lambda": torch.full((clients,), 1 / clients, dtype=torch.float64, device=device)}
 
     def weigh(self, cohort: Cohort, model: Tree, state: Tree) -> tuple[Tensor, Tree, Notes]:
-        """The present mixture; then it moves towards clients with a large loss."""
+        """The current lambda as weights, then its update towards clients with a large loss."""
         losses = losses_at_start(cohort, "AFL", "afl")
         where = torch.from_numpy(cohort.ids).to(losses.device)
         mixture = state["lambda"]
@@ -82,7 +82,7 @@ def project_to_simplex(vector: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class DrWeights:
-    """N_k loss_k^(q+1), normalised, where loss_k is the client's mean loss at the model it was sent."""
+    """N_k loss_k^(q+1), normalised, where loss_k is the client's mean loss at the received model."""
 
     q: NonNegative = 1.0
     needs_each_reply = True  # each client's loss is read

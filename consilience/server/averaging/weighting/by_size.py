@@ -1,4 +1,4 @@
-"""Weights known before training: by number of examples, or the same for everyone."""
+"""Weights known before training: by number of examples, or equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Caps on another weighting: no client, and no group of clients that send almost the same, counts more than so much."""
+"""Upper limits on the weight of each client and of each group of clients with almost the same update."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ ROUNDING = 1e-12  # a share this little beyond its cap is rounding
 class CappedWeights(Wraps):
     """`inner`'s weights, of which no client has more than the share `max_client`, no group more than `max_group`.
 
-    A group is what cosines of at least `min_cosine` between updates connect (copies, and copies at another scale). What
-    is above a cap goes to the others in proportion to their own weights; who has weight 0 keeps it. If all that the
-    caps allow is less than one, the run stops with what would do; `if_infeasible="loosen"` raises both caps as far as
-    needed.
+    A group is a set of clients connected by update cosines of at least `min_cosine` (copies, also scaled ones). The
+    weight above a cap goes to the others in proportion to their weights; a weight of 0 stays 0. If the caps cannot sum
+    to one, the run stops and names caps that would work; `if_infeasible="loosen"` raises both caps as far as needed.
     """
 
     inner: Weighting = field(default_factory=ByExamples)
@@ -52,7 +51,7 @@ class CappedWeights(Wraps):
         return self.max_group is not None or self.inner.needs_each_reply
 
     def init(self, start: Tree, clients: int) -> Tree:
-        """The inner weighting's state; caps that no round can keep are refused."""
+        """The inner weighting's state; infeasible caps are refused."""
         for name, cap in (("max_client", self.max_client), ("max_group", self.max_group)):
             if cap is not None and self.if_infeasible == "stop" and cap * clients < 1 - ROUNDING:
                 raise Invalid(
@@ -62,7 +61,7 @@ class CappedWeights(Wraps):
         return self.inner.init(start, clients)
 
     def weigh(self, cohort: Cohort, model: Tree, state: Tree) -> tuple[Tensor, Tree, Notes]:
-        """The inner weights, capped; notes name the groups and how many clients were cut."""
+        """The inner weights, capped; notes report the groups and the number of capped clients."""
         weights, state, notes = self.inner.weigh(cohort, model, state)
         given = weights.detach().to("cpu", torch.float64).numpy()
         if given.min() < 0 or not given.sum() > 0:
@@ -76,20 +75,20 @@ class CappedWeights(Wraps):
         cut = share < given / given.sum() * (1 - 1e-9)
         notes = {**notes, "near_groups": torch.from_numpy(labels), "capped": torch.tensor(int(cut.sum()))}
         notes["loosened"] = torch.tensor(loosened, dtype=torch.float64)
-        if not cut.any():  # not a bit is changed where no cap matters
+        if not cut.any():  # bit-identical where no cap applies
             return weights, state, notes
         return torch.from_numpy(share * given.sum()).to(weights), state, notes
 
     def _labels(self, cohort: Cohort, model: Tree) -> np.ndarray:
-        """[m] the number of everyone's group: its first member's place."""
+        """[m] each client's group, as the index of its first member."""
         if self.max_group is None or len(cohort) == 1:
             return np.arange(len(cohort))
         geometry = measure_updates(cohort.reply["model"]["params"], model["params"])
-        alike = (geometry.cosine >= self.min_cosine) | (geometry.distance == 0)  # who did not move has no direction
+        alike = (geometry.cosine >= self.min_cosine) | (geometry.distance == 0)  # a zero update has no direction
         return connected(alike.cpu().numpy())
 
     def _caps(self, given: np.ndarray, labels: np.ndarray, round: int) -> tuple[tuple[float, float], float]:
-        """((client, group), by how much both were loosened), or `Diverged` where they cannot hold."""
+        """((client, group) caps, factor by which both were raised), or `Diverged` if they are infeasible."""
         client, group = self.max_client or 1.0, self.max_group or 1.0
         sizes = np.unique(labels[given > 0], return_counts=True)[1]
         room = float(np.minimum(client * sizes, group).sum())
@@ -108,7 +107,7 @@ class CappedWeights(Wraps):
 
 
 def connected(alike: np.ndarray) -> np.ndarray:
-    """[m] the first place of everyone's component in a graph [m, m]."""
+    """[m] the lowest index in each node's connected component of a graph [m, m]."""
     labels = np.arange(len(alike))
     reach = alike | alike.T | np.eye(len(alike), dtype=bool)  # cosines are symmetric but for rounding
     while True:
@@ -121,7 +120,7 @@ def connected(alike: np.ndarray) -> np.ndarray:
 def capped_shares(shares: np.ndarray, labels: np.ndarray, client: float, group: float) -> np.ndarray:
     """[m] shares that sum to one, min(`client`, r a_i) with one r for all whose group is below its cap.
 
-    In a group at its cap r is smaller, so that the group has just that. The caps must be feasible.
+    In a group at its cap, r is smaller, so that the group's sum equals the cap. The caps must be feasible.
     """
     full: list[int] = []  # groups at their cap: once there, always there, since the others' r only grows
     found = np.zeros_like(shares)
@@ -143,7 +142,7 @@ def _filled(shares: np.ndarray, cap: float, total: float) -> np.ndarray:
     at_cap = np.zeros(len(shares), dtype=bool)
     while True:
         rest = shares[~at_cap].sum()
-        if not rest > 0:  # all are at the cap, or have no weight to grow
+        if not rest > 0:  # all are at the cap, or have weight 0
             return np.where(at_cap, cap, 0.0)
         grown = np.full(len(shares), cap)
         grown[~at_cap] = shares[~at_cap] / rest * max(total - cap * at_cap.sum(), 0.0)

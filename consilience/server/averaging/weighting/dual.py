@@ -19,13 +19,13 @@ from consilience.core.tree import Tree
 class DualWeights:
     """xi_k = cos(w_k, f) / sum_j cos(w_j, f), f = the mean of the w_j, or their mean by examples (`first_stage`).
 
-    Models that were trained from one model all point almost its way, so that after the first rounds these weights are
-    those of the plain mean to a few thousandths or less; `compare_on="updates"` compares w_k - w instead, whose
-    directions do differ. An update of zero length has cosine 0, and if all have, all weigh the same.
+    Models trained from the same model all point in almost the same direction, so after the first rounds these weights
+    equal those of the plain mean to a few thousandths or less; `compare_on="updates"` compares w_k - w instead, whose
+    directions do differ. A zero update has cosine 0; if all are zero, the weights are equal.
     """
 
     compare_on: Literal["weights", "updates"] = "weights"
-    # Paper: "consistent with FedAvg, the weighted average", but eq (13) is 1/K. Here: 1/K unless told otherwise.
+    # Paper: "consistent with FedAvg, the weighted average", but eq (13) is 1/K. Here: 1/K by default.
     first_stage: Literal["uniform", "examples"] = "uniform"
     needs_each_reply = True  # cosines need every model
 
@@ -54,8 +54,8 @@ def first_weights(cohort: Cohort, first_stage: Literal["uniform", "examples"]) -
 def cosines_to_mean(stacked: Tree, start: Tree | None, weights: Tensor) -> Tensor:
     """[m] cosines of stacked vectors [m, ...] (less `start`) with their weighted mean, in float64.
 
-    NaN where a vector has no length, 0 where only the mean has none. Vectors are divided by powers of two first, so
-    that no square overflows; tensors are widened one at a time.
+    NaN for a zero vector, 0 if only the mean is zero. Vectors are divided by powers of two first, so that no square
+    overflows; tensors are converted to float64 one at a time.
     """
     names = [name for name, value in stacked.items() if value.numel()]
     if not names:
@@ -76,7 +76,7 @@ def cosines_to_mean(stacked: Tree, start: Tree | None, weights: Tensor) -> Tenso
 
 
 def _wide(stacked: Tensor, start: Tensor | None) -> Tensor:
-    """[m, P] one tensor's rows, less the start."""
+    """[m, P] one tensor's rows, minus the start."""
     rows = stacked.flatten(1).to(torch.float64)
     return rows if start is None else rows - start.flatten().to(torch.float64)
 
@@ -98,7 +98,7 @@ def _products(stacked: Tensor, start: Tensor | None, mean: Tensor, scale: Tensor
 
 
 def dual_weights(cosine: Tensor, ids: list[int], what: str) -> Tensor:
-    """[m] cosines -> weights that sum to one, negative ones where a cosine is; all alike if nobody has a direction."""
+    """[m] cosines -> weights that sum to one, negative where a cosine is; equal if all updates are zero."""
     if bool(cosine.isnan().all()):
         return torch.full_like(cosine, 1 / len(cosine))
     cosine = torch.nan_to_num(cosine, nan=0.0)

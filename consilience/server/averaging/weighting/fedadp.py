@@ -1,4 +1,4 @@
-"""FedAdp: clients whose update points where the average points count more (Wu and Wang 2021)."""
+"""FedAdp: larger weights for clients whose update is aligned with the mean update (Wu and Wang 2021)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class FedAdpWeights:
     """N_k exp(h(angle_k)), normalised; h(a) = beta (1 - exp(-exp(-beta (a - 1)))), angles averaged over rounds.
 
     The angle is that between client k's accumulated gradient (w - w_k, up to the learning rate) and the N_k-weighted
-    mean of them all. Who did not take part this round has the weight 0.
+    mean of them all. Clients without a reply in this round have weight 0.
     """
 
     beta: Positive = 7.0  # Paper (Wu and Wang): alpha = 5. Here: 7, as in DUW's experiments.
@@ -29,7 +29,7 @@ class FedAdpWeights:
         check(self)
 
     def init(self, start: Tree, clients: int) -> Tree:
-        """Every client's mean angle, and over how many rounds."""
+        """Every client's mean angle and its number of rounds."""
         device = next(iter(start["params"].values())).device
         zeros = torch.zeros(clients, dtype=torch.float64, device=device)
         return {"angle": zeros, "rounds": zeros.clone()}
@@ -39,7 +39,7 @@ class FedAdpWeights:
         angle = angles(cohort, model)
         ids = torch.from_numpy(np.asarray(cohort.ids)).to(angle.device)
         worked = took_part(cohort)
-        # Paper: t counts all rounds. Here: the rounds in which the client took part, so that its mean is one.
+        # Paper: t counts all rounds. Here: the rounds in which the client participated, so that it is a mean.
         before, rounds = state["angle"][ids], state["rounds"][ids] + worked
         mean = torch.where(worked, before + (angle - before) / rounds.clamp(min=1), before)
         state = {
@@ -52,7 +52,7 @@ class FedAdpWeights:
 
 
 def took_part(cohort: Cohort) -> Tensor:
-    """[m] who was heard and did at least one step."""
+    """[m] whether each client replied and did at least one step."""
     heard = np.ones(len(cohort), dtype=bool) if cohort.heard is None else cohort.heard
     return torch.from_numpy(heard & (cohort.steps > 0)).to(cohort.examples.device)
 

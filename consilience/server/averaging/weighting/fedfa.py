@@ -1,4 +1,4 @@
-"""FedFa: weights from training accuracy and from how often a client took part (Huang et al. 2022)."""
+"""FedFa: weights from training accuracy and participation counts (Huang et al. 2022)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from consilience.server.averaging.weighting.fedadp import took_part
 
 @dataclass(frozen=True, kw_only=True)
 class FedFaWeights:
-    """gamma M_k + (1 - gamma) E_k over those who took part; M and E are normalised information contents.
+    """gamma M_k + (1 - gamma) E_k over the round's participants; M and E are normalised information contents.
 
     M_k ~ -log2(share of the accuracies), E_k ~ -log2(1 - share of the participations). The formula gives the *least*
     accurate client the largest M, although its text says the opposite; the authors' code follows the formula, as here.
@@ -30,7 +30,7 @@ class FedFaWeights:
         check(self)
 
     def init(self, start: Tree, clients: int) -> Tree:
-        """How often every client took part."""
+        """Participation counts of all clients."""
         device = next(iter(start["params"].values())).device
         return {"rounds": torch.zeros(clients, dtype=torch.float64, device=device)}
 
@@ -53,12 +53,12 @@ class FedFaWeights:
         return weights, state, {"accuracy": accuracy}
 
     def _content(self, share: Tensor, worked: Tensor) -> Tensor:
-        """[m] -log2(share), normalised over those who took part."""
+        """[m] -log2(share), normalised over the participants."""
         content = torch.where(worked, -torch.where(share > 0, share, self.eps).log2(), 0.0)
         return content / content.sum()
 
 
 def _shares(values: Tensor, worked: Tensor) -> Tensor:
-    """[m] shares of the sum over those who took part; 0 when the sum is."""
+    """[m] shares of the sum over the participants; 0 if the sum is 0."""
     values = values * worked
     return values / values.sum().clamp(min=torch.finfo(torch.float64).tiny)

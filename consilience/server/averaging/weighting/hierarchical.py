@@ -20,7 +20,7 @@ class HierarchicalWeights:
     """1 / (M |C_k|) for a client of cluster C_k, M clusters: every cluster counts the same, whatever its size.
 
     The round's clients are clustered by their updates into at most `clusters`, or belong to the `groups` given (such as
-    edge servers); groups that nobody replied from do not count in M.
+    edge servers); groups without a reply do not count in M.
     """
 
     clusters: Annotated[Count, OnlyWith("groups", (None,))] = 2

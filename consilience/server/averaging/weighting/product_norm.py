@@ -1,4 +1,4 @@
-"""Weights by the size of what an adapter adds (HetLoRA, Cho et al. 2024)."""
+"""Weights by the norm of the adapters' products (HetLoRA, Cho et al. 2024)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from consilience.layers.adapters import LORA, Factors, pairs_of
 
 @dataclass(frozen=True, kw_only=True)
 class ProductNorm:
-    """|B_k A_k| / sum_j |B_j A_j|, the Frobenius norm over all adapted layers; alike where all of them are 0."""
+    """|B_k A_k| / sum_j |B_j A_j|, the Frobenius norm over all adapted layers; equal if all are 0."""
 
     factors: Factors = LORA
     needs_each_reply = True  # norms of products need the factors
@@ -29,7 +29,7 @@ class ProductNorm:
         return {}
 
     def weigh(self, cohort: Cohort, model: Tree, state: Tree) -> tuple[Tensor, Tree, Notes]:
-        """Shares of the sizes; example counts play no part."""
+        """Shares of the norms; example counts are ignored."""
         # Paper: one module. Here: the norm over all of them together, so that a client has one weight and its factors
         # are mixed with the leaves they were trained with.
         params = tree.here(cohort.reply["model"]["params"])

@@ -23,16 +23,16 @@ Table = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleWeights:
-    """Theta[round, client], from `table` or from the file `path`; what the file held is kept in `table`.
+    """Theta[round, client], from `table` or from the file `path`, whose content is stored in `table`.
 
-    In a round without some of the clients, the others share the whole row in proportion. After the table's last round
-    come its means over all rounds (the objective of DUW's Theorem 1), or its last row again.
+    If some clients are missing in a round, the others share the row's sum in proportion. After the table's last round
+    its means over all rounds are used (the objective of DUW's Theorem 1), or its last row again.
     """
 
     table: Table = ()
     path: str = ""
     after_last: Literal["mean", "last"] = "mean"
-    needs_each_reply = False  # who answers is enough
+    needs_each_reply = False  # it reads only which clients replied
 
     def __post_init__(self) -> None:
         check(self)
@@ -50,7 +50,7 @@ class ScheduleWeights:
         return ScheduleWeights(table=as_table(table))
 
     def init(self, start: Tree, clients: int) -> Tree:
-        """No state; the table must be there, and made for so many clients."""
+        """No state; refuses a missing table and one for another number of clients."""
         if not self.table:
             raise Invalid(f"the schedule of aggregation weights is empty: {LEARN}")
         if len(self.table[0]) != clients:
@@ -70,12 +70,12 @@ class ScheduleWeights:
 
 
 def shares(row: Tensor, cohort: Cohort) -> Tensor:
-    """[m] what each of the cohort gets of a row [K]: its total, divided in proportion among those who are there."""
+    """[m] weights of the cohort from a row [K]: its sum, divided in proportion among the clients that replied."""
     ids = torch.from_numpy(np.asarray(cohort.ids)).to(row.device)
     if len(ids) == len(row):
         return row[ids]
     present = row[ids]
-    if not bool(present.sum() > 0):  # nobody who counts is there: by examples
+    if not bool(present.sum() > 0):  # no client with a weight replied: by examples
         return cohort.examples / cohort.examples.sum() * row.sum()
     return present * (row.sum() / present.sum())
 
@@ -88,7 +88,7 @@ def as_table(weights: Tensor) -> Table:
 
 
 def save_table(weights: Tensor, path: Path | str, **more: Tensor) -> None:
-    """Write weights [rounds, clients], and whatever tensors go with them, as a safetensors file."""
+    """Write weights [rounds, clients] and further tensors as a safetensors file."""
     tensors = {"weights": weights, **more}
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     safetensors.torch.save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
@@ -100,7 +100,7 @@ def load_table(path: Path | str) -> Tensor:
 
 
 def load_tensors(path: Path | str) -> dict[str, Any]:
-    """All that `save_table` wrote."""
+    """All tensors that `save_table` wrote."""
     if not os.path.isfile(path):
         raise Invalid(f"there is no schedule at {str(path)!r}: {LEARN}")
     try:

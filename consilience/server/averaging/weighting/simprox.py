@@ -1,4 +1,4 @@
-"""SimProx: weigh clients by Gaussian + cosine similarity and by how far they moved (El-Niss et al. 2024)."""
+"""SimProx: weights from Gaussian + cosine similarity and from update norms (El-Niss et al. 2024)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RANGE = "in [-1, 1]: put it inside Mixed(parts=(...,), normalise='range'), which
 class SimProxWeights:
     """alpha_i ~ exp(-g_i) (1 + mean_{j != i} S_ij), then a softmax; S mixes cosine (share lambda) and Gaussian.
 
-    Only learnable parameters are compared, and example counts play no part. The softmax (eq 14) keeps every weight
+    Only trainable parameters are compared; example counts are ignored. The softmax (eq 14) keeps every weight
     within a factor e of any other; `softmax=False` stops at the normalised alpha (eq 13), `temperature` T takes
     alpha^(1/T), normalised, instead: 1 is alpha, less is sharper, more is flatter. The other options:
     `previous_model="own"`: g_i is the distance from the client's own last model, which it reports
@@ -52,7 +52,7 @@ class SimProxWeights:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.similarity in METRICS:  # short for a mean over the layers
+        if self.similarity in METRICS:  # shorthand for a mean over the layers
             object.__setattr__(self, "similarity", Layerwise(metric=self.similarity))  # type: ignore[arg-type]
         if not isinstance(self.similarity, ModelSimilarity):
             check_value("SimProxWeights.similarity", self.similarity, Similarity)
@@ -61,7 +61,7 @@ class SimProxWeights:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """What clients must add to their replies."""
+        """Entries that clients must add to their replies."""
         return ("moved",) if self.previous_model == "own" else ()
 
     def init(self, start: Tree, clients: int) -> Tree:
@@ -84,13 +84,13 @@ class SimProxWeights:
             notes = {"similarity": similarity}
         movement = self._movement(geometry, cohort, model)
         weights = self._weights(similarity.to(movement.device), movement)
-        agree = geometry.distance.sum() == 0  # equal models weigh the same, to the last bit
+        agree = geometry.distance.sum() == 0  # equal models have bit-identical weights
         weights = torch.where(agree, 1 / len(cohort), weights)
         notes |= {"movement": movement, "all_alike": agree, "zero_updates": (geometry.movement == 0).sum()}
         return weights.to(cohort.examples.device), state, notes
 
     def _own(self, take: Similarity | Metric) -> GaussianCosine:
-        """SimProx's own similarity (metrics have become `Layerwise`); what is compared was chosen in measuring."""
+        """SimProx's own similarity (metrics have become `Layerwise`); `compare_on` was applied when measuring."""
         if take == "both":
             return GaussianCosine(lambda_0=self.lambda_0, tau=self.tau)
         return GaussianCosine(take=take)  # type: ignore[arg-type]
@@ -105,7 +105,7 @@ class SimProxWeights:
                     "models: give them the memory PreviousModel(report=True), as the recipe does"
                 )
             movement = cohort.reply["moved"].to(movement)
-            if cohort.heard is not None:  # who was not heard reported nothing: the broadcast model stands in, unmoved
+            if cohort.heard is not None:  # a missing reply is replaced by the broadcast model, which has not moved
                 movement = torch.where(torch.from_numpy(cohort.heard).to(movement.device), movement, geometry.movement)
         if self.scaled_norms:
             movement = movement / sum(leaf.numel() for leaf in model["params"].values()) ** 0.5
@@ -123,7 +123,7 @@ class SimProxWeights:
 
 
 def _within_one(similarity: Tensor, source: ModelSimilarity) -> Tensor:
-    """The same; refused where 1 + S of eq (12) could be negative."""
+    """The values unchanged; refused if 1 + S of eq (12) could be negative."""
     others = ~torch.eye(len(similarity), dtype=torch.bool, device=similarity.device)
     values = similarity[others]
     if not bool((values.abs() <= 1 + 1e-9).all()):  # NaN is refused, too

@@ -1,4 +1,4 @@
-"""Weights by a rule that was fitted to learned weights: what clients are like decides, for any number of them."""
+"""Weights from client properties by a rule fitted to learned weights, for any number of clients."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ FIT = "fit one with `consilience learn --rule FILE` or `fit_rule`"
 class TransferredWeights:
     """weight_k ~ exp(sum_f (a_f + b_f progress + c_f [last round]) x_kf); progress runs from 0 to 1 over `rounds`.
 
-    x_kf, each less its mean over the round's clients: log rows (size), log steps, log training loss, mean cosine of the
+    x_kf, each minus its mean over the cohort: log rows (size), log steps, log training loss, mean cosine of the
     update with the others' (similarity), the share of the rounds so far in which a reply arrived (arrival; or the known
-    rates, if given), entropy of the labels over its largest value. A client that is silent keeps its last values.
-    path: a rule's file; what it holds is kept in the other options. rounds: of this run, if not those of the rule.
+    rates, if given), entropy of the labels over its largest value. A client without a reply keeps its last values.
+    path: a rule's file, whose content is stored in the other options. rounds: of this run, if not the rule's.
     """
 
     path: str = ""
@@ -57,11 +57,11 @@ class TransferredWeights:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """What clients must add to their replies."""
+        """Entries that clients must add to their replies."""
         return ("labels",) if "label_entropy" in self.features else ()
 
     def init(self, start: Tree, clients: int) -> Tree:
-        """What is known of every client; the rule must be there."""
+        """The known features of every client; a missing rule is refused."""
         if not self.features or self.rounds is None:
             raise Invalid(f"the rule of TransferredWeights is empty: {FIT}")
         if self.arrival and len(self.arrival) != clients:
@@ -84,7 +84,7 @@ def terms(round: int, rounds: int) -> Tensor:
 
 
 def unknown(start: Tree, clients: int) -> Tree:
-    """The state of `observe` before the first round: nothing is known of a client that was never heard."""
+    """The state of `observe` before the first round: no features are known."""
     device = next(iter(start["params"].values())).device
     nothing = torch.zeros(clients, dtype=torch.float64, device=device)
     remembered: Tree = {name: nothing.clone() for name in FEATURES if name not in ("size", "arrival")}
@@ -104,7 +104,7 @@ def observe(
         if name == "size":
             found = cohort.examples.clamp(min=1).log()
         elif name == "arrival":
-            rates = (state["heard"] + 1) / (state["rounds"] + 2)  # Laplace's: one success and one failure more
+            rates = (state["heard"] + 1) / (state["rounds"] + 2)  # Laplace smoothing
             found = (torch.tensor(arrival, dtype=torch.float64, device=ids.device) if arrival else rates)[ids]
         else:
             found = torch.where(worked, _measured(name, cohort, model, worked), state[name][ids])
@@ -115,7 +115,7 @@ def observe(
 
 
 def _measured(name: Feature, cohort: Cohort, model: Tree, worked: Tensor) -> Tensor:
-    """[m] one feature, right where a client worked."""
+    """[m] one feature, valid for clients that worked."""
     if name == "steps":
         return torch.from_numpy(np.maximum(cohort.steps, 1)).to(worked.device, torch.float64).log()
     if name == "loss":
@@ -133,7 +133,7 @@ def _measured(name: Feature, cohort: Cohort, model: Tree, worked: Tensor) -> Ten
 
 
 def save_rule(rule: TransferredWeights, path: Path | str, **more: Any) -> None:
-    """Write a rule as JSON, with whatever is to be said about it."""
+    """Write a rule as JSON, with optional notes."""
     held = {"features": rule.features, "coefficients": rule.coefficients, "rounds": rule.rounds, **more}
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(json.dumps(held, indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Weights for cohorts with untrusted members: who moves against most others, round after round, is left out."""
+"""Weights for cohorts with untrusted clients: excludes clients whose updates oppose most others over many rounds."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from consilience.server.protocols import Weighting
 
 @dataclass(frozen=True, kw_only=True)
 class VouchedWeights(Wraps):
-    """`inner`'s weights, without up to `untrusted` clients whose updates the others do not vouch for.
+    """`inner`'s weights, with up to `untrusted` clients excluded whose updates disagree with the others'.
 
     Of n replies, f may be hostile. Updates longer than `far` times the median are left out. Near copies of each other
-    (cosines of at least `min_cosine`; groups of more than f + 1 must be honest, and are none) count as one reply. Then
-    client j's score is the mean cosine of its update with the others', without the f highest, since f accomplices would
-    vouch for each other; cosines are averaged over weight matrices (labels that differ between clients show most in the
-    last layer), and scores over rounds. Of what f allows after the long ones and the copies, the lowest score is left
-    out and votes no more, and so on; then all are scored once more by those who are left, and whoever has a score of
-    zero or more, so that it moves with them, counts after all. What is remembered is the mean of the first and the last
-    score: with the last alone, those who were kept once would keep each other. No client counts more than `most` times
-    the median weight.
+    (cosines of at least `min_cosine`; larger groups than f + 1 must be honest and are ignored) count as one reply. Then
+    client j's score is the mean cosine of its update with the others', without the f highest, since f accomplices could
+    raise each other's scores; cosines are averaged over weight matrices (labels that differ between clients show most
+    in the last layer), and scores over rounds. As far as f allows after the long ones and the copies, the client with
+    the lowest score is excluded and no longer votes, one at a time; then all are scored again by the remaining clients,
+    and a client with a score of zero or more is included after all. The stored score is the mean of the first and the
+    last score: with the last alone, clients that were kept once would keep each other. No client counts more than
+    `most` times the median weight.
     """
 
     inner: Weighting = field(default_factory=ByExamples)
@@ -54,7 +54,7 @@ class VouchedWeights(Wraps):
         return {"inner": self.inner.init(start, clients), "score": zeros, "rounds": zeros.clone()}
 
     def weigh(self, cohort: Cohort, model: Tree, state: Tree) -> tuple[Tensor, Tree, Notes]:
-        """The inner weights of those who are kept."""
+        """The inner weights of the clients that are kept."""
         weights, inner, notes = self.inner.weigh(cohort, model, state["inner"])
         f = min(faulty(self.untrusted, len(cohort)), (len(cohort) - 1) // 2)
         if f == 0:
@@ -114,14 +114,14 @@ def scores(cosine: np.ndarray, share: np.ndarray, labels: np.ndarray, f: int) ->
 
 
 def _far(moved: np.ndarray, times: float, f: int) -> np.ndarray:
-    """[m] whose updates are too long: of these the f longest at most."""
+    """[m] whether each update is too long; at most the f longest are."""
     far = moved > times * np.sort(moved)[(len(moved) - 1) // 2]
     far[np.argsort(-moved, kind="stable")[f:]] = False
     return far
 
 
 def _copies(cosine: np.ndarray, near: np.ndarray, least: float, f: int) -> np.ndarray:
-    """[m] everyone's group of copies, by its first member's place; alone in it where there are none, or too many."""
+    """[m] each client's group of copies, as the index of its first member; its own if it has none, or too many."""
     alike = (cosine >= least) & near[:, None] & near[None, :]
     labels = connected(alike)
     size = np.bincount(labels, minlength=len(labels))[labels]
@@ -134,7 +134,7 @@ def _spare(labels: np.ndarray, near: np.ndarray) -> int:
 
 
 def _lowest(score: np.ndarray, labels: np.ndarray, voters: np.ndarray) -> int:
-    """The group of copies, among the voters', with the lowest mean score."""
+    """The voters' group of copies with the lowest mean score."""
     groups = np.unique(labels[voters])
     means = [score[voters & (labels == group)].mean() for group in groups]
     return int(groups[int(np.argmin(means))])
