@@ -45,9 +45,9 @@ def compare(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and the folder.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
-    """Run several methods on the same federation, over several seeds, and test who is better.
+    """Run several methods on the same federation, over several seeds, and test which are better.
 
-    Started again, it goes on with what is missing; finished runs are never run again.
+    Started again, it continues with what is missing; finished runs are never run again.
     """
 
     def work() -> int:

@@ -29,7 +29,7 @@ def dashboard(
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
-    """Watch runs in a browser while they go on; read-only and on this machine alone, unless told otherwise."""
+    """Watch runs in progress in a browser; by default read-only and on this machine only."""
 
     def work() -> int:
         from consilience.dashboard import access, server
