@@ -36,7 +36,7 @@ class AccessRules:
         return "https" if self.certificate else "http"
 
     def authorises(self, authorization: str) -> bool:
-        """Whether an Authorization header has the token, as a bearer token or as the password of basic authentication."""
+        """Whether an Authorization header has the token: as a bearer token, or as a basic authentication password."""
         if not self.token:
             return True
         kind, _, rest = authorization.partition(" ")

@@ -1,4 +1,4 @@
-"""`consilience learn`: aggregation weights by deep unfolding, a rule fitted to them, the study of their variance."""
+"""`consilience learn`: learns aggregation weights by deep unfolding, fits a rule to them, studies their variance."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def numbered(out: Path, rounds: int) -> Path:
 
 
 def row(config: Config, schedule: Schedule) -> dict[str, Any]:
-    """What is stored of a schedule."""
+    """The stored description of a schedule."""
     return {
         "environment": config.environment.name,
         "seed": config.seed,
