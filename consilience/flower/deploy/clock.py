@@ -47,7 +47,7 @@ def difference(address: str, authority: Path | None, *, seconds: float = 10.0) -
 
 
 def refused(ahead: float) -> bool:
-    """Whether Flower refuses a node whose clock is `ahead` seconds ahead of the SuperLink's; None: no difference known."""
+    """Whether Flower refuses a node whose clock is `ahead` seconds ahead of the SuperLink's, within the precision."""
     return ahead > AHEAD - COARSE or -ahead > BEHIND - COARSE
 
 

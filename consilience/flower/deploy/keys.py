@@ -24,7 +24,7 @@ class Keys(NamedTuple):
 
 
 def make(folder: Path, *, hosts: tuple[str, ...] = ("127.0.0.1", "localhost"), nodes: int = 0) -> Keys:
-    """Make a CA, a server certificate for these names and addresses, and `nodes` node keys, in a folder of their own."""
+    """Make a CA, a server certificate for these names and addresses, and `nodes` node keys, in a new folder."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.x509.oid import ExtendedKeyUsageOID

@@ -158,7 +158,7 @@ def from_given(
         base = from_table(table, source=source)
     if own and base.evaluation.validation is not None:
         raise Invalid(f"{source}: evaluation.validation is not supported with {FEDERATION}: give test rows there")
-    if base.engine.get("lane") == "auto":  # each message is answered by a process of its own: measuring lanes would take longer than using one
+    if base.engine.get("lane") == "auto":  # one process per message: measuring would not pay
         base = base.changed(lane="serial")
     settings = {f.name: getattr(base, f.name) for f in dataclasses.fields(Config)}
     config = DeployedConfig(**settings, deploy=deploy, own=own)

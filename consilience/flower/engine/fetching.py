@@ -80,7 +80,7 @@ class _Walk:
         self._lock = threading.Lock()
         self._at, self._left = 0, False
         self.since = time.monotonic()  # start time of the current message
-        self.thread = threading.Thread(target=self._go, daemon=True)  # daemon: it must not keep a finished server running
+        self.thread = threading.Thread(target=self._go, daemon=True)  # must not keep a finished server running
 
     def leave(self) -> int | None:
         """End after the current message, which is returned; None if it has just ended."""
