@@ -26,7 +26,7 @@ from consilience.flower.deploy.processes import (
 from consilience.flower.deploy.serving import CONNECTION
 
 Say = Callable[[str], None]
-TOLD = (CONNECTION, MEMBERS, KEYS, RECEIPTS)  # environment variables that processes may inherit
+TOLD = (CONNECTION, MEMBERS, KEYS, RECEIPTS)  # environment variables that are empty unless given to a process
 RESTARTS = 3  # of a SuperLink that ends: its state is in a file, and its runs continue
 UNIT = """\
 [Unit]

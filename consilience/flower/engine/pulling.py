@@ -246,7 +246,7 @@ def _too_large(what: str) -> Refused:
 
 
 class BoundedGrid:
-    """A grid with bounded replies for Flower's own round loop, which sees refused ones as errors; they are stored here."""
+    """A grid with bounded replies for Flower's own round loop; refused replies become errors, and are stored here."""
 
     def __init__(self, grid: Any, bound: Callable[[], Bound]) -> None:
         self._grid, self._bound, self._pull = grid, bound, puller(grid)

@@ -56,7 +56,7 @@ class Roster:
         self.node_of: dict[int, int] = {}  # client -> node that is online
         self._met: set[int] = set()  # nodes that have introduced themselves
         self._refused: dict[int, str] = {}
-        self._logged: Counter[str] = Counter()  # warnings about each sender, since the same nodes may be refused in every round
+        self._logged: Counter[str] = Counter()  # warnings by sender: the same may be refused every round
         self._silent: set[int] = set()  # nodes that once did not answer in time: no round waits for them again
         self._strangers: set[int] = set()  # nodes online whose keys are not in the list
         self.audit: AuditLog | None = None
@@ -122,7 +122,7 @@ class Roster:
         )
 
     def _meet(self, keys: dict[int, str], nodes: list[int]) -> None:
-        """Ask new nodes which clients they hold, a limited number at once, so that unknown nodes do not delay the others."""
+        """Ask new nodes which clients they hold, a limited number at once, so that unknown nodes delay no others."""
         if not nodes:
             return
         post, asked = self._mail.later()

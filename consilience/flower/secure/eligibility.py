@@ -52,7 +52,7 @@ def secure_terms(
 def with_noise_shares(
     algorithm: Algorithm, *, clients: int, nodes: int, colluding: int, clip: float, threshold: float
 ) -> Algorithm:
-    """The algorithm; in a private one, clients clip and add the noise, since the server cannot do so with masked replies.
+    """The algorithm; in a private one, clients clip and add the noise, since the server cannot clip masked replies.
 
     nodes: the least number of nodes that begin a sum.
     """

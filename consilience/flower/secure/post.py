@@ -116,7 +116,7 @@ class SecurePost:
         return SimpleNamespace(metadata=SimpleNamespace(src_node_id=node), content=clean, has_error=lambda: False)
 
     def _look_at_vector(self, masked: list[bytes]) -> None:
-        """Check that an answer is exactly a weight and a vector of whole numbers below the modulus, by the strict parser."""
+        """Check that an answer is exactly a weight and a vector of whole numbers below the modulus."""
         if len(masked) != 2:
             raise Refused("format", detail=f"{len(masked)} arrays instead of a weight and a vector")
         for data, length in zip(masked, (1, self._asked.length)):

@@ -140,7 +140,7 @@ class _Strategy:
 
 
 def _books(strategy: _Strategy) -> Any:
-    """The parts of Flower's LegacyContext that the stages read: round, no parameters (our messages have them), strategy."""
+    """The parts of Flower's LegacyContext that the stages read: round, strategy, no parameters (in our messages)."""
     from flwr.common import Parameters
     from flwr.compat.common.recorddict_compat import parameters_to_arrayrecord
     from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
