@@ -215,7 +215,7 @@ def _tuples(members: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
 
 
 def _parts(kind: type) -> Iterator[Any]:
-    """The part with its defaults, and with one further option at a time."""
+    """The part with its defaults, else with the first further option that makes it valid."""
     known = options_of(kind)
     needed = {name: next(other_values(option.annotation), None) for name, option in known.items() if option.required}
     optional = [field.name for field in dataclasses.fields(kind) if field.name not in needed]

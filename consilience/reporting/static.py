@@ -91,7 +91,7 @@ def _heat(chart: Heat) -> Canvas:
     values = chart.values
     rows, columns = values.shape
     square = chart.down.of == chart.across.of == CLIENT
-    height = 3.4 if square else float(np.clip(1.2 + 0.085 * rows, 2.4, 4.6))  # clients stay distinguishable in a figure of limited height
+    height = 3.4 if square else float(np.clip(1.2 + 0.085 * rows, 2.4, 4.6))  # inches
     figure = style.blank(height=height)
     axes = figure.subplots()
     image = axes.imshow(

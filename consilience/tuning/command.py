@@ -39,7 +39,7 @@ def tune(
 ) -> None:
     """Search the options of several methods, with equal budgets, on validation rows; `compare` takes the result.
 
-    Started again, it goes on with what is missing of the budget.
+    Started again, it continues with the rest of the budget.
     """
 
     def work() -> int:

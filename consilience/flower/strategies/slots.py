@@ -36,7 +36,7 @@ class ClientSlots:
     def assign(
         self, claims: Iterable[tuple[int, Any]], sent: dict[int, int]
     ) -> tuple[dict[int, int], dict[int, Refusal]]:
-        """(node -> slot, node -> reason of refusal) of nodes that answered; `claims`: (node, reported number or None)."""
+        """(node -> slot, node -> refusal) of nodes that answered; `claims`: (node, reported number or None)."""
         said = dict(claims)
         wanted = Counter(slot for slot in said.values() if type(slot) is int)
         slots: dict[int, int] = {}
