@@ -22,7 +22,7 @@ def init(
     out: Annotated[Path, typer.Option(help="The config to write.")] = Path("consilience.toml"),
     label: Annotated[str, typer.Option(help="The column to predict.")] = "",
     client: Annotated[str | None, typer.Option(help="The column that names the clients; '' for none.")] = None,
-    target: Annotated[str, typer.Option(help="What it is: classes or number.")] = "",
+    target: Annotated[str, typer.Option(help="Kind of the column to predict: classes or number.")] = "",
     test: Annotated[str, typer.Option(help="A second table with the test rows, beside the first.")] = "",
     clients: Annotated[int, typer.Option(min=1, help="Clients to spread rows over, where no column names them.")] = 10,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of training.")] = 20,

@@ -25,7 +25,7 @@ def dashboard(
     ] = False,
     similarity: Annotated[
         bool | None,
-        typer.Option(help="Show who resembles whom, and swaps; left out: of simulated clients, on this machine."),
+        typer.Option(help="Show similarity and swaps of clients; by default of simulated ones, on this machine."),
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:

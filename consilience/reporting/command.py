@@ -22,7 +22,7 @@ def report(
         bool | None,
         typer.Option(
             "--similarity/--no-similarity",
-            help="Who resembles whom, and swaps; by default where clients are simulated.",
+            help="Show similarity and swaps of clients; by default if they are simulated.",
             show_default=False,
         ),
     ] = None,

@@ -33,7 +33,7 @@ from consilience.runs.disk import (
 from consilience.runs.manifest import MANIFEST, MOST_MANIFEST_BYTES, Manifest, TreeEntry, UnknownFormat
 from consilience.runs.names import plain, safe_name
 
-Round = Annotated[int, Range(least=0, below=1e17)]  # digits that fit a folder name
+Round = Annotated[int, Range(least=0, below=1e17)]  # largest number that fits a folder name
 
 log = logging.getLogger(__name__)
 

@@ -48,7 +48,7 @@ disk = Disk()
 
 
 def temporary(path: Path) -> Path:
-    """The temporary name under which `path` is written before it is renamed: hidden, in the same folder, with our pid."""
+    """The temporary name under which `path` is written before the rename: hidden, in the same folder, with our pid."""
     return path.with_name(f".{path.name}.tmp-{os.getpid()}")
 
 

@@ -127,7 +127,7 @@ class RunFolder:
         return data
 
     def store(self, name: str, data: bytes, *, doing: str = "store") -> None:
-        """Write a file of the folder with its digest; after a crash either the old or the new file is there, and valid."""
+        """Write a file of the folder with its digest; after a crash either the old or the new file is there."""
         known = self.facts().get("files", {})
         before, now = known.get(name, []), sha256(data)
         path = self.path / name
