@@ -1,9 +1,9 @@
-"""What counting epsilon costs a round of a long run, and how it compares with dp-accounting's count in one go.
+"""Cost per round of privacy accounting in a long run, compared with dp-accounting's epsilon of all rounds at once.
 
 python benchmarks/accountant.py                        (about three minutes on one core)
 
-A round asks for the epsilon of all rounds so far. The mean over a window of rounds is shown, since most rounds of a
-long run are answered by a count that covers a few more rounds (`epsilon_so_far`).
+A round needs the epsilon of all rounds so far. The table shows means over a window of rounds, since most rounds of a
+long run reuse a value computed for a few more rounds (`epsilon_so_far`).
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 
 Workloads, of 20 clients x 10 steps each: BERT base with LoRA (rank 8 on queries and values, and the head), 16 rows of
 128 tokens; and an encoder of 4 layers, 256 wide, all of it trained, 32 rows of 64 tokens. "By hand" trains clients one
-after another with `torch.optim.SGD`, and autocast for bf16, as one would write it; three of the clients are timed. No
-dropout, so that both sides compute the same; `--masked` makes half of the texts shorter. "Any order" is
+after another with `torch.optim.SGD`, and autocast for bf16; three of the clients are timed. No dropout, so that both
+sides compute the same; `--masked` makes half of the texts shorter. "Any order" is
 `deterministic = false`.
 The peak is what PyTorch reserved from the first round on, with tracing and capturing. The last lines are a table.
 """

@@ -1,9 +1,9 @@
-"""Whether tracing a step, and updating its carry in place, pay on a processor: CPU seconds of a round with and without.
+"""Whether tracing a step and updating its carry in place save time on a CPU: CPU seconds of a round with and without.
 
     python benchmarks/compiler_passes.py [--repeat 7] [--only mlp]
 
-The passes that are for GPUs alone (fuse, products, thin_convolutions) are in `benchmarks/lanes.py` on such a machine.
-CPU seconds of the process are counted, not time on the wall, so that other load on the machine matters less.
+The passes for GPUs only (fuse, products, thin_convolutions) are measured by `benchmarks/lanes.py` on such a machine.
+CPU seconds of the process are counted, not wall-clock time, so that other load on the machine matters less.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What learning a schedule of aggregation weights over a whole network costs, by each way to the gradient.
+"""Cost of learning a schedule of aggregation weights over a whole network, by each method of computing the gradient.
 
     python benchmarks/duw_network.py --model resnet18 --ways server server:cpu server:nothing autograd
 

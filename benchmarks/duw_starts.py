@@ -1,12 +1,12 @@
-"""DUW's environments I to IV from several start models, side by side; rows for the verdicts of docs/reproductions.md.
+"""DUW's environments I to IV from several initial models, in parallel; rows for the verdicts of docs/reproductions.md.
 
     python benchmarks/duw_starts.py --data path/to/data --minutes 9                  # on a GPU, six processes
     python benchmarks/duw_starts.py --data path/to/data --environments 1 --starts 5 --results folder
     python benchmarks/duw_starts.py --data path/to/data --tenth --device cpu --lane serial --jobs 1 --minutes 60
 
 Each start of each environment is a process of examples/duw_environment.py. Starts that are stored with all their digits
-are not run again; what the time does not allow is left for the next call, which goes on from the states that --work
-keeps. `benchmarks/reproduce.py --merge folder` takes the rows over.
+are not run again; what does not fit into the time is left for the next call, which continues from the states in
+--work. `benchmarks/reproduce.py --merge folder` takes the rows over.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Golden hashes: what every recipe computes in every lane, for comparison before and after a change of the code.
+"""Golden hashes of every recipe's results in every lane, to compare before and after a change of the code.
 
     python benchmarks/golden.py record before.json     # on the old code
     python benchmarks/golden.py compare before.json    # on the new code: code 1 if any number differs by a bit

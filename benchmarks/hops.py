@@ -1,4 +1,4 @@
-"""How many functions, files and generators a round passes, how deep it calls, and how often things are built.
+"""Functions, files and generators that a round passes through, call depth, and how often objects are built.
 
     python benchmarks/hops.py
 

@@ -1,4 +1,4 @@
-"""What the host does in a round besides training: processor time, operations and reads of values from tensors.
+"""Work of the host in a round besides training: CPU time, operations and reads of values from tensors.
 
     python benchmarks/host_work.py [--clients 100] [--rounds 60] [--layers 2]
 

@@ -1,4 +1,4 @@
-"""Seconds per round of every lane against the loop a researcher writes by hand, on this machine, in one run.
+"""Seconds per round of every lane against a loop written by hand in PyTorch, on this machine, in one run.
 
     python benchmarks/lanes.py [--device cuda] [--small] [--only mlp,cnn] [--repeat 5]
 

@@ -7,7 +7,7 @@ Pictures of 3 x 64 x 64 bytes and their labels lie in two .npy files, made and r
 consecutive rows each; 8 of them train for one epoch in batches of 50 in every round. Each case is a process of its own:
 "file" has the whole file and a limit of its address space (RLIMIT_AS), "memory" has as many clients as fit into 1 GB,
 whose rows are in memory as float32, "memory, bytes" the same as bytes. Before the file is read, it is dropped from the
-system's cache. The cases take turns, several times, so that other load on the machine meets all of them.
+system's cache. The cases alternate several times, so that other load on the machine affects all of them.
 """
 
 from __future__ import annotations

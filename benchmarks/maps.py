@@ -1,4 +1,4 @@
-"""What recording the map of clients costs: processor seconds of the same run with and without it, alternating.
+"""Cost of recording the map of clients: CPU seconds of the same run with and without it, alternating.
 
     python benchmarks/maps.py [--repeats 3] [key=value ...]
 

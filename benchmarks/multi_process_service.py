@@ -1,4 +1,4 @@
-"""NVIDIA's Multi-Process Service for as long as some processes share a GPU."""
+"""Runs NVIDIA's Multi-Process Service while several processes share a GPU."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Mutants: small faults planted in the package one at a time, and whether the tests nearest to them notice.
+"""Mutation testing: small faults are put into the package one at a time, and the nearest tests must fail.
 
     python benchmarks/mutants.py                       # every fault listed in mutants.toml
     python benchmarks/mutants.py --jobs 16             # so many at a time, on a machine with as many cores
     python benchmarks/mutants.py --only geometry       # those whose name or file holds this text
     python benchmarks/mutants.py --draw 60 --seed 0    # swapped operators at random places instead
 
-A mutant is killed if one of its tests fails. No listed mutant is equivalent: every one changes what somebody could
-observe, so a survivor is a test to be written. Mutants of a package that is not installed are left out. Each job works
+A mutant is killed if one of its tests fails. No listed mutant is equivalent: each changes observable behaviour, so
+a survivor is a test to be written. Mutants of a package that is not installed are left out. Each job works
 on its own copy of the checkout; a process that has imported PyTorch is forked for every mutant.
 """
 

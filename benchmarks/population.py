@@ -1,4 +1,4 @@
-"""What a round and a checkpoint cost as the population grows: 10^2 to 10^6 clients, 50 of them in every round.
+"""Cost of a round and a checkpoint as the population grows: 10^2 to 10^6 clients, 50 of them in every round.
 
     python benchmarks/population.py                                  # this machine's GPU, or its processor
     python benchmarks/population.py --memory host --populations 1000,1000000       # memories in host memory

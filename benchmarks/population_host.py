@@ -1,10 +1,10 @@
-"""Processor time of a round with a thousand and with a million clients, where host work is all there is.
+"""CPU time of a round with a thousand and with a million clients, with almost nothing but host work.
 
     python benchmarks/population_host.py                     # or: fedavg scaffold
 
 The network is so small that training takes next to nothing; one core, 50 clients a round, the median of 50 rounds after
-ten. Other processes affect processor time less than time. The last column is the sum of all ids that were chosen: a
-change that draws other clients shows there.
+ten. Other processes affect CPU time less than wall-clock time. The last column is the sum of all selected ids, which
+shows whether a change selects other clients.
 """
 
 from __future__ import annotations

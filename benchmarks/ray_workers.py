@@ -4,10 +4,10 @@
 
 Everyone trains in every round; all engines take one client at a time (lane "serial"), so that they do the same work.
 The vectorised engine has one processor thread, as each worker has, or those of --threads. All engines are started
-first, and then take turns round by round, so that other work on the machine slows all of them alike; start-up is shown
-apart. "CPU" are the processor seconds of the driver and of each worker in a round: on a machine that does nothing else,
+first, and then alternate round by round, so that other work on the machine slows all of them equally; start-up is
+shown separately. "CPU" are the CPU seconds of the driver and of each worker in a round: on an otherwise idle machine,
 a round takes about as long as the driver and the slowest worker together, one after the other. The last column is how
-much faster that would be than with one worker; on a busy machine only this tells anything.
+much faster that would be than with one worker; on a busy machine only this column is meaningful.
 """
 
 from __future__ import annotations

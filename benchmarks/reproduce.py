@@ -1,4 +1,4 @@
-"""Run what the verdicts of docs/reproductions.md still need, as far as the time given goes; each call adds seeds.
+"""Run the missing cells of the verdicts of docs/reproductions.md within the time given; each call adds seeds.
 
     python benchmarks/reproduce.py --list                              # the plan: what is missing, at what cost
     python benchmarks/reproduce.py --data path/to/data --minutes 9     # on a GPU and the processor, at most 9 minutes
@@ -7,8 +7,8 @@
     python benchmarks/reproduce.py --merge folder                      # rows that another --results folder has
 
 Cells run side by side in processes, at most six on the GPU (which MPS lets share it, where it can be started), and are
-stored as soon as they are finished. When the time is up, those at work finish their round and are stored as cut short;
-with --work they go on from there next time.
+stored as soon as they are finished. When the time is up, running cells finish their round and are stored as
+incomplete; with --work they continue from there next time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is to be reproduced: experiments, their cells (method x seed), what is stored of them, and the order to run in.
+"""The reproduction plan: experiments, their cells (method x seed), stored rows, and the order of the runs.
 
 `docs/results/experiments.toml` lists the experiments; `docs/results/<experiment>.json` has a row for every cell that
 was run. A row counts for a cell while the settings given for it (recipe, settings of the experiment, method) are the

@@ -2,7 +2,7 @@
 
     python benchmarks/sequence_models.py [--device cuda] [--small] [--only vit,lstm] [--lanes batched,batched+compile]
 
-The first column is the loop a researcher writes by hand: one client after another, eager, torch.optim.SGD, in the same
+The first column is a loop written by hand in PyTorch: one client after another, eager, torch.optim.SGD, in the same
 precision. Rates count whole rounds after the first. `bert` needs `transformers` (random weights, LoRA of rank 8 on
 queries and values). About four minutes on an H200.
 """

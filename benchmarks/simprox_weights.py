@@ -1,4 +1,4 @@
-"""How far SimProx's weights are from uniform, and what they are worth, option by option.
+"""How far SimProx's weights are from uniform, and their effect on accuracy, option by option.
 
     python benchmarks/simprox_weights.py [--data mnist --data-dir ...] [--rounds 40] [--seeds 3] [--only relatives]
 

@@ -1,6 +1,6 @@
 """Simulated seconds to an accuracy, with and without waiting for slow clients: `python benchmarks/time_to_accuracy.py`.
 
-Twenty clients of digits (Dirichlet 0.5) whose speeds are spread log-normally; no time passes but the computer's own.
+Twenty clients of digits (Dirichlet 0.5) with log-normal speeds; times are simulated, not waited for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every option of local training at once, in every lane of this machine: lanes must agree, and what the options cost.
+"""All options of local training at once, in every lane of this machine: checks that lanes agree, measures the cost.
 
     python benchmarks/training_options.py [cuda|cpu]
 

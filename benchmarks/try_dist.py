@@ -2,7 +2,7 @@
 
     python benchmarks/try_dist.py dist
 
-The environment and the runs lie in a temporary folder. The versions are those of constraints.txt.
+The environment and the runs are in a temporary folder. The versions are those of constraints.txt.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Packages that are also the function of their name: `cs.compare([...])` next to `consilience.compare.plan`."""
+"""Packages that can be called like a function: `cs.compare([...])` next to `consilience.compare.plan`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class CallablePackage(types.ModuleType):
-    """A package NAME whose module NAME.NAME has a function NAME, which calling the package calls."""
+    """A package NAME that forwards calls to the function NAME in its module NAME.NAME."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Call the function."""

@@ -69,7 +69,7 @@ def run(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Train, and leave a run folder that can be resumed, shown and repeated."""
+    """Train, and write a run folder that can be resumed, shown and repeated."""
 
     def work() -> int:
         from consilience.experiments import runner
@@ -122,7 +122,7 @@ def migrate(
         from consilience.experiments.config import migrate
         from consilience.runs import disk, toml_text
 
-        toml_text.read(config)  # refuses what is no config file
+        toml_text.read(config)  # raises unless it is a config file
         text, changes = migrate.migrate(config.read_bytes().decode("utf-8"))
         if changes or out is not None:
             disk.replace_file(out or config, text.encode("utf-8"))
@@ -271,7 +271,7 @@ def watcher(quiet: bool) -> Callable[[Run], Iterator[Observation]] | None:
 
 
 def drawing(wanted: bool) -> Callable[[Result], Path | None] | None:
-    """Draws the report of a run before its tracker is closed, which keeps it."""
+    """Returns a function that draws the report of a run before its tracker is closed, so that the tracker stores it."""
 
     def draw(result: Result) -> Path | None:
         after_run(result)
@@ -283,12 +283,12 @@ def drawing(wanted: bool) -> Callable[[Result], Path | None] | None:
 
 
 def given(**options: str) -> list[str]:
-    """Options of a command that are settings, as `key=value`; empty ones were not given."""
+    """The options of a command that are settings, as `key=value`; empty ones are left out."""
     return [f"{key}={value}" for key, value in options.items() if value]
 
 
 def conclude(result: Result, quiet: bool, pictures: bool) -> int:
-    """The results table, the folder, what to do next and where the report is; the exit code."""
+    """Print the results table, the run folder, next steps and the path of the report; return the exit code."""
     from consilience.reporting import terminal
     from consilience.runs.folder import RunFolder
 

@@ -21,7 +21,7 @@ LOCAL: dict[str, Any] = {"lr": 0.02, "momentum": 0.9, "epochs": 1}  # of a recip
 
 
 class _Federated(BaseEstimator):
-    """What classifier and regressor share; see them."""
+    """Base class of `FederatedClassifier` and `FederatedRegressor`."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class _Federated(BaseEstimator):
             progress=False,
             lane="serial",
         )
-        self.model_, self.history_ = result.model.double(), result.history  # so that any number of rows predicts alike
+        self.model_, self.history_ = result.model.double(), result.history  # same predictions for any batch
         self.n_iter_ = len(result.history)
 
     def _algorithm(self) -> Algorithm:
@@ -80,7 +80,7 @@ class _Federated(BaseEstimator):
         return algorithms.given({"name": self.algorithm, **LOCAL, **(self.options or {})})
 
     def _owners(self, clients: Any, rows: int, draw: np.random.RandomState) -> np.ndarray:
-        """Who owns each row: as given, or dealt out at random to `n_clients`."""
+        """The owner of each row: as given, or one of `n_clients` at random."""
         if clients is None:
             return draw.permutation(np.arange(rows) % max(1, min(int(self.n_clients), rows)))
         owners = np.asarray(clients)
@@ -103,7 +103,7 @@ class FederatedClassifier(ClassifierMixin, _Federated):
 
     algorithm: a recipe by name, or an `Algorithm`; options: of the recipe, next to lr 0.02, momentum 0.9 and one epoch.
     hidden: widths of the perceptron's hidden layers; () is logistic regression.
-    rounds: number of rounds (30); n_clients: how many share the rows where `fit` is not told who owns them (4).
+    rounds: number of rounds (30); n_clients: number of random clients if `fit` is called without `clients` (4).
     standardise: columns to mean 0 and deviation 1 over all clients' rows.
     random_state: of initial model, batches and shares.
 

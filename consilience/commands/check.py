@@ -1,4 +1,4 @@
-"""The command `consilience check`: what a config would run, without training."""
+"""The command `consilience check`: describes the run of a config without training."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def check(
 
 
 def refused(problem: Exception) -> dict[str, Any]:
-    """Why the run could not start, and the exit code of that."""
+    """Print why the run cannot start, and return the exit code."""
     from consilience.runs.failures import explained
 
     message, code = explained(problem)
@@ -77,7 +77,7 @@ def print_json(found: dict[str, Any]) -> None:
 
 
 def checked(settings: Config, simulation: Simulation, *, measure: bool) -> dict[str, Any]:
-    """All that is known of the run, in plain values; `cost` says why where nothing was measured."""
+    """Everything known about the run, in plain values; `cost` gives the reason if nothing was measured."""
     import dataclasses
 
     from consilience.core.settings import Invalid
@@ -105,7 +105,7 @@ def checked(settings: Config, simulation: Simulation, *, measure: bool) -> dict[
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    """The same for people, in 80 columns."""
+    """The same as text of 80 columns."""
     from consilience.experiments.preview import Cost, Size
 
     size = Size(**found["size"])

@@ -1,4 +1,4 @@
-"""What a user's files hold, and which data set of the catalogue reads them."""
+"""Detects the contents of a user's files and which data set of the catalogue reads them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLIENTS = (
     *("client", "hospital", "site", "center", "centre", "institution", "clinic", "user", "device", "group"),
     *("shop", "store", "bank", "branch", "party", "silo", "owner", "subject", "region"),
 )
-WORDS = 3.0  # mean number of words in a column from which it is taken for text
+WORDS = 3.0  # a column with at least this mean number of words is text
 EXPECTED = (
     "consilience init reads a table (.csv, .tsv, .parquet) or .npz file; a folder with one such file per client, with "
     "pictures in class folders, with LEAF's train and test, or a data set saved by Hugging Face's save_to_disk"
@@ -47,7 +47,7 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """What the user has said already; "" and None are guessed or asked."""
+    """What the user has specified already; "" and None are guessed or asked for."""
 
     label: str = ""
     client: str | None = None  # "": no column
@@ -56,7 +56,7 @@ class Wishes:
 
 
 def look(path: Path, wishes: Wishes, ask: Ask) -> Found:
-    """What a file or folder holds; what none of our data sets reads is refused with what they do read."""
+    """Detect the contents of a file or folder; the error for an unsupported one lists what is supported."""
     if not path.exists():
         raise FileNotFoundError(f"{path} was not found. {EXPECTED}")
     if path.is_file():
@@ -145,7 +145,7 @@ def _client_files(path: Path, files: Sequence[Path], wishes: Wishes, ask: Ask) -
 
 
 def _archive(path: Path) -> Found:
-    read_pairs(path)  # refuses arrays of other names
+    read_pairs(path)  # raises for arrays of other names
     said = [f"{path.name}: the arrays {', '.join(npz_names(path))}"]
     data = {"name": "npz", "file": path.name}
     return Found(data_dir=path.parent, data=data, model=_array_model(path), has_clients=False, said=said)
@@ -183,7 +183,7 @@ def _leaf(path: Path) -> Found:
 
 
 def _named(table: Table, usual: Sequence[str]) -> str:
-    """The column that bears a usual name, or one of its words; "" if none does."""
+    """The column with a usual name, or with a usual name among its words; "" if there is none."""
     for word in usual:
         for name in table.columns:
             if name.lower() == word:
@@ -196,7 +196,7 @@ def _named(table: Table, usual: Sequence[str]) -> str:
 
 
 def _column(table: Table, name: str) -> str:
-    table.column(name)  # refuses one that is not there
+    table.column(name)  # raises if there is none
     return name
 
 
@@ -214,7 +214,7 @@ def _is_text(cells: Sequence[str]) -> bool:
 
 
 def _is_key(name: str, cells: Sequence[str]) -> bool:
-    """A number or name of the row itself: text that never repeats, or whole numbers in a column called id."""
+    """Whether a column identifies its row: text that never repeats, or whole numbers in a column called id."""
     if len(cells) < 3 or len(set(cells)) < len(cells):
         return False
     words = name.lower().replace("-", "_").split("_")

@@ -1,4 +1,4 @@
-"""Help as plain text, and the names that a shell completes."""
+"""Help as plain text, and names for shell completion."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class PlainHelp(TyperGroup):
 
 
 def _plain(command: Any) -> Any:
-    """A command, and those in it, with their own `get_help` between them and the reader."""
+    """Replace `get_help` of a command and of its subcommands by one that writes plain text."""
     if command is not None and "get_help" not in vars(command):
         written = command.get_help
         command.get_help = lambda ctx: written(ctx).replace("\\[", "[")
@@ -30,7 +30,7 @@ def _plain(command: Any) -> Any:
 
 
 def algorithm_names(incomplete: str) -> list[str]:
-    """Names that a shell completes, without loading PyTorch."""
+    """Algorithm names for shell completion, without loading PyTorch."""
     from consilience.experiments.config.families import FAMILIES
 
     return sorted(name for names in FAMILIES.values() for name in names if name.startswith(incomplete))

@@ -22,7 +22,7 @@ def init(
     out: Annotated[Path, typer.Option(help="The config to write.")] = Path("consilience.toml"),
     label: Annotated[str, typer.Option(help="The column to predict.")] = "",
     client: Annotated[str | None, typer.Option(help="The column that names the clients; '' for none.")] = None,
-    target: Annotated[str, typer.Option(help="What it is: classes or number.")] = "",
+    target: Annotated[str, typer.Option(help="Kind of the column to predict: classes or number.")] = "",
     test: Annotated[str, typer.Option(help="A second table with the test rows, beside the first.")] = "",
     clients: Annotated[int, typer.Option(min=1, help="Clients to spread rows over, where no column names them.")] = 10,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of training.")] = 20,
@@ -43,7 +43,7 @@ def init(
         from consilience.experiments.config import config
         from consilience.runs.disk import make_folder, replace_file
 
-        if path.exists() and out.exists() and not force:  # data that are not there are told first
+        if path.exists() and out.exists() and not force:  # missing data are reported first
             raise Invalid(f"{out} is there already: --force replaces it, --out names another file")
         if target not in ("", "classes", "number"):
             raise Invalid(f"--target {target!r} is not one of classes, number")
@@ -94,7 +94,7 @@ def _asked(question: str, default: str, allowed: Sequence[str]) -> str:
 
 
 def config_text(found: Found, *, clients: int, rounds: int, algorithm: str) -> str:
-    """The config with the reason of every setting that was chosen."""
+    """The config, with the reason for every chosen setting as a comment."""
     partition: dict[str, Any]
     if found.has_clients:
         partition, why = {"name": "natural"}, "one client for each file, group or name in the data"

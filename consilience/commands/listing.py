@@ -19,7 +19,7 @@ def list_(
     search: Annotated[str, typer.Option(help="Only what these words describe, such as similarity.")] = "",
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
-    """Show what a config can name: all names; of a kind a line each; of a name its options, ranges and defaults."""
+    """Show what a config can name: all names, a kind with a line per name, or a name with its options and defaults."""
 
     def work() -> int:
         from rich.console import Console

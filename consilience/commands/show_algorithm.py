@@ -1,4 +1,4 @@
-"""The command `consilience show-algorithm`: equation, options, an example, what it costs and what was measured."""
+"""The command `consilience show-algorithm`: equation, options, an example, cost and measured results."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def show_algorithm(
 
 
 def described(entry: Entry, width: int, measure: bool = True) -> Iterator[str]:
-    """All that is known of an algorithm, line by line."""
+    """Everything known about an algorithm, line by line."""
     from consilience.experiments.config import catalogue_text
     from consilience.experiments.config.catalogue_text import wrapped
 
@@ -80,7 +80,7 @@ def described(entry: Entry, width: int, measure: bool = True) -> Iterator[str]:
 
 
 def command(name: str) -> str:
-    """A run of the default data that the algorithm can do."""
+    """The command of a run on the default data that this algorithm supports."""
     settings = " ".join(f'"{text}"' if re.search(r"[\s'{\[]", text) else text for text in overrides(name))
     return f"consilience run {settings} rounds=5"
 
@@ -111,7 +111,7 @@ def _sections(text: str) -> dict[str, str]:
 
 
 def _measured(name: str, width: int) -> list[str]:
-    """What two short rounds of the example send and keep, in models; the reason where they cannot be run."""
+    """Messages and memory of two short rounds of the example, in models; the reason if they cannot be run."""
     import contextlib
 
     from consilience.core.settings import Invalid

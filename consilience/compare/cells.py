@@ -21,10 +21,10 @@ from consilience.runs.folder import RecordError, RunFolder
 from consilience.runs.observation import Observation
 
 Told = Callable[[int, str], None]
-"""What is told of every round: its number and how good the model is."""
+"""Called after every round with its number and the quality of the model as text."""
 
 OVER = ("finished", "diverged")
-"""Cells that are not run again: a run that diverged would do so again."""
+"""States of cells that are not run again: a run that diverged would diverge again."""
 
 
 class Ended(NamedTuple):
@@ -32,11 +32,11 @@ class Ended(NamedTuple):
 
     status: str  # finished, diverged, interrupted, failed
     text: str
-    signal: int = 0  # which asked to stop
+    signal: int = 0  # that asked the cell to stop
 
 
 def status_of(path: Path) -> str:
-    """What a cell's folder says of it; "" where there is none. A link to a run elsewhere is refused."""
+    """The status in a cell's folder; "" if there is no folder. A link to a run elsewhere is refused."""
     try:
         is_folder(path)
     except OSError as problem:
@@ -47,7 +47,7 @@ def status_of(path: Path) -> str:
 def run_cell(
     path: Path, method: str, config: Config, *, data: Dataset | None, threads: int | None, tell: Told
 ) -> Ended:
-    """Start or resume a cell; problems of its own are told, not raised."""
+    """Start or resume a cell; its errors are returned, not raised."""
     last = ["no round"]
 
     def watch(run: Run) -> Iterator[Observation]:
@@ -66,10 +66,10 @@ def run_cell(
             found = run.complete(watch)
     except Diverged as problem:
         return Ended("diverged", f"diverged: {problem}")
-    except Exception as problem:  # the other cells are still worth having
+    except Exception as problem:  # the other cells are still run
         return Ended("failed", f"failed: {explained(problem)[0]}")
     finally:
-        gc.collect()  # an engine and its programs refer to each other
+        gc.collect()  # an engine and its programs are a reference cycle
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     if found.stopped:

@@ -31,12 +31,12 @@ def compare(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="KEY=VALUE, as among the arguments; may be repeated.")
     ] = None,
-    baseline: Annotated[str, typer.Option(help="What the others are tested against; fedavg, or the first.")] = "",
+    baseline: Annotated[str, typer.Option(help="The method to test the others against; fedavg, or the first.")] = "",
     target: Annotated[
         float | None,
         typer.Option(help="Value of the main metric to reach, such as 0.9: how soon, at what cost."),
     ] = None,
-    metric: Annotated[str, typer.Option(help="What is tested: accuracy, clients_mean, clients_worst_tenth ...")] = "",
+    metric: Annotated[str, typer.Option(help="Metric to test: accuracy, clients_mean, clients_worst_tenth ...")] = "",
     out: Annotated[Path | None, typer.Option(help="The comparison's folder; runs/compare-NAME.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes that run cells side by side.")] = 1,
     together: Annotated[
@@ -45,9 +45,9 @@ def compare(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and the folder.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
-    """Run several methods on the same federation, over several seeds, and test who is better.
+    """Run several methods on the same federation, over several seeds, and test which are better.
 
-    Started again, it goes on with what is missing; finished runs are never run again.
+    Started again, it continues with what is missing; finished runs are never run again.
     """
 
     def work() -> int:

@@ -1,4 +1,4 @@
-"""`cs.compare`: the same comparison as the command's, from Python."""
+"""`cs.compare`: the command `consilience compare` as a function."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from consilience.core.settings import Invalid, nearest
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Compared:
-    """What a comparison came to: every method over its seeds, tested against the baseline."""
+    """The result of a comparison: every method over its seeds, tested against the baseline."""
 
     comparison: Comparison
     results: Results
@@ -42,7 +42,7 @@ class Compared:
         return results.plain_results(self.comparison, self.results)
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each method: mean and deviation of each quality, and the test against the baseline."""
+        """One row per method: mean and standard deviation of each metric, and the test against the baseline."""
         main = self.results.main.key
         found = []
         for method in self.results.methods:
@@ -93,7 +93,7 @@ def compare(
     together: int = 1,
     progress: bool = True,
 ) -> Compared:
-    """Run several methods on the same federation over several seeds, and test who is better; `consilience compare`.
+    """Run several methods on the same federation over several seeds, and test which are better; `consilience compare`.
 
         found = cs.compare(["fedavg", "simprox"], None, "rounds=10", seeds=[0, 1, 2])
         found.frame()[["accuracy", "verdict"]]

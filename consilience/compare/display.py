@@ -13,7 +13,7 @@ from consilience.runs.text import duration
 
 
 class Display:
-    """`with Display(...) as display:` then tell it when cells begin, go on and end."""
+    """`with Display(...) as display:`, then call it when cells begin, finish a round and end."""
 
     def __init__(self, console: Console, cells: int, done: int) -> None:
         self._console, self._cells, self._done = console, cells, done
@@ -37,7 +37,7 @@ class Display:
             self._bars.stop()
 
     def begin(self, cell: Cell) -> None:
-        """A cell starts or goes on."""
+        """A cell starts or is resumed."""
         self._began[cell.name] = time.perf_counter()
         if self._bars is not None:
             rounds = cell.config.rounds

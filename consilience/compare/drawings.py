@@ -17,7 +17,7 @@ from consilience.runs.names import plain
 
 
 def figures(comparison: Comparison, results: Results) -> list[Figure]:
-    """Those there are finished runs for; to be called within `style.drawing()`."""
+    """The figures for which there are finished runs; call it within `style.drawing()`."""
     found = [_values(results), _differences(comparison, results), *_curves(comparison, results)]
     return [figure for figure in found if figure is not None]
 

@@ -1,4 +1,4 @@
-"""What differs between the methods besides the method: said before anything runs, and again from what was recorded."""
+"""Differences between compared runs other than the method: checked before anything runs, then in the records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _THE_METHOD = ("algorithm", "name", "seed", "runs")
 
 
 def planned_differences(comparison: Comparison) -> list[str]:
-    """'simprox: selection: Everyone() -> SlidingWindow(...)' for each method that differs in more than the method.
+    """'simprox: selection: Everyone() -> SlidingWindow(...)' for each setting that differs beside the method.
 
     Options that were tuned with equal budgets differ by intention.
     """
@@ -33,7 +33,7 @@ def planned_differences(comparison: Comparison) -> list[str]:
 
 
 def recorded_differences(comparison: Comparison, cells: Sequence[CellResult]) -> list[str]:
-    """What the run folders show: other clients took part, other data, another code, a model of another size."""
+    """Differences in the run folders: other selected clients, other data, other code, a model of another size."""
     base = {cell.seed: cell for cell in cells if cell.method == comparison.baseline and cell.trace}
     notes: list[str] = []
     for method in comparison.methods:
@@ -64,7 +64,7 @@ def _settings(base: Cell, other: Cell) -> list[str]:
 
 
 def since_tuning(comparison: Comparison) -> list[str]:
-    """What of the base run was otherwise when its methods were tuned."""
+    """Settings of the base run that have changed since its methods were tuned."""
     if comparison.tuned is None:
         return []
     before, now = comparison.tuned.base, identity.settings(comparison.base.table())
@@ -74,14 +74,14 @@ def since_tuning(comparison: Comparison) -> list[str]:
 
 
 def _local_work(base: Cell, other: Cell, searched: set[str]) -> list[str]:
-    """Local settings that both methods have; an option that one of them lacks says nothing."""
+    """Differences in local settings that both methods have; an option that one of them lacks is not compared."""
     mine, theirs = base.config.algorithm.options, other.config.algorithm.options
     both = [key for key in LOCAL_WORK if key in mine and key in theirs and key not in searched]
     return changed_keys({key: mine[key] for key in both}, {key: theirs[key] for key in both})
 
 
 def _parts(base: Algorithm, other: Algorithm) -> list[str]:
-    """Who takes part, what happens to replies, and how many passes clients make."""
+    """Differences in selection, channel and number of client passes."""
     pairs: dict[str, tuple[Any, Any]] = {
         "selection": (base.selection, other.selection),
         "channel": (base.channel, other.channel),

@@ -1,4 +1,4 @@
-"""The methods of a comparison: entries of a file or names on the command line, with grids of options spread out."""
+"""The methods of a comparison: entries of a file or names on the command line, with grids of options expanded."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _entry(entry: Any, place: str) -> Table:
 
 
 def _with_grids(entry: Table, grids: Sequence[str]) -> Table:
-    """The entry with what `--grid fedprox.mu=[0.01,0.1]` (or `all.lr=...`) says of it."""
+    """The entry with the options that `--grid fedprox.mu=[0.01,0.1]` (or `all.lr=...`) sets for it."""
     options = dict(entry["options"])
     for text in grids:
         who, key, values = _grid(text)
@@ -123,7 +123,7 @@ def _expanded(entry: Table, place: str) -> list[Method]:
 
 
 def _axis(key: str, value: Any, option: Option) -> list[Any]:
-    """The values to try: a list is a grid, unless the option itself is a list; then a list of lists is one."""
+    """The values to try: a list is a grid; for an option that is itself a list, a list of lists is a grid."""
     if not isinstance(value, list):
         return [value]
     is_grid = not parts.takes_lists(option.annotation) or (value and all(isinstance(item, list) for item in value))

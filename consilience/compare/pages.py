@@ -1,4 +1,4 @@
-"""What a comparison leaves in its folder: comparison.html, table.md, methods.csv, cells.csv, results.json."""
+"""The files of a comparison: comparison.html, table.md, methods.csv, cells.csv, results.json."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Written:
 
 
 def write(comparison: Comparison) -> Written:
-    """Read every cell, and write the tables of what is there."""
+    """Read every cell, and write the tables of those that exist."""
     collected = results.collect(comparison)
     sheets, said = tables.sheets(comparison, collected), notes(comparison, collected.cells, collected.methods)
     texts = {
@@ -46,7 +46,7 @@ def write(comparison: Comparison) -> Written:
 
 
 def _page(comparison: Comparison, found: results.Results, sheets: Sequence[tables.Sheet], said: Sequence[str]) -> str:
-    """The tables and notes as one HTML file that needs nothing else, with figures where matplotlib is installed."""
+    """The tables and notes as one self-contained HTML file, with figures if matplotlib is installed."""
     drawable = report.is_possible()
     pictures = drawings.figures(comparison, found) if drawable else []
     with style.drawing() if drawable else contextlib.nullcontext():
@@ -77,7 +77,7 @@ def _facts(comparison: Comparison, found: results.Results) -> list[page.Fact]:
 def notes(
     comparison: Comparison, cells: Sequence[results.CellResult], methods: Sequence[results.MethodResult]
 ) -> list[str]:
-    """What a reader must know: what differs beyond the method, what is missing, and what n allows."""
+    """Notes for the reader: differences other than the method, missing runs, and what the number of seeds can show."""
     differing = [*fairness.planned_differences(comparison), *fairness.recorded_differences(comparison, cells)]
     said = [f"{DIFFERS}: {note}" for note in differing]
     if not differing:

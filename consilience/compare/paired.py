@@ -1,4 +1,4 @@
-"""Is a method better than the baseline? Paired over seeds: both ran on the same partition, start and trace."""
+"""Paired tests of a method against the baseline: for each seed both had the same partition, initial model and trace."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 
 from consilience.core.rng import host
 
-EXACT = 16  # pairs: up to here all 2^n signs are tried, beyond it so many random ones
+EXACT = 16  # pairs: up to this many all 2^n sign patterns are tried, beyond it DRAWS random ones
 DRAWS = 1 << EXACT
 LEVEL = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class Paired:
-    """Differences method - baseline over the seeds that both have; None where n does not allow a number."""
+    """Differences method - baseline over the seeds that both have; None if n is too small for a value."""
 
     n: int
     mean: float | None = None
@@ -69,9 +69,9 @@ def paired(method: Sequence[float], baseline: Sequence[float]) -> Paired:
 
 
 def permutation_p(differences: np.ndarray) -> float:
-    """The share of all sign patterns whose mean is at least as far from 0: exact up to 16 pairs, drawn beyond.
+    """The share of all sign patterns whose mean is at least as far from 0: exact up to 16 pairs, sampled beyond.
 
-    Not `scipy.stats.permutation_test`: it compares sums without room for rounding, so that equal patterns can differ.
+    Not `scipy.stats.permutation_test`: it compares sums without a tolerance for rounding, so equal patterns can differ.
     """
     n, found = len(differences), abs(differences.sum())
     if n <= EXACT:
@@ -86,7 +86,7 @@ def permutation_p(differences: np.ndarray) -> float:
 
 
 def sign_p(differences: np.ndarray) -> float:
-    """Two-sided binomial test that as many differences are positive as negative; zeros say nothing."""
+    """Two-sided binomial test that as many differences are positive as negative; zeros are left out."""
     from scipy import stats  # comes with scikit-learn; a second to import
 
     positive, negative = int((differences > 0).sum()), int((differences < 0).sum())
@@ -94,7 +94,7 @@ def sign_p(differences: np.ndarray) -> float:
 
 
 def _student(mean: float, error: float, freedom: int) -> tuple[float, float | None]:
-    """(half the 95 % interval, two-sided p); without spread there is no t, unless there is no difference either."""
+    """(half width of the 95 % interval, two-sided p); with no spread, t is undefined unless the mean is 0 too."""
     if error == 0:
         return 0.0, 1.0 if mean == 0 else None
     from scipy import stats  # comes with scikit-learn; a second to import

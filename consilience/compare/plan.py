@@ -1,7 +1,7 @@
-"""What is compared: methods, grids of their options and seeds become the settings of one run (a cell) each.
+"""The plan of a comparison: each combination of method, grid point and seed is one run (a cell).
 
 All cells share the base run's data, partition, model, environment, rounds, local work and selection; a method brings
-its algorithm, the algorithm's own options, and what its entry says under `settings`.
+its algorithm, the algorithm's own options, and the `settings` of its entry.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Everything that is to be run, checked as far as settings can be."""
+    """All runs to do, checked as far as settings can be."""
 
     folder: Path
     base: Config
@@ -63,7 +63,7 @@ class Comparison:
     target: float | None
     metric: str
     cells: tuple[Cell, ...]  # seed by seed, so that an unfinished comparison has whole seeds
-    tuned: Tuned | None = None  # the study whose best options the methods have
+    tuned: Tuned | None = None  # the study that tuned the methods' options
 
     def of(self, label: str) -> list[Cell]:
         """A method's cells."""
@@ -133,7 +133,7 @@ def read_file(path: Path | str | None) -> tuple[Table, Table]:
 
 
 def _refuse_tuned_seeds(seeds: Sequence[int], study: Tuned | None) -> None:
-    """A comparison on the partitions that options were chosen on would favour whoever tuned most."""
+    """Refuse seeds that options were tuned on: they would favour the methods with the most tuning."""
     used = [seed for seed in seeds if study is not None and seed in study.seeds]
     if used:
         raise Invalid(f"seed {used[0]} was used to tune these methods: compare them on others, such as --seeds 0-4")
@@ -164,7 +164,7 @@ def _target(wanted: Any) -> float | None:
 
 
 def _metric(wanted: Any) -> str:
-    """Which metrics there are is known with the data: it is checked before the first run."""
+    """The metric asked for; whether the task has it is checked before the first run, when the data are known."""
     if not isinstance(wanted, str):
         raise Invalid(f"compare.metric = {wanted!r} must be the key of a metric, such as 'accuracy'")
     return wanted
@@ -184,7 +184,7 @@ def cells_of(base: Config, method: Method, seeds: Sequence[int]) -> list[Cell]:
 
 
 def carried(base: Config, name: str) -> Table:
-    """What a method takes over from the base run's algorithm."""
+    """The options that a method takes from the base run's algorithm."""
     options = parts.write(base.algorithm.options)
     if name == base.algorithm.name:
         return _with_selection(options, base)
@@ -192,14 +192,14 @@ def carried(base: Config, name: str) -> Table:
     kept = {k: v for k, v in options.items() if k in LOCAL_WORK and k in known and not has_own_default(recipe, k)}
     if "channel" in options and "channel" in known:
         kept["channel"] = options["channel"]
-    # a method that trains in one place, as a ceiling, has nobody to select
+    # a centralised baseline has no selection
     if "selection" in known and capability(default_part(recipe, "selection"), PoolsData) is None:
         kept = _with_selection(kept, base)
     return kept
 
 
 def _with_selection(options: Table, base: Config) -> Table:
-    """The selection of the base run, spelled out: recipes differ in what they choose by default."""
+    """The options with the base run's selection set explicitly, since recipes have different default selections."""
     selection = base.algorithm.built.selection
     if capability(selection, PoolsData) is not None:
         return options
@@ -224,7 +224,7 @@ def _merged(table: Table, changes: Mapping[str, Any]) -> Table:
 
 
 def spelled(comparison: Comparison) -> Table:
-    """Every cell's settings in plain values: what a later start of the same comparison is checked against."""
+    """Every cell's settings in plain values, against which a later start of the same comparison is checked."""
     cells = {
         cell.name: {"method": cell.method, "settings": identity.settings(cell.config.table())}
         for cell in comparison.cells

@@ -1,4 +1,4 @@
-"""What the cells of a comparison came to: read from their run folders, summed up by method."""
+"""The results of a comparison: read from the cells' run folders, summarised by method."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ def qualities_of(metrics: Sequence[MetricRow]) -> tuple[Quality, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class CellResult:
-    """One run: how good the model got, and what it cost."""
+    """One run: the quality of its model, and its cost."""
 
     method: str
     seed: int
-    status: str  # finished, diverged, or what else its folder says; "missing" without one
+    status: str  # finished, diverged, or another status of its folder; "missing" without a folder
     qualities: dict[str, float] = field(default_factory=dict)
-    personal: bool = False  # clients were judged by models of their own
+    personal: bool = False  # clients were tested with personal models
     budget: dict[str, float] = field(default_factory=dict)
     to_target: dict[str, float] | None = None  # None: never reached
-    trace: str = ""  # digest of who took part when
+    trace: str = ""  # digest of the selected clients of all rounds
     prints: dict[str, Any] = field(default_factory=dict)
     code: dict[str, Any] = field(default_factory=dict)
     parameters: int = 0
@@ -79,7 +79,7 @@ class Spread:
 
     @staticmethod
     def of(values: Sequence[float]) -> Spread | None:
-        """None of nothing."""
+        """The spread of these values; None for no values."""
         numbers = np.asarray(values, dtype=np.float64)
         if not len(numbers):
             return None
@@ -108,16 +108,16 @@ class MethodResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """All cells, every method with its paired tests, and what was compared."""
+    """All cells, every method with its paired tests, and the compared metrics."""
 
     cells: tuple[CellResult, ...]
     methods: tuple[MethodResult, ...]
     qualities: tuple[Quality, ...]
-    main: Quality  # what the tests in the table are about
+    main: Quality  # the metric of the tests in the table
 
 
 def collect(comparison: Comparison) -> Results:
-    """What the run folders hold now."""
+    """Read the run folders as they are now."""
     cells = tuple(read_cell(comparison.folder / cell.name, cell, comparison.target) for cell in comparison.cells)
     metrics = merged(cell.metrics for cell in cells)
     qualities = qualities_of(metrics or metric_table.read({}, []))
@@ -158,7 +158,7 @@ def read_cell(path: Path, cell: Cell, target: float | None) -> CellResult:
 
 
 def qualities(rows: Sequence[dict[str, Any]], metrics: Sequence[MetricRow]) -> dict[str, float]:
-    """Last tested values, and the best one; clients are judged by their own models where they have any."""
+    """The last tested values, and the best one; clients are tested with their personal models if they have any."""
     main = main_of(metrics)
     values = _known(rows, main.key)
     found = {row.key: _known(rows, row.key)[-1:] for row in metrics}
@@ -190,7 +190,7 @@ def _budget(rows: Sequence[dict[str, Any]], epochs: float, seconds: float) -> di
     return {
         "rounds": rows[-1]["round"],
         "replies": replies,
-        "client_epochs": replies * epochs,  # as planned: an environment may cut work short
+        "client_epochs": replies * epochs,  # as planned: an environment may interrupt local work
         "megabytes_up": rows[-1]["bytes_up_total"] / 1e6,
         "megabytes_down": rows[-1]["bytes_down_total"] / 1e6,
         "simulated_seconds": rows[-1]["simulated_seconds"],
@@ -268,7 +268,7 @@ def _plain_method(found: MethodResult) -> dict[str, Any]:
 
 
 def main_quality(comparison: Comparison, qualities: Sequence[Quality]) -> Quality:
-    """What the tests in the table are about: what was asked for, else the main metric."""
+    """The metric of the tests in the table: the one asked for, else the main metric."""
     named = {quality.key: quality for quality in qualities}
     if comparison.metric and comparison.metric not in named:
         wanted = comparison.metric
@@ -277,7 +277,7 @@ def main_quality(comparison: Comparison, qualities: Sequence[Quality]) -> Qualit
 
 
 def refuse_questions(comparison: Comparison, metrics: Sequence[MetricRow]) -> None:
-    """Refuse a metric or a target that runs with these metrics cannot answer."""
+    """Refuse a metric that the runs do not have, or a target outside the range of the main metric."""
     main_quality(comparison, qualities_of(metrics))
     main, target = main_of(metrics), comparison.target
     if target is not None and main.unit == SHARE and not 0 < target <= 1:

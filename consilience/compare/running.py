@@ -1,4 +1,4 @@
-"""Running what is missing of a comparison, one cell after the other or several at once; what is done stays done."""
+"""Runs the missing cells of a comparison, one after another or several at once; finished cells are kept."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from consilience.runs.row_log import RecordError
 from consilience.runs.toml_text import loads
 
 _PLAN = "plan.json"
-_WAIT = 0.5  # seconds between two looks at whether the workers still live
+_WAIT = 0.5  # seconds between two checks that the workers are alive
 
 
 class Data:
-    """The data set read last: most cells of a comparison have the same."""
+    """A cache of the data set read last: most cells of a comparison share it."""
 
     def __init__(self) -> None:
         self._key = ""
@@ -49,7 +49,7 @@ class Data:
 
 
 def execute(comparison: Comparison, *, jobs: int, console: Console, together: int = 1) -> dict[str, Ended]:
-    """Run all cells that are not over yet; how those ended that were run."""
+    """Run all unfinished cells; how each of them ended."""
     make_folder(comparison.folder)
     with RunLock(comparison.folder / "lock"):
         _check_plan(comparison)
@@ -68,7 +68,7 @@ def execute(comparison: Comparison, *, jobs: int, console: Console, together: in
 
 
 def _check_plan(comparison: Comparison) -> None:
-    """Refuse cells that would be run with other settings than those of their name; new ones may be added."""
+    """Refuse cells whose settings differ from those of the earlier start; new cells may be added."""
     before = _stored_plan(comparison.folder).get("cells", {})
     now = spelled(comparison)["cells"]
     found = []
@@ -84,7 +84,7 @@ def _check_plan(comparison: Comparison) -> None:
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What decides numbers; rounds too, since cells of unequal length cannot be compared."""
+    """Changed settings that affect results; rounds too, since cells of unequal length cannot be compared."""
     rounds = [{"rounds": settings.get("rounds")} for settings in (before, now)]
     return changed_keys(rounds[0], rounds[1]) + identity.differences(before, now)
 
@@ -111,7 +111,7 @@ def _store_plan(comparison: Comparison) -> None:
 
 
 def _try_everything(comparison: Comparison, todo: Sequence[Cell], data: Data, console: Console) -> None:
-    """Put every method together once, and cut the data for every seed, before the first cell runs."""
+    """Assemble every method once, and partition the data for every seed, before the first cell runs."""
     seen_methods: set[str] = set()
     seen_cuts: set[str] = set()
     with console.status("checking all methods") if console.is_terminal else contextlib.nullcontext():
@@ -147,11 +147,11 @@ def _in_turn(folder: Path, todo: Sequence[Cell], data: Data, display: Display) -
 
 
 def _jointly(folder: Path, todo: Sequence[Cell], together: int, data: Data, display: Display) -> dict[str, Ended]:
-    """Cells that were not begun yet train together, so many at a time; the others go on alone."""
+    """Train new cells in groups of `together`; cells that were begun before are resumed alone."""
     begun = [cell for cell in todo if status_of(folder / cell.name)]
     ended = _in_turn(folder, begun, data, display)
     fresh = [cell for cell in todo if not status_of(folder / cell.name)]
-    # methods whose clients do the same meet in one group: all methods of a seed, then the next seed
+    # methods with the same local work share a group: all methods of a seed, then the next seed
     for first in range(0, len(fresh), together):
         if any(found.signal for found in ended.values()):
             break
@@ -166,7 +166,7 @@ def _jointly(folder: Path, todo: Sequence[Cell], together: int, data: Data, disp
 
 
 def _side_by_side(folder: Path, todo: Sequence[Cell], jobs: int, display: Display) -> dict[str, Ended]:
-    """Workers take cells from a queue; a signal to this process is passed on to them, who save and stop."""
+    """Workers take cells from a queue; a signal to this process is passed on to them, and they save and stop."""
     context = multiprocessing.get_context("spawn")  # a forked CUDA context or thread pool would hang
     tasks, events = context.Queue(), context.Queue()
     for cell in todo:
@@ -199,7 +199,7 @@ def _side_by_side(folder: Path, todo: Sequence[Cell], jobs: int, display: Displa
 
 
 def _events(events: Any, workers: Sequence[Any]) -> Iterator[tuple[str, str, int, str, int]]:
-    """What workers tell, as long as any lives; an empty event now and then, so that signals are seen."""
+    """Events of the workers while any is alive; an empty event from time to time, so that signals are handled."""
     name = ""
     while True:
         try:
@@ -215,7 +215,7 @@ def _events(events: Any, workers: Sequence[Any]) -> Iterator[tuple[str, str, int
 
 @contextlib.contextmanager
 def ending(workers: Sequence[Any]) -> Iterator[None]:
-    """Start the workers, and let none of them outlive this."""
+    """Start the workers, and end all of them on exit."""
     for worker in workers:
         worker.start()
     try:
@@ -233,7 +233,7 @@ def ending(workers: Sequence[Any]) -> Iterator[None]:
 def work(folder: str, threads: int, tasks: Any, events: Any) -> None:
     """The main function of a worker: cells from the queue until there are no more, or a signal stops it."""
     if hasattr(os, "setpgrp"):
-        os.setpgrp()  # Ctrl-C at the terminal reaches the parent alone, which passes it on once
+        os.setpgrp()  # Ctrl-C at the terminal is handled by the parent, which passes it on once
     parent, data = os.getppid(), Data()
     while True:
         try:
@@ -245,7 +245,7 @@ def work(folder: str, threads: int, tasks: Any, events: Any) -> None:
 
         def tell(number: int, text: str, name: str = name) -> None:
             if os.getppid() != parent:
-                raise SystemExit(1)  # nobody is left to run for; every round so far is saved
+                raise SystemExit(1)  # the parent has ended; every round so far is saved
             events.put(("round", name, number, text, 0))
 
         found = run_cell(Path(folder) / name, method, config, data=data.of(config), threads=threads, tell=tell)

@@ -1,4 +1,4 @@
-"""The comparison as tables: on the terminal, as Markdown and as CSV, from the same cells of text."""
+"""The comparison as tables: on the terminal, as Markdown and as CSV, from the same text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from consilience.compare.results import BUDGET, TO_TARGET, MethodResult, Quality
 from consilience.compare.tuned import Tuned, TunedMethod
 from consilience.core.metrics import SHARE
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a spreadsheet takes for the start of one
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # first characters that a spreadsheet takes for a formula
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Sheet:
 
 
 def sheets(comparison: Comparison, results: Results) -> list[Sheet]:
-    """How good, compared how, at what cost, and how soon."""
+    """Tables of quality, paired tests, cost and time to the target."""
     main = results.main
     ordered = sorted(results.methods, key=lambda found: _rank(found, main))
     found = [_quality(ordered, results.qualities), _tests(comparison, ordered, main), _budget(ordered)]
@@ -67,7 +67,7 @@ def markdown(name: str, found: Sequence[Sheet], notes: Sequence[str]) -> str:
 
 
 def methods_csv(results: Results) -> str:
-    """One line per method: means and deviations of all there is."""
+    """One line per method: means and standard deviations of all metrics and costs."""
     keys = [*(quality.key for quality in results.qualities), *BUDGET]
     head = ["method", "seeds", "diverged", "reached"]
     head += [f"{key}_{part}" for key in (*keys, *TO_TARGET) for part in ("mean", "deviation")]
@@ -240,7 +240,7 @@ def _csv(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _csv_cell(value: object) -> object:
-    """Numbers as they are; text that a spreadsheet would run as a formula behind an apostrophe, which makes it text."""
+    """Numbers as they are; text that a spreadsheet would run as a formula gets an apostrophe in front."""
     if isinstance(value, str) and value.startswith(FORMULA):
         return "'" + value
     return "" if value is None else value

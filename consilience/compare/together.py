@@ -27,14 +27,14 @@ from consilience.runs.interrupts import Interrupts
 from consilience.runs.observation import Observation
 from consilience.runs.text import quality
 
-_WAIT = 0.5  # seconds between two looks at signals
+_WAIT = 0.5  # seconds between two checks for signals
 
 Told = Callable[[Cell, int, str], None]
 
 
 @dataclass(eq=False, kw_only=True)
 class Barrier:
-    """Where runs wait for each other: once all that still run have asked for something, it is done at once."""
+    """Runs wait here for each other: once every active run has a request, all requests are computed together."""
 
     runs: int
     requests: dict[int, Request] = field(default_factory=dict)
@@ -55,24 +55,24 @@ class Barrier:
         return answer
 
     def leave(self, run: int) -> None:
-        """This run asks no more."""
+        """This run makes no more requests."""
         with self.changed:
             self.left.add(run)
             self.changed.notify_all()
 
     def serve(self, joint: Joint) -> None:
-        """Answer until everybody has left; called by the one thread that computes."""
+        """Serve requests until all runs have left; called by the one thread that computes."""
         while True:
             with self.changed:
                 while len(self.requests) + len(self.left) < self.runs:
-                    self.changed.wait(timeout=_WAIT)  # a wait without end would hold up signals on some systems
+                    self.changed.wait(timeout=_WAIT)  # a wait without a timeout would delay signals on some systems
                 if not self.requests:
                     return
                 asked = [self.requests.pop(run) for run in sorted(self.requests)]
             replies: Sequence[Tree | Exception]
             try:
                 replies = joint.run_clients(asked)
-            except Exception as problem:  # each run ends with it as if it had been alone
+            except Exception as problem:  # each run raises it as if it ran alone
                 replies = [problem] * len(asked)
             with self.changed:
                 self.answers |= {request.run: reply for request, reply in zip(asked, replies)}

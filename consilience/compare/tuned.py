@@ -1,4 +1,4 @@
-"""What `consilience tune` leaves for a comparison: tuned.json, with each method's best options and what they cost."""
+"""tuned.json, which `consilience tune` writes for a comparison: each method's best options and the trials."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TunedMethod:
     trials: tuple[TunedTrial, ...] = ()
 
     def counted(self, state: str) -> int:
-        """Trials that ended so."""
+        """The number of trials in this state."""
         return sum(trial.state == state for trial in self.trials)
 
     def curve(self) -> list[float | None]:
@@ -74,7 +74,7 @@ class Tuned:
 
     @property
     def budget(self) -> str:
-        """What each method was given, in words."""
+        """The budget of each method, in words."""
         return (
             f"{self.trials} trials of each method ({self.sampler}, pruning: {self.pruner}), validation on "
             f"{self.validation:.0%} of the training rows, seeds {', '.join(map(str, self.seeds))}"
@@ -88,7 +88,7 @@ class Tuned:
         return self.methods[known.index(label)]
 
     def entries(self, labels: Sequence[str] = ()) -> list[Table]:
-        """The methods with their best options, as entries of a comparison; of all, or of those named."""
+        """The methods (all, or those named) with their best options, as entries of a comparison."""
         found = []
         for method in [self.of(label) for label in labels] if labels else self.methods:
             if method.options is None:
@@ -119,10 +119,10 @@ def read(folder: Path) -> Tuned:
 
 
 def is_study(path: Path) -> bool:
-    """Whether a folder holds what `tune` wrote."""
+    """Whether a folder was written by `tune`."""
     return (path / NAME).is_file()
 
 
 def _spelled(options: Table) -> Table:
-    """Options for a method's entry, where a list would be a grid: one that is an option's value is put in a list."""
+    """Options for a method's entry, where a list means a grid: an option whose value is a list is put in a list."""
     return {key: [value] if isinstance(value, list) else value for key, value in options.items()}

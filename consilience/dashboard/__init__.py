@@ -1,1 +1,1 @@
-"""Runs as they go on, in a browser; changes nothing unless runs may be controlled."""
+"""Dashboard: runs in progress in a browser; read-only unless control of runs is allowed."""

@@ -1,4 +1,4 @@
-"""Who may look: anyone on this machine; from elsewhere, and to act on runs, only with a token."""
+"""Access rules: anyone on this machine may view; remote access and control of runs need a token."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _MOST_BYTES = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class AccessRules:
-    """Where the server listens, and what a request must hold."""
+    """Where the server listens, and what a request must contain."""
 
     host: str
     token: str = field(default="", repr=False)
     certificate: Path | None = None
     key: Path | None = None
     control: bool = False  # whether runs may be stopped and resumed
-    made_token: bool = False  # for this start, because control needs one and none was given
-    page_secret: str = field(default_factory=secrets.token_urlsafe, repr=False)  # in our pages, and nowhere else
+    made_token: bool = False  # generated for this start, because control needs one and none was given
+    page_secret: str = field(default_factory=secrets.token_urlsafe, repr=False)  # embedded in our own pages only
 
     @property
     def scheme(self) -> str:
         return "https" if self.certificate else "http"
 
     def authorises(self, authorization: str) -> bool:
-        """Whether an Authorization header holds the token: as a bearer's, or as the password that browsers ask for."""
+        """Whether an Authorization header has the token: as a bearer token, or as a basic authentication password."""
         if not self.token:
             return True
         kind, _, rest = authorization.partition(" ")
@@ -44,13 +44,13 @@ class AccessRules:
         return hmac.compare_digest(shown.encode(), self.token.encode())
 
     def is_own_page(self, secret: str) -> bool:
-        """Whether a request comes from a page that this server has made since it was started."""
+        """Whether a request comes from a page that this server has served since its start."""
         return hmac.compare_digest(secret.encode(), self.page_secret.encode())
 
     def accepts_host(self, host: str) -> bool:
-        """Whether a Host header names this machine: on loopback no other name is believed.
+        """Whether a Host header names this machine: on loopback no other name is accepted.
 
-        Else a web page could have its own name point to 127.0.0.1 and read what is meant for this machine alone.
+        Otherwise a web page could point its own name to 127.0.0.1 and read the answers (DNS rebinding).
         """
         if not is_loopback(self.host):
             return True
@@ -67,7 +67,7 @@ def access_rules(
     key: Path | None = None,
     control: bool = False,
 ) -> AccessRules:
-    """What was asked for, refused where it would show the runs to others unprotected."""
+    """The rules asked for; refused if they would show the runs to others unprotected."""
     token = _token(token_file)
     if (certificate is None) != (key is None):
         raise Invalid("--certificate and --key belong together: give both files, or none")
@@ -86,13 +86,13 @@ def access_rules(
             )
     if control and os.name != "posix":
         raise Invalid("--control stops runs by signals, which this system does not have: leave it out")
-    made = control and not token  # on loopback anyone with an account here could come, and stop the runs
+    made = control and not token  # on loopback anyone with an account on this machine could stop the runs
     token = secrets.token_urlsafe() if made else token
     return AccessRules(host=host, token=token, certificate=certificate, key=key, control=control, made_token=made)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own; a name other than localhost may be anything."""
+    """Whether an address is loopback; of names only localhost is."""
     if host == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""Answers to the pages' scripts, as JSON: small, bounded, and not sent again while nothing has changed."""
+"""JSON answers for the pages' scripts: bounded in size, and not sent again while nothing has changed."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from consilience.runs import control
 from consilience.runs.failures import explained
 from consilience.runs.names import plain
 
-_KEPT = 12  # runs and clients whose histories are read on instead of anew
+_KEPT = 12  # runs and clients whose partly read histories are cached
 _POINTS = 400
-_BYTES = 1 << 23  # a request that reads the clients' lists
+_BYTES = 1 << 23  # for a request that reads the clients' lists
 Kept = TypeVar("Kept", ClientTotals, ClientHistory)
 Answer = tuple[int, Any]  # status, content
 
 
 class Api:
-    """One method for each address; `query` gives the values of a name in it."""
+    """One method for each address; `query` gives the values of a query parameter."""
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
@@ -49,7 +49,7 @@ class Api:
             return 404, {"error": "no such run"}
         try:
             return self._about(run, what, query)
-        except Exception as problem:  # a damaged record is told, and damages no other answer
+        except Exception as problem:  # a damaged record is reported, and affects no other answer
             return 409, {"error": plain(explained(problem)[0], most=400)}
 
     def _about(self, run: WatchedRun, what: str, query: Callable[[str], list[str]]) -> Answer:

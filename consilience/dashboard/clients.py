@@ -1,4 +1,4 @@
-"""Clients of a run: totals of all, and the history of one; both read on from where the last request stopped."""
+"""Clients of a run: totals of all, and the history of one; both continue reading where the last request stopped."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ClientTotals:
         """What is new, within the budget."""
         anew, rows = self._metrics.read(budget)
         again, own = self._own.read(budget)
-        if anew or again:  # a resumed run was cut back
+        if anew or again:  # a resumed run truncated its log
             self._begin()
             (_, rows), (_, own) = self._metrics.read(budget), self._own.read(budget)
         for row in rows:
@@ -94,7 +94,7 @@ class ClientHistory:
         self._metrics = GrowingLog(self._run.path / "metrics.jsonl", with_lists=True)
         self._own = GrowingLog(self._run.path / "clients.jsonl", with_lists=True)
         self._series: dict[str, Series] = {}
-        self._cohorts: dict[int, int] = {}  # round -> this client's place in it, until the clients' row has come
+        self._cohorts: dict[int, int] = {}  # round -> this client's place in it, until the clients' row is read
         self._refusals: list[tuple[int, str]] = []
         self._answered = 0
 
@@ -126,7 +126,7 @@ class ClientHistory:
             del self._refusals[:-_POINTS]
 
     def facts(self) -> dict[str, Any]:
-        """All that is known of the client."""
+        """Everything known about the client."""
         facts, k = self._facts, self.client
         counts = _at(facts.get("class_counts"), k)
         labels = facts.get("labels") or []
@@ -156,7 +156,7 @@ class ClientHistory:
 
 
 def _ids(row: dict[str, Any]) -> list[int]:
-    """Who took part, ascending; nothing where the record says something else."""
+    """The participating clients, ascending; empty if the record is malformed."""
     found = row.get("cohort")
     if not isinstance(found, list) or not all(type(k) is int and 0 <= k < 10**7 for k in found):
         return []

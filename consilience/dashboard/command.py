@@ -25,11 +25,11 @@ def dashboard(
     ] = False,
     similarity: Annotated[
         bool | None,
-        typer.Option(help="Show who resembles whom, and swaps; left out: of simulated clients, on this machine."),
+        typer.Option(help="Show similarity and swaps of clients; by default of simulated ones, on this machine."),
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
-    """Watch runs in a browser while they go on; read-only and on this machine alone, unless told otherwise."""
+    """Watch runs in progress in a browser; by default read-only and on this machine only."""
 
     def work() -> int:
         from consilience.dashboard import access, server

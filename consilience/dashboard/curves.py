@@ -1,4 +1,4 @@
-"""Curves of any length in bounded memory: a series with too many points keeps every second one."""
+"""Curves of any length in bounded memory: a series with too many points drops every second one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _MOST_KEYS = 120  # of a record
 
 
 class Series:
-    """(round, value) in order; the last point is always exact, the others are thinned out evenly."""
+    """(round, value) in order; the last point is always included, the others are thinned evenly."""
 
     def __init__(self, most: int = MOST_POINTS) -> None:
         self._most, self._every, self._count = most, 1, 0
         self.rounds: list[int] = []
         self.values: list[float] = []
-        self._waiting: tuple[int, float] | None = None  # the last point, if it is not among the kept
+        self._waiting: tuple[int, float] | None = None  # the last point, if thinning dropped it
         self.low: tuple[float, int] | None = None
         self.high: tuple[float, int] | None = None
 
@@ -43,7 +43,7 @@ class Series:
         return self._waiting[1] if self._waiting else self.values[-1] if self.values else None
 
     def points(self, most: int = MOST_POINTS) -> list[list[float]]:
-        """[rounds, values], at most so many, the last one among them."""
+        """[rounds, values] of at most `most` points, including the last."""
         rounds, values = list(self.rounds), list(self.values)
         if self._waiting:
             rounds.append(self._waiting[0])
@@ -70,5 +70,5 @@ class Curves:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a finite number, and no truth value."""
+    """Whether it is a finite number and not a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -110,7 +110,7 @@ def _warnings(run: WatchedRun) -> list[str]:
 
 
 def _nodes(run: WatchedRun) -> list[dict[str, Any]]:
-    """What the server of a deployment wrote about its nodes; what is not of that form is left out."""
+    """What the server of a deployment recorded about its nodes; malformed entries are left out."""
     with contextlib.suppress(OSError, ValueError):
         found = canonical.decode(read_file(run.path / NODES, most=_MOST_BYTES))
         nodes = found.get("nodes") if isinstance(found, dict) else None

@@ -1,4 +1,4 @@
-"""New rows of a log that is still written: so many bytes at a time, and none read twice."""
+"""Reads new rows of a log that is still being written: a bounded number of bytes at a time, none twice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TAIL = 160  # bytes: a chained row ends with its digest, so no two prefixes of 
 
 @dataclass
 class Budget:
-    """Bytes and seconds that a request may still spend on reading; what is left waits for the next one."""
+    """Bytes and seconds that a request may still spend on reading; the rest is read by the next request."""
 
     left: int
     seconds: float = math.inf
@@ -34,7 +34,7 @@ class Budget:
 
 
 class GrowingLog:
-    """Rows of a JSON-lines file since the last look.
+    """Rows of a JSON-lines file since the last read.
 
     with_lists: long lists of numbers are read too; without them a row of 1,000 clients takes a sixth of the time.
     Digests are not checked here, as that means reading from the first byte: the report does.
@@ -43,12 +43,12 @@ class GrowingLog:
     def __init__(self, path: Path, *, with_lists: bool = False) -> None:
         self._path, self._with_lists = path, with_lists
         self._offset, self._tail = 0, b""
-        self.behind = 1  # bytes that are not read yet, as far as is known
+        self.behind = 1  # known bytes that are not read yet
         self.problem = ""
-        self._stamp: tuple[int, int, int] | None = None  # of the file, when all of it was read
+        self._stamp: tuple[int, int, int] | None = None  # of the file, when it was read to its end
 
     def read(self, budget: Budget) -> tuple[bool, list[dict[str, Any]]]:
-        """(whether the file was cut back, so that rows come from its beginning again, new rows)."""
+        """(whether the file was truncated, so that rows start from its beginning again; new rows)."""
         if self._stamp is not None and self._is_as_before():
             return False, []
         try:
@@ -79,7 +79,7 @@ class GrowingLog:
             return False
 
     def _continues(self, stream: Any, size: int) -> bool:
-        """Whether what was read before is still there: a resumed run is cut back to its checkpoint."""
+        """Whether the bytes read before are unchanged: a resumed run is truncated to its checkpoint."""
         if size < self._offset:
             return False
         stream.seek(self._offset - len(self._tail))
@@ -105,7 +105,7 @@ class GrowingLog:
         if whole:
             self._tail = whole[-_TAIL:]
         self._offset += len(whole)
-        self.behind = size - self._offset if whole or not chunk else 0  # a line being written is nothing to wait for
+        self.behind = size - self._offset if whole or not chunk else 0  # an incomplete line does not count as unread
         return rows
 
 

@@ -1,4 +1,4 @@
-"""Who may ask for what, checked before any page: host name, token, method, and for actions where they come from."""
+"""Checks every request before any page: host name, token, method, and for actions the origin."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'"
 )
-"""Only this server's own script files, and nothing from elsewhere."""
+"""Only this server's own script files are allowed."""
 
 HEADERS = {
     "x-content-type-options": "nosniff",
@@ -31,14 +31,14 @@ _MOST_BODY = 4096
 
 
 class Guard:
-    """Passes GET and HEAD on to the pages, and what controls a run if that is allowed; answers all else itself."""
+    """Passes GET and HEAD to the pages, and control requests if they are allowed; refuses all others."""
 
     def __init__(self, app: App, access: AccessRules) -> None:
         self._app, self._access = app, access
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return  # a web socket is closed unopened
+            return  # websockets are refused
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -57,7 +57,7 @@ class Guard:
         await guarded({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else text.encode()})
 
     def _refusal(self, scope: Message) -> Refusal | None:
-        """Status, text and headers of an answer that is no page; None lets the visitor in."""
+        """Status, text and headers of a refusal; None if the request is accepted."""
         sent = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
         if not self._access.accepts_host(sent.get(b"host", "")):
             return 421, "this dashboard is for this machine: use 127.0.0.1 or localhost\n", []
@@ -72,7 +72,7 @@ class Guard:
         return None
 
     def _control_refusal(self, method: str, sent: dict[bytes, str]) -> Refusal | None:
-        """An action needs the token (checked before), a page of ours as its origin, and that page's own secret."""
+        """An action needs the token (checked before), our own page as its origin, and that page's secret."""
         if method != "POST":
             return 405, "POST acts on a run\n", [(b"allow", b"POST")]
         own = f"{self._access.scheme}://{sent.get(b'host', '')}".lower()

@@ -1,4 +1,4 @@
-"""The pages: live ones that ask for their numbers, and the report of a run or of several as it stands now."""
+"""The pages: live pages that fetch their numbers, and the current report of one or several runs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from consilience.reporting.figure_set import compiled
 from consilience.reporting.groups import grouped
 from consilience.reporting.runs import find
 
-_KEPT = 8  # reports that need not be drawn again while their records stay as they are
+_KEPT = 8  # cached reports; valid while their records are unchanged
 _RECORDS = ("run.json", "config.toml", "metrics.jsonl", "timing.jsonl", "clients.jsonl", "federation.json")
 
 
 class Pages:
-    """HTML by the runs' places below a folder; nothing outside it, and nothing that is not a run, has a page."""
+    """HTML pages of the runs below a folder, by their relative paths; nothing else has a page."""
 
     def __init__(self, watch: Watch, *, refresh: int, with_similarity: bool | None, secret: str = "") -> None:
         self._watch, self._refresh, self._with_similarity = watch, refresh, with_similarity
@@ -35,8 +35,8 @@ class Pages:
         return self._live("dashboard_overview.html", "Runs", title="consilience: runs")
 
     def run(self, name: str) -> str | None:
-        """The page of a run; of a folder, its runs compared ("" is the whole); None if there is no such thing."""
-        known = self._watch.known()  # names are looked up among what is there: no path is made of what a visitor sends
+        """The page of a run, or of a folder's runs compared ("" is the root); None if it does not exist."""
+        known = self._watch.known()  # names are looked up among the known runs: no path is built from a request
         if name in known:
             return self._live("dashboard_run.html", name, run=name, report=f"/report/{quote(name)}")
         inside = [key for key in known if _inside(key, name)]
@@ -71,7 +71,7 @@ class Pages:
         return self._live("dashboard_client.html", f"Client {number}", title=f"client {number} of {name}", **values)
 
     def report(self, name: str, names: Sequence[str] = ()) -> str | None:
-        """The report of a run, of a folder of them, or of the named ones; None if there is no such thing."""
+        """The report of a run, of a folder of runs, or of the named runs; None if it does not exist."""
         known = self._watch.known()
         wanted = [key for key in dict.fromkeys(names) if key in known] if names else [name] if name in known else []
         chosen = wanted or ([] if names else [key for key in known if _inside(key, name)])
@@ -111,7 +111,7 @@ class Pages:
 
 
 def _signature(path: Path) -> str:
-    """Changes whenever a record of the run does."""
+    """A value that changes whenever a record of the run does."""
     found = []
     for name in _RECORDS:
         try:

@@ -1,4 +1,4 @@
-"""The dashboard as a process: Starlette finds the page, uvicorn speaks HTTP and TLS; who may ask is checked first."""
+"""The dashboard as a process: Starlette routes requests, uvicorn serves HTTP and TLS; access is checked first."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def application(pages: Pages, api: Api, access: AccessRules) -> App:
             found, media_type="text/css" if request.path_params["name"].endswith(".css") else "text/javascript"
         )
 
-    # plain functions: Starlette runs them in threads, so that drawing holds nobody else up
+    # plain functions: Starlette runs them in threads, so that drawing does not block other requests
     routes = [
         Route("/", index, methods=["GET"]),
         Route("/runs/{name:path}", run, methods=["GET"]),
@@ -101,13 +101,13 @@ def application(pages: Pages, api: Api, access: AccessRules) -> App:
 
 @functools.cache
 def _static() -> dict[str, bytes]:
-    """The scripts and the style of the pages, by name: nothing else in the folder can be asked for."""
+    """The scripts and styles of the pages, by name; no other file is served."""
     place = importlib.resources.files("consilience.dashboard") / "static"
     return {file.name: file.read_bytes() for file in place.iterdir() if file.name.endswith((".js", ".css"))}
 
 
 def serve(folder: Path, access: AccessRules, *, port: int, refresh: int, with_similarity: bool | None) -> None:
-    """Serve until interrupted; without a word on similarity it is shown of simulated clients, on this machine."""
+    """Serve until interrupted; by default similarity is shown for simulated clients, on this machine only."""
     try:
         import matplotlib  # noqa: F401
         import uvicorn
@@ -144,7 +144,7 @@ def serve(folder: Path, access: AccessRules, *, port: int, refresh: int, with_si
         print(f"the browser asks for a password (any name): {access.token}", file=sys.stderr, flush=True)
     if with_similarity is False:
         print("who resembles whom is not shown; --similarity shows it", file=sys.stderr, flush=True)
-    with listening, contextlib.suppress(KeyboardInterrupt):  # how a dashboard ends
+    with listening, contextlib.suppress(KeyboardInterrupt):  # the usual way to end a dashboard
         uvicorn.Server(config).run(sockets=[listening])
 
 
@@ -154,14 +154,14 @@ def _listen(host: str, port: int) -> socket.socket:
         found = socket.socket(family, kind)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
-        found.listen()  # from here on visitors wait instead of being refused
+        found.listen()  # from here on connections wait instead of being refused
     except OSError as problem:
         raise Invalid(f"cannot listen on {host} port {port}: {problem.strerror}; choose another --port") from problem
     return found
 
 
 def _check_tls(access: AccessRules) -> None:
-    """A certificate that cannot be used is refused here, not in the first visitor's face."""
+    """Refuse an unusable certificate at the start, not at the first request."""
     if access.certificate is None:
         return
     try:

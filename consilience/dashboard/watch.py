@@ -1,4 +1,4 @@
-"""All runs below a folder: found again every second at most, read within a budget, told apart by versions."""
+"""All runs below a folder: searched at most once a second, read within a budget, changes numbered by version."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ MOST_COMPARED = 40  # runs
 
 
 class Watch:
-    """The runs by their place below the root; no path is made of what a visitor sends."""
+    """The runs by their path below the root; no path is built from a request."""
 
     def __init__(self, root: Path, *, controlled: bool = False) -> None:
         self.root, self.controlled = Path(root), controlled
         self._runs: dict[str, WatchedRun] = {}
         self._version = 0
-        self._members = 0  # the version in which runs came or went
+        self._members = 0  # the version in which runs were last added or removed
         self._differing: list[str] = []
         self._looked = -_LOOK_EVERY
         self._lock = threading.RLock()
 
     def known(self) -> dict[str, Path]:
-        """Every run below the root, by its place there."""
+        """Every run below the root, by its relative path."""
         if not self.root.is_dir():
             return {}
         return {path.relative_to(self.root).as_posix(): path for path in folders(self.root) if path != self.root}
 
     def refresh(self) -> None:
-        """Look for runs and read what is new; at most once a second, however many visitors ask."""
+        """Look for runs and read what is new; at most once a second, however many requests there are."""
         with self._lock:
             now = time.monotonic()
             if now - self._looked < _LOOK_EVERY:
@@ -50,14 +50,14 @@ class Watch:
             if set(known) != set(self._runs):
                 self._members = version
                 self._runs = {name: self._runs.get(name) or WatchedRun(name, path) for name, path in known.items()}
-            # those that go on first, then those that were read least: a budget that is spent leaves no one out forever
+            # running ones first, then those read least, so that a spent budget never skips the same run forever
             order = sorted(self._runs.values(), key=lambda run: (not run.is_going, run.version > 0))
             changed = [run for run in order if run.refresh(budget, version)]
             if changed or self._members == version:
                 self._version = version
                 self._find_differing(version)
             if any(run.is_behind for run in order):
-                now -= _LOOK_EVERY  # there is more to read: the next request goes on at once
+                now -= _LOOK_EVERY  # there is more to read: the next request continues at once
             self._looked = now
 
     def overview(self, since: int = 0) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Watch:
             return found
 
     def curves(self, names: Iterable[str], points: int) -> dict[str, Any]:
-        """The curves of some runs, with what they show; names that are no runs are left out."""
+        """The curves of some runs, with captions; names of other things are left out."""
         self.refresh()
         with self._lock:
             runs = self.chosen(names)
@@ -131,12 +131,12 @@ class Watch:
             return self._runs.get(name)
 
     def looked_at(self) -> None:
-        """Look again with the next request: something was done to a run."""
+        """Read again with the next request: a run was stopped or resumed."""
         with self._lock:
             self._looked = -_LOOK_EVERY
 
     def _find_differing(self, version: int) -> None:
-        """The settings by which the runs differ; if they are others now, every run is shown anew."""
+        """Find the settings by which the runs differ; if these have changed, all runs get the new version."""
         values: dict[str, set[str]] = {}
         for run in self._runs.values():
             for key, value in run.settings.items():
@@ -149,5 +149,5 @@ class Watch:
 
 
 def _caption(column: Column) -> str:
-    """What is drawn, and which way is better."""
+    """What is drawn, and whether higher or lower is better."""
     return f"{column.caption.rstrip('.')}. {column.better.capitalize()} is better." if column.better else column.caption

@@ -1,4 +1,4 @@
-"""One run as the dashboard keeps it: facts and settings by their files' dates, numbers as far as they were read."""
+"""One run in the dashboard: facts and settings reread when their files change, and the rows read so far."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from consilience.runs.toml_text import loads
 
 SPARK_POINTS = 40
 _MOST_EVENTS = 200
-_RECENT = 20  # rounds whose mean duration says how long the others will take
+_RECENT = 20  # rounds whose mean duration estimates the time left
 _LONGEST = 60  # characters of a setting's value
 
 
 class WatchedRun:
-    """What is known of a run; `refresh` reads what is new, `version` changes with it."""
+    """What is known about a run; `refresh` reads what is new, and `version` then changes."""
 
     def __init__(self, name: str, path: Path) -> None:
         self.name, self.path = name, path
         self.version = 0
         self.facts: dict[str, Any] = {}
         self.config: dict[str, Any] = {}
-        self.settings: dict[str, str] = {}  # by which runs may differ, as text
+        self.settings: dict[str, str] = {}  # settings by which runs may differ, as text
         self.group = ""
         self.problem = ""
         self.status = "not read yet"
@@ -56,13 +56,13 @@ class WatchedRun:
 
     @property
     def is_behind(self) -> bool:
-        """Whether there is more to read than was read."""
+        """Whether there are unread rows."""
         return not self.problem and self._log.behind > 0
 
     def refresh(self, budget: Budget, version: int) -> bool:
-        """Read what is new, within the budget; whether anything was, which is then of this version."""
+        """Read what is new, within the budget; returns whether there was any, and then sets this version."""
         if budget.is_spent and not self._stamps:
-            return False  # a new one waits for the next request
+            return False  # a new run is read by the next request
         try:
             self._read_facts()
             self.status = status(self.path, self.facts).partition(" as process")[0]
@@ -132,7 +132,7 @@ class WatchedRun:
 
     @property
     def total(self) -> int | None:
-        """Rounds that the settings ask for."""
+        """The number of rounds in the settings."""
         found = self.config.get("rounds")
         return found if type(found) is int else None
 
@@ -171,13 +171,13 @@ class WatchedRun:
         }
 
     def left(self) -> str:
-        """How long a run that goes on will take, by its last rounds."""
+        """The estimated time left of a run in progress, by its last rounds."""
         if not self.is_going or not self._recent or self.total is None:
             return ""
         return duration(sum(self._recent) / len(self._recent) * max(0, self.total - self.rounds))
 
     def can(self) -> str:
-        """What may be done with it: 'stop', 'resume' or ''."""
+        """The permitted action: 'stop', 'resume' or ''."""
         with contextlib.suppress(OSError):
             return control.possible(self.path, self.facts)
         return ""

@@ -1,1 +1,1 @@
-"""Data sets from anywhere, and the ways to spread them over clients."""
+"""Data sets from files, frames and Hugging Face, and partitions of them over clients."""

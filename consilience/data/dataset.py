@@ -1,4 +1,4 @@
-"""A data set in memory, before it is spread over clients."""
+"""A data set before it is partitioned over clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from consilience.core.kind import Kind
 
 
 class Texts(tuple[str, ...]):
-    """Texts as they are, for the tokenizer of the model that reads them."""
+    """Raw texts, for the tokenizer of the model."""
 
     def __getitem__(self, rows: Any) -> Any:
         """One text, or some of them."""
@@ -23,7 +23,7 @@ class Texts(tuple[str, ...]):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class NewRows:
-    """Rows without targets, read as the training rows were: features, what to call each row, and columns not used."""
+    """Rows without targets, read as the training rows were: features, the name of each row, and unused columns."""
 
     x: Any
     names: tuple[str, ...]
@@ -39,13 +39,13 @@ class Dataset:
     y: Tensor  # [N]
     test_x: Any
     test_y: Tensor
-    classes: int | None  # None: targets are not class numbers
+    classes: int | None  # number of classes; None: targets are not class numbers
     groups: Tensor | None = None  # [N] int64, indices into group_names
     test_groups: Tensor | None = None
     group_names: tuple[str, ...] = ()
     label_names: tuple[str, ...] = ()
     vocabulary: tuple[str, ...] = ()  # what each token number in x means, when x are token numbers
     feature_names: tuple[str, ...] = ()  # what each column of x means, when x is a table
-    kind: Kind | None = None  # of task; None: what the targets call for
-    weights: Tensor | None = None  # [N] of each training row in the loss; None: 1
+    kind: Kind | None = None  # kind of task; None: inferred from the targets
+    weights: Tensor | None = None  # [N] weight of each training row in the loss; None: 1
     read_rows: Callable[[Path], NewRows] | None = None  # new rows from a file, for predictions; None: not supported

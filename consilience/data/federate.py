@@ -1,4 +1,4 @@
-"""From a data set and a partition to a federation: every client's test rows are like its training rows."""
+"""From a data set and a partition to a federation: each client's test rows follow its training distribution."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from consilience.data.partition.shifts import Shift, apply
 
 
 def federate(dataset: Dataset, partition: Partition, *, seed: int) -> tuple[Federation, list[np.ndarray]]:
-    """Spread a data set over clients; also gives the training rows of each, for the record.
+    """Partition a data set over clients; also returns the training rows of each, for the record.
 
     Test rows go to clients of the same natural group where the partition keeps groups, and otherwise class by
-    class in proportion to the clients' training rows. Test rows like no client's come last, unshifted.
+    class in proportion to the clients' training rows. Test rows that match no client come last, without feature shift.
     """
     if isinstance(dataset.x, Texts):
         raise Invalid(
@@ -89,7 +89,7 @@ def _test_parts(
 
 
 def _compact(test_groups: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-    """For `by_owner`: each test row's place among the groups that clients stand for (-1: none does)."""
+    """For `by_owner`: the index of each test row's group among the clients' groups (-1: not among them)."""
     groups = np.unique(owners)
     place = np.searchsorted(groups, test_groups)
     known = groups[np.minimum(place, len(groups) - 1)] == test_groups
@@ -121,7 +121,7 @@ def _owners_alike(
 ) -> np.ndarray:
     """The client of each test row: class c is cut in proportion to training rows of class c.
 
-    A class that nobody trains on gets -1 or, with `fallback`, is cut in proportion to sizes.
+    A class that no client trains on gets -1 or, with `fallback`, is cut in proportion to client sizes.
     """
     sizes = np.array([len(part) for part in parts])
     holder = np.repeat(np.arange(len(parts)), sizes)
@@ -138,10 +138,10 @@ def _owners_alike(
 
 
 def _cut(rows: int, held: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """`rows` in proportion to `held`: each share rounded up or down, and in expectation exact.
+    """Split `rows` in proportion to `held`: each share rounded up or down, and exact in expectation.
 
-    All cuts move by one random offset: with many small clients, rounding to the nearest would leave the same
-    ones without test rows in every class.
+    All cuts are shifted by one random offset: with many small clients, rounding to the nearest would leave the same
+    clients without test rows in every class.
     """
     total = int(held.sum())
     edges = (np.cumsum(held, dtype=np.int64) * rows + int(rng.integers(total))) // total
@@ -149,12 +149,12 @@ def _cut(rows: int, held: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _shifted(rows: Rows, shifts: Sequence[tuple[Shift, ...]], seed: int, purpose: str) -> Rows:
-    """Every client's features as it sees them."""
+    """The features after each client's feature shifts."""
     if not any(shifts):
         return rows
     if has_stored(rows.x):
         raise Invalid("the partition changes features, and these stay in files: read them all, data.rows = 'memory'")
-    x = rows.x  # gathered, so a copy of the data set already: changed in place
+    x = rows.x  # indexing has copied the rows already: changed in place
     for client, todo in enumerate(shifts):
         start, size = int(rows.starts[client]), int(rows.sizes[client])
         own = slice(start, start + size)

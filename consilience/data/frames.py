@@ -16,7 +16,7 @@ from consilience.data.datasets.prepare.owned_rows import OwnedRows, Target, tabl
 from consilience.data.federate import federate
 from consilience.data.partition import partition
 
-FEW = 20  # distinct whole numbers that are taken for classes
+FEW = 20  # up to this many distinct whole numbers are classes
 Columns = dict[str, list[str]]
 
 
@@ -99,7 +99,7 @@ def frames_dataset(
 def _joined(
     frames: Any, label: str, client: str | None, columns: Sequence[str], what: str
 ) -> tuple[list[str], Columns, list[str]]:
-    """(the feature columns, all rows of them and of the label, the owner of each row); gaps in labels are refused."""
+    """(feature columns, their cells and the labels of all rows, owner of each row); missing labels are an error."""
     if isinstance(frames, (list, tuple)):
         frames = {str(k): frame for k, frame in enumerate(frames)}
     if isinstance(frames, Mapping) and not _is_frame(frames):
@@ -174,7 +174,7 @@ def _text(value: Any, name: Any, who: str) -> str:
 
 
 def _are_measurements(labels: Sequence[str]) -> bool:
-    """Whether labels are real-valued: numbers, not all whole, or many distinct ones."""
+    """Whether labels are real-valued: numbers that are not all whole, or that have many distinct values."""
     try:
         values = {float(label) for label in labels}
     except ValueError:

@@ -43,7 +43,7 @@ def from_hugging_face(
     test_fraction: float = 0.2,
     seed: int = 0,
 ) -> Federation:
-    """A federation of rows of Hugging Face's `datasets`.
+    """A federation made of Hugging Face `datasets`.
 
         federation = cs.from_hugging_face(load_from_disk("reviews"), client="shop", text="ngrams")
         federation = cs.from_hugging_face({"north": dataset_a, "south": dataset_b}, label="outcome")
@@ -129,7 +129,7 @@ def _table(
     fraction: float,
     seed: int,
 ) -> Dataset:
-    """Columns of numbers and text; names of classes that the data set knows take the place of their numbers."""
+    """A federation of columns of numbers and text; class numbers are replaced by the data set's class names."""
     if label is None:
         raise Invalid(f"say which column is to be predicted, label=...; there are {', '.join(parts[0].column_names)}")
     if client is None and not names:
@@ -141,7 +141,7 @@ def _table(
 
 
 class _named:
-    """A data set whose label column holds names of classes instead of their numbers."""
+    """A data set whose label column holds class names instead of class numbers."""
 
     def __init__(self, data: Any, label: str) -> None:
         self.column_names = list(data.column_names)

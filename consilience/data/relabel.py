@@ -1,4 +1,4 @@
-"""Data whose classes are numbered as in another list of classes."""
+"""Renumbers classes to match another list of class names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from consilience.data.dataset import Dataset
 
 
 def relabelled(data: Dataset, names: Sequence[str]) -> Dataset:
-    """The same rows with the class numbers of this list; data without names, or without classes, stay as they are."""
+    """The same rows with the class numbers of this list; data without class names are unchanged."""
     known = tuple(names)
     if not known or not data.label_names or data.label_names == known:
         return data
@@ -27,6 +27,6 @@ def relabelled(data: Dataset, names: Sequence[str]) -> Dataset:
     places = torch.tensor([known.index(name) for name in data.label_names])
 
     def moved(y: Tensor) -> Tensor:
-        return torch.where(y < 0, y, places[y.clamp(min=0)])  # what is ignored stays so
+        return torch.where(y < 0, y, places[y.clamp(min=0)])  # negative targets (ignored) are unchanged
 
     return replace(data, y=moved(data.y), test_y=moved(data.test_y), classes=len(known), label_names=known)

@@ -1,4 +1,4 @@
-"""A data set of texts as token numbers, by the tokenizer of the model that is to read them."""
+"""A data set of texts as token numbers, by the model's tokenizer."""
 
 from __future__ import annotations
 

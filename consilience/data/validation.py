@@ -1,4 +1,4 @@
-"""Validation rows: taken from each client's training rows, so that settings are chosen without the test rows."""
+"""Validation rows: a share of each client's training rows, so that settings are chosen without test rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from consilience.data.datasets.prepare.splits import held_out
 def validated(
     federation: Federation, parts: list[np.ndarray], *, share: float, seed: int
 ) -> tuple[Federation, list[np.ndarray]]:
-    """The federation without its test rows: a share of each client's training rows takes their place.
+    """The federation with its test rows replaced by a share of each client's training rows.
 
     Drawn from the seed alone, label by label; a client keeps at least one training row. The other rows of each part
     are returned with it, for the record.
@@ -27,7 +27,7 @@ def validated(
 def held_back(
     federation: Federation, parts: list[np.ndarray], *, share: float, seed: int
 ) -> tuple[Federation, Rows, list[np.ndarray]]:
-    """The federation without a share of each client's training rows, these rows by client, and the parts that stay.
+    """The federation without a share of each client's training rows, that share by client, and the remaining parts.
 
     Drawn as in `validated`, but other rows, so that both can be used together; test rows stay as they are.
     """
@@ -36,7 +36,7 @@ def held_back(
 
 
 def held_back_at_home(federation: Federation, hosts: np.ndarray, *, share: float, seed: int) -> Federation:
-    """The federation of the clients at one site, whose validation rows each holds back by itself.
+    """The federation of the clients at one site, each of which holds back its own validation rows.
 
     A client's draw depends on the seed and its number alone, and so does whether its share is rounded up or down.
     """

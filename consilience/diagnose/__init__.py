@@ -1,4 +1,4 @@
-"""How heterogeneous a federation is, and which methods that suggests; `cs.diagnose(federation)`."""
+"""Measures how heterogeneous a federation is, and suggests methods; `cs.diagnose(federation)`."""
 
 from consilience.callable_package import make_callable
 

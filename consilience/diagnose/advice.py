@@ -1,7 +1,7 @@
-"""From numbers to advice: what to try, what cannot help, and why.
+"""Advice from a diagnosis: which methods to try, which cannot help, and why.
 
-Methods are ordered by what they came to on the measured task whose clients differ most like these (`evidence`); the
-rest follows from methods' definitions. Nothing else is advised.
+Methods are ordered by their results on the measured task whose heterogeneity is most similar (`evidence`); the rest
+follows from the methods' definitions. Nothing else is advised.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ SHIFT = 0.05  # share of the features' variance beyond chance
 WAITING = 0.4  # share of clients' time
 LOST = 0.1  # share of replies
 NEAR = 0.1  # distance to a measured task
-MOST = 4  # methods that are named at once
+MOST = 4  # methods named in one piece of advice
 
 
 class Advice(NamedTuple):
-    """One thing to do, to leave, or to know."""
+    """One piece of advice: something to try, to avoid, or to know."""
 
     kind: str  # try first, try, cannot help, beware, know
     what: str
@@ -31,34 +31,34 @@ class Advice(NamedTuple):
 
 
 def advise(of: Diagnosis) -> list[Advice]:
-    """What follows from a diagnosis, the most useful first."""
+    """The advice for a diagnosis, the most useful first."""
     found = [*_one_model(of), *_own_models(of), *_machines(of), *_identities(of)]
     order = ("try first", "try", "beware", "cannot help", "know")
     return sorted(found, key=lambda item: order.index(item.kind))
 
 
 def is_label_skewed(of: Diagnosis) -> bool:
-    """Whether labels differ by more than chance, and by enough to matter."""
+    """Whether label skew exceeds chance and the threshold."""
     return of.labels.mean > of.labels.chance_high and of.labels.mean - of.labels.chance_mean >= LABELS
 
 
 def is_shifted(of: Diagnosis) -> bool:
-    """Whether inputs differ by more than chance and labels explain."""
+    """Whether inputs differ by more than chance and label skew explain."""
     return of.features is not None and of.features.is_shown and of.features.excess >= SHIFT
 
 
 def is_heterogeneous(of: Diagnosis) -> bool:
-    """Whether clients' data differ in a way that was found to matter."""
+    """Whether labels are skewed or inputs shifted."""
     return is_label_skewed(of) or is_shifted(of)
 
 
 def _one_model(of: Diagnosis) -> Iterator[Advice]:
-    """For those who want one global model: what was ahead, and what behind, where clients differ most like here."""
+    """Advice for one global model: methods ahead and behind on the most similar measured task."""
     yield from _measured(of, "accuracy", "for one global model")
 
 
 def _own_models(of: Diagnosis) -> Iterator[Advice]:
-    """For those whose clients may each have a model of their own."""
+    """Advice for personal models."""
     if is_heterogeneous(of):
         yield from _measured(of, "clients_mean", "if each client needs to be good on its own rows only")
         return
@@ -88,7 +88,7 @@ def _measured(of: Diagnosis, metric: str, aim: str) -> Iterator[Advice]:
 
 
 def _reach(far: float) -> str:
-    """How far the evidence goes."""
+    """How far the evidence applies."""
     if far < NEAR:
         return "clients differ there as they do here"
     return "the nearest task, but not a near one: compare before you choose" if far >= FAR else "the nearest task"
@@ -116,7 +116,7 @@ def _machines(of: Diagnosis) -> Iterator[Advice]:
 
 
 def _buffered() -> str:
-    """What not waiting cost and saved, on the tasks where it was measured."""
+    """The measured gain and loss of asynchronous aggregation."""
     said = []
     for task in tasks():
         found = {item.method: item.difference for item in task.findings("accuracy")}
@@ -127,7 +127,7 @@ def _buffered() -> str:
 
 
 def _identities(of: Diagnosis) -> Iterator[Advice]:
-    """What follows from the methods' definitions alone."""
+    """Advice that follows from the methods' definitions alone."""
     if not of.normalisation:
         yield Advice(
             "cannot help",

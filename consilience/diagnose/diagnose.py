@@ -1,4 +1,4 @@
-"""`cs.diagnose`: the same diagnosis as the command's, of a federation in memory, a config or a run."""
+"""`cs.diagnose`: the command `consilience diagnose` as a function, for a federation in memory, a config or a run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from consilience.task.task import Task
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Diagnosed:
-    """The numbers of a diagnosis and the advice that follows from them."""
+    """The numbers of a diagnosis, and the advice."""
 
     numbers: Diagnosis
     advice: list[Advice]
@@ -127,7 +127,7 @@ def diagnose(
 
 
 def _silent(text: str) -> None:
-    """Say nothing."""
+    """Print nothing."""
 
 
 def _task(model: nn.Module | Task | None, federation: Federation, seed: int) -> contract.Task:

@@ -1,4 +1,4 @@
-"""All that is measured of one federation, from a config or from a run with its trained model."""
+"""All measurements of one federation, from a config or from a run with its trained model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Diagnosis:
 
     title: str
     names: tuple[str, ...]  # of all clients
-    probed: np.ndarray  # ids of those whose gradients and models were compared
+    probed: np.ndarray  # ids of the clients whose gradients and models were compared
     labels: holdings.LabelSkew
     quantity: holdings.QuantitySkew
     features: shift.FeatureShift | None
@@ -68,7 +68,7 @@ class Diagnosis:
 def diagnose(
     source: Path | None, overrides: Iterable[str] = (), *, rounds: int = 5, encoder: str = "random", say: Say = print
 ) -> Diagnosis:
-    """Of a config file, of the default run, or of a run folder, whose trained model is then looked at too."""
+    """Diagnose a config file, the default run, or a run folder, whose trained model is then analysed too."""
     saved = None
     if source is not None and (source / "run.json").exists():
         folder = RunFolder.open(source)
@@ -111,7 +111,7 @@ def examine(
     trained_by: str = "",
     say: Say,
 ) -> Diagnosis:
-    """Of a federation and a task, by rounds of FedAvg with this local work, or by a `trained` model (and its round)."""
+    """Diagnose a federation and a task, by rounds of FedAvg with this local work or by a `trained` (model, round)."""
     say(f"labels and inputs of {len(federation)} clients")
     counts, binned = holdings.label_counts(federation.train, federation.classes)
     found, why = _features(federation, task, encoder, seed)
@@ -150,7 +150,7 @@ def examine(
 
 
 def _fedavg(simulation: Simulation) -> Algorithm:
-    """FedAvg with the run's own local work: what the federation is probed with, whatever it will be trained by."""
+    """FedAvg with the run's own local work, with which the federation is probed whatever the run's algorithm is."""
     options = {key: value for key, value in carried(simulation.config, "fedavg").items() if key != "selection"}
     read = config.from_table({"algorithm": {"name": "fedavg", **options}}).algorithm
     found: Algorithm = KINDS["algorithm"].build("fedavg", read.options)
@@ -165,7 +165,7 @@ def _after_rounds(algorithm: Algorithm, engine: Vectorised, rounds: int, seed: i
 
 
 def _features(federation: Federation, task: Task, encoder: str, seed: int) -> tuple[shift.FeatureShift | None, str]:
-    """The shift of inputs as they come, or as the model's own features see them; or why there is none."""
+    """The shift of the inputs or of the model's features; or the reason why it cannot be measured."""
     x = federation.train.x
     labelled = bool(federation.classes) and federation.train.y.dim() == 1
     if encoder not in ("random", "model"):

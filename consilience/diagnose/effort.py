@@ -1,4 +1,4 @@
-"""Compute and communication skew: how clients differ in work, speed and reliability, by the environment."""
+"""Compute and communication skew: differences in work, speed and reliability between clients, by the environment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from consilience.diagnose.holdings import gini
 from consilience.environments import clock
 from consilience.environments.environment import Environment
 
-ROUNDS = 20  # over which random draws are averaged
+ROUNDS = 20  # rounds over which random draws are averaged
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -24,7 +24,7 @@ class Effort:
     heard: np.ndarray  # [K] share of replies that arrive
     seconds: np.ndarray  # [K] simulated, to a reply; 0 without a clock
     communication: float  # share of them that is transfer
-    waiting: float  # share of clients' time that they wait for the slowest, in rounds that wait for all
+    waiting: float  # share of clients' time spent waiting for the slowest, in synchronous rounds
 
     @property
     def epochs_ratio(self) -> float:
@@ -39,7 +39,7 @@ class Effort:
 
 
 def effort(environment: Environment, work: Work, sizes: np.ndarray, model_bytes: int, seed: int) -> Effort:
-    """What the environment makes of equal orders to all clients."""
+    """The effort of all clients in this environment, if all are given the same work."""
     ids = np.arange(len(sizes))
     per_epoch = work.steps_per_epoch(sizes)
     steps, available, heard, seconds, computing = (np.zeros((ROUNDS, len(sizes))) for _ in range(5))

@@ -1,4 +1,4 @@
-"""What was measured of methods, by task: which of the tasks a federation is most like, and what helped there."""
+"""Stored comparisons of methods by task: which task is most similar to a federation, and what helped there."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 from consilience.diagnose.diagnosis import Diagnosis
 
-FAR = 0.3  # a task at this distance differs in one way as much as half of what was ever measured
+FAR = 0.3  # at this distance a task differs in one measure by half of its measured range
 _SCALES = {"labels": 0.8, "sizes": 0.6, "inputs": 0.6, "work": 4.0}
-"""About the largest value of each measure in the tasks that were measured, so that all of them count alike."""
+"""About the largest value of each measure in the measured tasks, so that all measures have equal weight."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One method on one task: its difference from the baseline, and whether the paired tests show it."""
+    """One method on one task: its difference from the baseline, and whether it is significant in the paired tests."""
 
     method: str
     difference: float  # of a share: 0.01 is a point
@@ -26,12 +26,12 @@ class Finding:
 
     @property
     def is_better(self) -> bool:
-        """Shown to be ahead of the baseline."""
+        """Whether it is significantly better than the baseline."""
         return self.verdict.startswith("larger")
 
     @property
     def is_worse(self) -> bool:
-        """Shown to be behind it."""
+        """Whether it is significantly worse than the baseline."""
         return self.verdict.startswith("smaller")
 
 
@@ -60,14 +60,14 @@ class MeasuredTask:
 
     @property
     def strength(self) -> str:
-        """How the numbers were made, in words."""
+        """The seeds and tuning behind the numbers, in words."""
         how = f"tuned with {self.trials} trials each" if self.trials else "options not tuned"
         return f"{self.title}; {len(self.seeds)} seeds, {how}"
 
 
 @functools.cache
 def tasks() -> tuple[MeasuredTask, ...]:
-    """All that was measured: docs/comparison.md and docs/diagnose.md."""
+    """All measured tasks; see docs/comparison.md and docs/diagnose.md."""
     text = (importlib.resources.files("consilience.diagnose") / "evidence.json").read_text(encoding="utf-8")
     return tuple(MeasuredTask(**task) for task in json.loads(text)["tasks"])
 
@@ -90,7 +90,7 @@ def distance(one: dict[str, float], other: dict[str, float]) -> float:
 
 
 def nearest(of: Diagnosis) -> tuple[MeasuredTask, float]:
-    """The task that a federation is most like, and how far it is; of equally near ones a tuned one."""
+    """The task most similar to a federation, and its distance; among equally near tasks a tuned one."""
     here = coordinates(of)
     found = min(tasks(), key=lambda task: (round(distance(here, task.heterogeneity), 3), not task.trials))
     return found, distance(here, found.heterogeneity)

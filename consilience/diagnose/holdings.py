@@ -9,13 +9,13 @@ import numpy as np
 from consilience.core.federation import Rows
 from consilience.core.rng import host
 
-DEALS = 50  # times that labels are dealt at random for the baseline
+DEALS = 50  # random assignments for the baseline
 BINS = 10  # classes that real-valued targets are cut into
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LabelSkew:
-    """How far each client's labels are from those of all; `chance_*` is what equally large random hands have."""
+    """Distances of clients' label distributions from the overall one; `chance_*`: of random clients of equal size."""
 
     counts: np.ndarray  # [K, C] rows
     total_variation: np.ndarray  # [K] in [0, 1): 0.5 sum |p_k - p|; NaN without rows
@@ -23,7 +23,7 @@ class LabelSkew:
     entropy: np.ndarray  # [K] in [0, 1]: of the client's labels, over the logarithm of the number of classes
     mean: float  # total variation, weighted by rows
     chance_mean: float
-    chance_high: float  # 95 % of random deals are below
+    chance_high: float  # 95th percentile of random assignments
     binned: bool  # targets are real-valued, cut at their quantiles
 
 
@@ -34,7 +34,7 @@ class QuantitySkew:
     sizes: np.ndarray  # [K]
     gini: float  # 0: all equal; (K - 1) / K: one has everything
     ratio: float  # largest over smallest that is not empty
-    half: int  # so many clients hold half of the rows
+    half: int  # fewest clients that hold half of the rows
     empty: int
 
 
@@ -80,13 +80,13 @@ def label_skew(counts: np.ndarray, *, seed: int, binned: bool = False) -> LabelS
 
 
 def total_variation(counts: np.ndarray) -> np.ndarray:
-    """[K] half the absolute differences between a client's shares and everybody's."""
+    """[K] total variation distance between a client's label shares and the overall ones."""
     own, whole = _shares(counts)
     return 0.5 * np.abs(own - whole).sum(1)
 
 
 def jensen_shannon(counts: np.ndarray) -> np.ndarray:
-    """[K] the Jensen-Shannon distance (base 2) of a client's shares from everybody's."""
+    """[K] Jensen-Shannon distance (base 2) between a client's label shares and the overall ones."""
     own, whole = _shares(counts)
     middle = (own + whole) / 2
     divergence = (_relative_entropy(own, middle) + _relative_entropy(np.broadcast_to(whole, own.shape), middle)) / 2
@@ -94,7 +94,7 @@ def jensen_shannon(counts: np.ndarray) -> np.ndarray:
 
 
 def entropy(counts: np.ndarray) -> np.ndarray:
-    """[K] of a client's labels, as a share of the most that the classes allow."""
+    """[K] entropy of a client's labels, divided by its maximum log(classes)."""
     own, whole = _shares(counts)
     bits = -_times_log(own, own).sum(1)
     classes = int((whole > 0).sum())
@@ -136,7 +136,7 @@ def _weighted(values: np.ndarray, sizes: np.ndarray) -> float:
 
 
 def _random_deals(counts: np.ndarray, seed: int) -> list[np.ndarray]:
-    """Clients of the same sizes whose labels are dealt from the whole without replacement."""
+    """Label counts of clients of the same sizes whose labels are drawn from all rows without replacement."""
     rng = host(seed, "label deals")
     labels = np.repeat(np.arange(counts.shape[1]), counts.sum(0))
     owners = np.repeat(np.arange(len(counts)), counts.sum(1))

@@ -1,4 +1,4 @@
-"""The diagnosis as one HTML file that needs nothing else."""
+"""The diagnosis as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from consilience.runs.names import plain
 
 
 def figures(of: Diagnosis) -> list[Figure]:
-    """All there are data for; to be called within `style.drawing()`."""
+    """All figures for which there are data; call it within `style.drawing()`."""
     names = [plain(name, most=24) for name in of.names]
     found = [_labels(of, names), _sizes(of, names), _label_distances(of, names)]
     if of.features is not None:
@@ -130,7 +130,7 @@ def _probed(of: Diagnosis, names: list[str]) -> Axis:
 
 
 def page(of: Diagnosis, advice: Sequence[Advice]) -> str:
-    """The whole file; without figures where nothing is installed that draws them."""
+    """The HTML text; without figures if matplotlib is not installed."""
     if not is_possible():
         return render("diagnosis.html", **_values(of, advice), pictures=[], no_figures=NO_FIGURES)
     with style.drawing():

@@ -27,12 +27,12 @@ MOST_ROWS = 512  # inputs on which clients' models are compared
 
 @dataclass(frozen=True, kw_only=True)
 class FullGradient:
-    """A look at all rows with the received model, in evaluation mode: the mean loss and its gradient."""
+    """A client rule that computes the mean loss and its gradient over all rows, in evaluation mode."""
 
     work: Work = field(default_factory=lambda: Work(epochs=1, batch_size=256, shuffle=False, trains=False))
 
     def init(self, start: Tree) -> Tree:
-        """Nothing is remembered."""
+        """No memory."""
         return {}
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
@@ -73,9 +73,9 @@ class Dissimilarity:
     """Of clients' gradients at one model: B = sqrt(E|g_k|^2 / |E g_k|^2), clients weighted by their rows."""
 
     b: float
-    chance: float  # B of equally large clients whose rows are dealt at random
+    chance: float  # B of clients of the same sizes with random rows
     cosines: np.ndarray  # [m, m] between clients' gradients
-    opposed: float  # share of pairs that point against each other
+    opposed: float  # share of pairs with a negative cosine
     loss: float
 
 
@@ -85,7 +85,7 @@ class Similarity:
 
     matrix: np.ndarray  # [m, m]
     mean: float  # over pairs
-    chance: float  # of equally large clients whose rows are dealt at random
+    chance: float  # of clients of the same sizes with random rows
     of: str  # features or outputs
 
 
@@ -109,7 +109,7 @@ def gradients_of(engine: Vectorised, model: Tree, ids: np.ndarray) -> tuple[Tens
 
 
 def dissimilarity(engine: Vectorised, dealt: Vectorised, model: Tree, ids: np.ndarray) -> Dissimilarity:
-    """At a model, for some of the clients, and for as large ones with random rows."""
+    """Gradient dissimilarity at a model, for some clients and for clients of the same sizes with random rows."""
     sizes = engine.sizes[ids].astype(np.float64)
     gradients, losses = gradients_of(engine, model, ids)
     b, cosines = b_of(gradients, sizes)
@@ -127,7 +127,7 @@ def dissimilarity(engine: Vectorised, dealt: Vectorised, model: Tree, ids: np.nd
 def similarity(
     engine: Vectorised, dealt: Vectorised, algorithm: Algorithm, model: Tree, ids: np.ndarray, seed: int
 ) -> Similarity:
-    """Of the models that clients train in one round from `model`."""
+    """CKA between the models that clients train in one round from `model`."""
     stacks = []
     for here in (engine, dealt):
         here.restore({})
@@ -154,7 +154,7 @@ def activations(task: Task, models: Tree, x: object, of: str = "") -> tuple[Tens
 
 
 def dealt_at_random(federation: Federation, seed: int) -> Federation:
-    """The same federation with its owned rows dealt at random to clients of the same sizes."""
+    """The same federation with its training rows assigned at random to clients of the same sizes."""
     train = federation.train
     owned = [torch.arange(int(a), int(a + n)) for a, n in zip(train.starts, train.sizes)]
     rows = torch.cat(owned)
@@ -166,7 +166,7 @@ def dealt_at_random(federation: Federation, seed: int) -> Federation:
 
 
 def probed(federation: Federation, parameters: int, seed: int) -> np.ndarray:
-    """Ascending ids of the clients that are looked at: all with rows, or as many as memory and patience allow."""
+    """Ascending ids of the probed clients: all with rows, or a sample that fits the limits on memory and time."""
     ids = np.flatnonzero(federation.train.sizes.numpy() > 0)
     most = max(2, min(MOST_CLIENTS, MOST_NUMBERS // max(1, parameters)))
     return ids if len(ids) <= most else np.sort(host(seed, "probed clients").choice(ids, most, replace=False))

@@ -1,4 +1,4 @@
-"""Feature shift: do clients' inputs differ by more than chance, and by more than their labels explain?"""
+"""Feature shift: whether clients' inputs differ by more than chance, and by more than their labels explain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from consilience.core import tree
 from consilience.core.federation import Rows
 from consilience.core.rng import host
 
-DEALS = 99  # random deals: the smallest p is 0.01
+DEALS = 99  # random assignments: the smallest p is 0.01
 MOST_ROWS = 6000  # of all clients together
 FEATURES = 128
 
@@ -24,9 +24,9 @@ Encoder = Callable[[Any], Tensor]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FeatureShift:
-    """Which share of the features' variance lies between clients, and which share random hands would have.
+    """The share of the features' variance that lies between clients, and that of random assignments.
 
-    `given_label` compares clients class by class, so that label skew alone is not called shift.
+    `given_label` compares clients within each class, so that label skew alone does not count as shift.
     """
 
     encoder: str
@@ -41,20 +41,20 @@ class FeatureShift:
 
     @property
     def excess(self) -> float:
-        """The share beyond chance that labels do not explain, where labels are known."""
+        """The share beyond chance, within classes if labels are known."""
         if self.given_label is None or self.given_label_chance is None:
             return max(0.0, self.share - self.chance)
         return max(0.0, self.given_label - self.given_label_chance)
 
     @property
     def is_shown(self) -> bool:
-        """Whether it is more than chance."""
+        """Whether the shift is significant."""
         p = self.p if self.given_label_p is None else self.given_label_p
         return p <= 0.01
 
 
 def feature_shift(rows: Rows, encoder: Encoder, name: str, *, labels: bool, seed: int) -> FeatureShift:
-    """Of all clients' training rows, or of as many of each as keep the total below the limit."""
+    """The shift of all clients' training rows, or of a sample within the limit."""
     picked, owners = sample(rows, MOST_ROWS, seed)
     features = standardised(encoder(tree.rows(rows.x, picked)))
     clients = len(rows.sizes)
@@ -102,7 +102,7 @@ def group_means(features: np.ndarray, owners: np.ndarray, groups: int) -> np.nda
 
 
 def client_distances(features: np.ndarray, owners: np.ndarray, clients: int) -> np.ndarray:
-    """[K] how far each client's mean lies from that of all, in deviations of rows around their client's mean."""
+    """[K] distance of each client's mean from the overall mean, in standard deviations within clients."""
     means = group_means(features, owners, clients)
     within = float(np.sqrt(((features - means[owners]) ** 2).sum(1).mean()))
     far = np.linalg.norm(means - features.mean(0), axis=1)
@@ -111,12 +111,12 @@ def client_distances(features: np.ndarray, owners: np.ndarray, clients: int) -> 
 
 
 def chance_of(found: float, dealt: list[float]) -> float:
-    """The share of deals, the found one included, that lie as high."""
+    """p: the share of assignments, the actual one included, whose value is at least as high."""
     return (1 + sum(value >= found - 1e-12 for value in dealt)) / (1 + len(dealt))
 
 
 def random_encoder(width: int, seed: int) -> Encoder:
-    """Flattened inputs, scaled alike, through a random ReLU layer: its means see shifts of mean, scale and shape."""
+    """Standardised flat inputs through a random ReLU layer, whose means change with shifts of mean, scale and shape."""
     rng = host(seed, "random encoder", width)
     weights = torch.from_numpy(rng.normal(0, 1 / np.sqrt(width), (width, FEATURES)))
     offsets = torch.from_numpy(rng.normal(0, 1, FEATURES))
@@ -138,7 +138,7 @@ def standardised(features: Tensor) -> np.ndarray:
 
 
 def sample(rows: Rows, most: int, seed: int) -> tuple[Tensor, np.ndarray]:
-    """(row numbers, whose they are): all, or the same share of every client's, at least two where it has them."""
+    """(row numbers, owners): all rows, or the same share of every client's, at least two if it has them."""
     sizes, starts = rows.sizes.numpy(), rows.starts.numpy()
     share = min(1.0, most / max(1, sizes.sum()))
     rng = host(seed, "diagnosed rows")

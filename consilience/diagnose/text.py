@@ -1,4 +1,4 @@
-"""The diagnosis in lines of text, for the terminal and the page alike."""
+"""The diagnosis in lines of text, for the terminal and the page."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Line(NamedTuple):
 
     what: str
     found: str
-    chance: str  # what clients that differ by chance alone would show; "" where that makes no sense
+    chance: str  # the value for random clients; "" where it is not defined
     means: str
 
 
 def lines(of: Diagnosis) -> list[Line]:
-    """What was measured, each with its yardstick and its meaning."""
+    """The measured values, each with its reference value and its meaning."""
     labels, quantity, effort = of.labels, of.quantity, of.effort
     found = [
         Line(

@@ -1,1 +1,1 @@
-"""From a config file to a run folder and back: configs, runs, records, checkpoints, resuming."""
+"""Experiments: configs, runs in run folders, records, checkpoints, resuming."""

@@ -45,7 +45,7 @@ from consilience.task.task import Task
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Simulation:
-    """A run whose clients and their rows are all here: its pieces, checked against each other."""
+    """The parts of a run whose clients' rows are all in this process, checked against each other."""
 
     config: Config
     federation: Federation
@@ -60,7 +60,7 @@ class Simulation:
 
     @property
     def experiment(self) -> Experiment:
-        """What the runner needs of it."""
+        """The `Experiment` for the runner."""
         return Experiment(
             config=self.config,
             task=self.task,
@@ -75,14 +75,14 @@ class Simulation:
         )
 
     def close(self) -> None:
-        """End what the engine has started."""
+        """Close the engine."""
         self.engine.close()
 
 
 def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = False) -> Simulation:
     """Build everything that the settings name; incompatible settings are refused here, by key.
 
-    `data` are what `read_data` gave before, for many runs on one data set. resumed: the rest of a privacy budget
+    `data`: the result of an earlier `read_data`, for many runs on one data set. resumed: the remaining privacy budget
     is in the run's ledger.
     """
     if config.threads is not None:
@@ -101,7 +101,7 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
     task: contract.Task = Task(_model(config, data, kind), kind, loss=None if config.loss == "auto" else config.loss)
     task = try_model(task, federation, f"model.name = {config.model.name!r}", f"data.name = {config.data.name!r}")
     task = try_client(algorithm, task, federation)
-    best_so_far(config.validation, task)  # refuses a metric that is not there
+    best_so_far(config.validation, task)  # raises for an unknown metric
     engine = _engine(config, task, federation, resumed)
     prints = {"data": data_fingerprint(data), "partition": fingerprint(rows)}
     if task.frozen_digest:
@@ -121,7 +121,7 @@ def assemble(config: Config, data: Dataset | None = None, *, resumed: bool = Fal
 
 
 def _engine(config: Config, task: contract.Task, federation: Any, resumed: bool) -> RunnerEngine:
-    """The engine of the settings, with which the algorithm's own conditions hold."""
+    """The engine of the settings, checked against the algorithm's requirements."""
     environment = config.environment.built
     made("environment", lambda: environment.check_against(len(federation)), {})
     settings = {**config.engine, "environment": environment, "rounds_ahead": config.rounds}
@@ -135,7 +135,7 @@ def _engine(config: Config, task: contract.Task, federation: Any, resumed: bool)
 
 
 def _on_nodes(config: Config, resumed: bool) -> Simulation:
-    """A run whose rows lie on the machines of a Ray cluster: here, they are only described."""
+    """A run whose rows stay on the machines of a Ray cluster; only their description is known here."""
     refuse_reading_here(config)
     found = described(config)
     data, parts = example_of(found, config.data.name)
@@ -167,7 +167,7 @@ def read_data(config: Config) -> Dataset:
 
 
 def spread(config: Config, data: Dataset) -> tuple[Federation, list[np.ndarray]]:
-    """The data over clients, with enough test rows for what is to be measured."""
+    """The data partitioned over clients, with enough test rows for the evaluation settings."""
     data = _readable(config, data)
     federation, rows = made("partition", lambda: federate(data, config.partition.built, seed=config.seed), {})
     if config.evaluation.validation is not None:
@@ -181,7 +181,7 @@ def spread(config: Config, data: Dataset) -> tuple[Federation, list[np.ndarray]]
 
 
 def kind_of(config: Config, data: Dataset) -> Kind:
-    """The kind of task: the one that is named, what the loss belongs to, the data's, or that of their targets."""
+    """The kind of task: as named, else by the loss, else the data's, else inferred from the targets."""
     named = config.task.kind
     settings = config.task.of_kind()
     if named == "auto" and config.loss == "auto":
@@ -258,7 +258,7 @@ def _model(config: Config, data: Dataset, kind: Kind) -> torch.nn.Module:
 
 
 def try_surroundings(config: Config, algorithm: Algorithm, engine: Any) -> None:
-    """Refuse what breaks the guarantee of a server rule: of the environment, the limits, or how data were prepared."""
+    """Refuse an environment, limits or data preparation that break the guarantee of a server rule."""
     careful = capability(algorithm.server, ChecksSurroundings)
     if careful is None:
         return
@@ -281,13 +281,13 @@ LEARNT = {
     ),
     "shakespeare": "numbered by the characters that all clients use",
 }
-"""Data sets of which this is true whatever their options."""
+"""Data sets for which this holds whatever their options."""
 SCALES = "it scales every client's rows by statistics of all"
 COUNTS = "it numbers tokens by how often all clients use them: use 'ngrams' or 'encoder'"
 
 
 def refuse_shared_preparation(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse, for a private run, data that were prepared with what all clients' rows have in common."""
+    """Refuse, for a private run, data whose preparation used statistics over all clients' rows."""
     if name in LEARNT:
         raise Invalid(f"a private run cannot have data.name = {name!r}: it is {LEARNT[name]}")
     form = "features" if "features" in options else "text"  # one of the two says how texts become numbers

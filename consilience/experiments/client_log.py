@@ -1,6 +1,6 @@
-"""What is recorded client by client: the data each holds, and per round its scores and similarities.
+"""The record of each client: its data, and per round its scores and similarities.
 
-It is in files of its own, since it grows with the number of clients, and since similarities say something about the
+It has files of its own, since it grows with the number of clients and similarities reveal something about the
 clients' data: the other records can be shared without it.
 """
 
@@ -21,7 +21,7 @@ MOST_CLIENTS = 500
 """With more clients, percentiles of their values are recorded instead of the values."""
 
 MOST_COMPARED = 64
-"""So many of a cohort, the first by number, are in a recorded similarity matrix."""
+"""The most clients of a cohort, the first by number, in a recorded similarity matrix."""
 
 MOST_COUNTS = 1_000_000
 """Larger tables client x class are left out."""
@@ -32,7 +32,7 @@ PERCENTILES = np.arange(101)
 def client_row(
     round: Round, scores: Scores | None, personal: ClientScores | None, drift: Tensor | None = None
 ) -> dict[str, Any]:
-    """One row per round, short: values to four digits, and only those that there are; `drift` [m] is the cohort's."""
+    """One compact row per round: existing values to four digits; `drift` [m] is the cohort's."""
     row: dict[str, Any] = {"round": round.number}
     if scores is not None:
         row |= _values(scores.clients.main.key, scores.clients.values)
@@ -52,7 +52,7 @@ def federation_facts(federation: Federation, label_names: tuple[str, ...]) -> di
         "test_rows": test.sizes.tolist() if test is not None else None,
     }
     classes = federation.classes
-    known = isinstance(train, Rows)  # not where rows lie on other machines
+    known = isinstance(train, Rows)  # unless rows are on other machines
     if known and classes is not None and len(federation) * classes <= MOST_COUNTS and not train.y.is_floating_point():
         facts["class_counts"] = _class_counts(federation, classes).tolist()
     return facts
@@ -81,7 +81,7 @@ def _values(name: str, values: np.ndarray) -> dict[str, Any]:
 def _cohort(round: Round, drift: Tensor | None) -> dict[str, Any]:
     """Training loss and drift of each of the cohort, in the order of its ids.
 
-    Of a secure sum only the mean is known, and a private run promises to hide what one client did: neither has any.
+    Neither exists for a secure sum, of which only the mean is known, nor for a private run, which hides single clients.
     """
     cohort = round.cohort
     if not 0 < len(cohort) <= MOST_CLIENTS or cohort.traffic is not None or "epsilon" in round.notes:
@@ -92,12 +92,12 @@ def _cohort(round: Round, drift: Tensor | None) -> dict[str, Any]:
 
 
 def _four_digits(values: Tensor) -> list[float | None]:
-    """Four significant digits; what is not finite turns null."""
+    """Four significant digits; non-finite values become null."""
     return [float(f"{value:.4g}") if np.isfinite(value) else None for value in values.to(torch.float64).tolist()]
 
 
 def _refused(cohort: Cohort) -> dict[str, Any]:
-    """Reason -> clients whose replies were refused for it."""
+    """Reason -> clients whose replies were refused."""
     found: dict[str, list[int]] = {}
     for refusal in cohort.refusals[:MOST_CLIENTS]:
         if isinstance(refusal.client, int):
@@ -106,7 +106,7 @@ def _refused(cohort: Cohort) -> dict[str, Any]:
 
 
 def _similarity(round: Round) -> dict[str, Any]:
-    """The part of the matrix below its diagonal, row by row, of those of the cohort that were compared."""
+    """The similarity matrix below its diagonal, row by row, of the compared clients of the cohort."""
     found, ids = round.notes.get("similarity"), _compared(round.cohort, round.notes.get("similarity"))
     if ids is None or not isinstance(found, Tensor):
         return {}
@@ -117,7 +117,7 @@ def _similarity(round: Round) -> dict[str, Any]:
 
 
 def _compared(cohort: Cohort, matrix: Any) -> np.ndarray | None:
-    """The clients of the rows of a similarity matrix; None where that is not known."""
+    """The clients of the rows of a similarity matrix; None if unknown."""
     if not isinstance(matrix, Tensor) or matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
         return None
     answered = cohort.ids if cohort.heard is None else cohort.ids[cohort.heard]
@@ -125,13 +125,13 @@ def _compared(cohort: Cohort, matrix: Any) -> np.ndarray | None:
 
 
 def _swaps(round: Round) -> dict[str, Any]:
-    """Whose model each of the cohort holds from now on, where models change places."""
+    """Whose model each client of the cohort holds from now on, for algorithms that swap models."""
     found = round.notes.get("model_of")
     return {} if found is None else {"model_of": found.tolist()}
 
 
 def _clusters(round: Round) -> dict[str, Any]:
-    """The cluster of each of the cohort, where the server rule has clusters."""
+    """The cluster of each client of the cohort, if the server rule has clusters."""
     for name in ("cluster", "clusters"):
         found = round.notes.get(name)
         if isinstance(found, Tensor) and found.dim() == 1 and 1 < len(found) == len(round.cohort):

@@ -1,4 +1,4 @@
-"""Evaluation by the clients themselves: the joint model or their personal models on their own test rows."""
+"""Evaluation by clients: the global model or their personal models on their own test rows."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ FederatedTest = Callable[[Tree], Scores | None]
 
 
 MANY = 10_000
-"""With more clients that have test rows, a sample of them is tested, unless a number is given."""
+"""If more clients than this have test rows, a sample of them is tested, unless a number is given."""
 SAMPLE = 1_000
 
 
 def tested_clients(sizes: Any, sample: int | None, seed: int) -> tuple[np.ndarray, int | None]:
-    """(ascending ids of the clients to test, the same ones in every round; of how many they are a sample, or None)."""
+    """(ascending ids of the clients to test, the same in every round; the number they are sampled from, or None)."""
     ids = np.flatnonzero(np.asarray(sizes) > 0)
     wanted = sample or (SAMPLE if len(ids) > MANY else len(ids))
     if wanted >= len(ids):
@@ -41,7 +41,7 @@ def tested_clients(sizes: Any, sample: int | None, seed: int) -> tuple[np.ndarra
 
 
 def sampled_rows(test: Rows | None, sample: int | None, seed: int) -> tuple[Rows | None, int | None]:
-    """(test rows of a sample of the clients, if one was asked for; of how many they are a sample, or None)."""
+    """(test rows, of a sample of the clients if one is asked for; the number they are sampled from, or None)."""
     if test is None or sample is None:
         return test, None
     ids, total = tested_clients(test.sizes, sample, seed)
@@ -84,7 +84,7 @@ class ValidatesAtClients(Protocol):
 
     @property
     def validation_sizes(self) -> np.ndarray:
-        """[K] how many."""
+        """[K] number of validation rows."""
         ...
 
 
@@ -121,7 +121,7 @@ def _added(leaf: Tensor) -> Tensor:
 
 
 def client_scores(metrics: Metrics, said: Cohort, clients: int, total: int | None = None) -> ClientScores:
-    """What clients that answered said of their own rows, among all [K]."""
+    """The scores that the answering clients reported for their own rows, among all [K]."""
     loss, values = (np.full(clients, np.nan) for _ in range(2))
     if len(said):
         (sums,) = host([said.reply])
@@ -137,7 +137,7 @@ PersonalTest = Callable[[Tree], ClientScores]
 def personal_test(
     algorithm: Algorithm, engine: RunnerEngine, *, sample: int | None = None, seed: int = 0
 ) -> PersonalTest | None:
-    """The test of an algorithm whose clients have models of their own; None for one global model.
+    """The test of an algorithm with personal models; None for one global model.
 
     sample: how many clients are tested; by default all, of more than `MANY` a sample.
     """

@@ -1,4 +1,4 @@
-"""How many clients a selection leaves in a round: none or too many are refused, one alone is worth a warning."""
+"""Checks the number of selected clients: zero or too many are errors, a single one gives a warning."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from consilience.options.parts import made
 from consilience.server.protocols import Merges, Tolerant
 from consilience.server.rules.no_server import NoServer
 
-_ROUNDS = 5  # a random selection may leave one client in a single round
+_ROUNDS = 5  # a random selection may select one client in a single round
 
 
 def try_selection(algorithm: Algorithm, federation: Federation, seed: int) -> None:
-    """Refuse a selection that asks for more clients than there are, or that finds none."""
+    """Refuse a selection of more clients than there are, or of none."""
     clients, sizes = len(federation), federation.train.sizes.numpy()
     counting = capability(algorithm.selection, ChoosesCount)
     count = None if counting is None else counting.count
@@ -34,9 +34,9 @@ def try_selection(algorithm: Algorithm, federation: Federation, seed: int) -> No
 
 
 def lone_client(algorithm: Algorithm, clients: int, seed: int) -> str | None:
-    """A warning where one of several clients trains alone in every round, though a server merges replies.
+    """A warning if only one of several clients trains in every round although the server aggregates replies.
 
-    An asynchronous server takes replies as they come, and one that merges nothing has nothing to compare.
+    It does not apply to asynchronous servers, or to servers that aggregate nothing.
     """
     if clients < 2 or capability(algorithm.server, Buffers) is not None or isinstance(algorithm.server, NoServer):
         return None

@@ -1,4 +1,4 @@
-"""How good a model is: one pass over all test rows on the device, for the federation and for every client."""
+"""Evaluation: one pass over all test rows on the device, with scores overall and for every client."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NUMBERS_AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 22}  # of outputs that metrics 
 
 @torch.no_grad()
 def evaluate(task: Task, model: Tree, test: Rows) -> Scores:
-    """Test a model on all rows, each client's own among them."""
+    """Test a model on all rows; gives scores overall and for each client's own rows."""
     found = _Totals(task, test)
     for x, y in batches(test):
         found.add(task.apply(model, x, train=False)[0], y)
@@ -41,7 +41,7 @@ def evaluate_each(task: Task, models: Tree, test: Rows) -> ClientScores:
 
 
 def batches(test: Rows) -> Iterator[tuple[Any, Tensor]]:
-    """(x, y) pieces of the rows that are small enough to be passed through a model at once."""
+    """(x, y) batches of the rows that are small enough for one forward pass."""
     row_bytes = sum(leaf[:1].numel() * leaf.element_size() for leaf in tree.leaves(test.x))
     fitting = _BYTES_AT_ONCE.get(test.y.device.type, 1 << 20) // max(row_bytes, 1)
     size = int(np.clip(fitting, 16, _MOST_ROWS))
@@ -53,9 +53,9 @@ def batches(test: Rows) -> Iterator[tuple[Any, Tensor]]:
 class _Totals:
     """The sums of all metrics over batches of test rows, on their device until the end.
 
-    Means are kept row by row and added on the host, so that the last bits are the same on every device and however rows
-    were cut; other metrics are summed over whole pieces, and client by client only where one of them is the main one.
-    Outputs of small batches are put together first: metrics are many short operations.
+    Means are stored per row and added on the host, so that the last bits do not depend on the device or the batches;
+    other metrics are summed over whole batches, and per client only if one of them is the main metric. Outputs of
+    small batches are concatenated first, since metrics are many short operations.
     """
 
     def __init__(self, task: Task, test: Rows) -> None:
@@ -70,7 +70,7 @@ class _Totals:
         self._sums: Tree = {}
         self._of_clients: dict[int, Tree] = {}  # of the main metric, unless it is a mean
         self._waiting: list[tuple[Any, Tensor]] = []
-        self._first = 0  # the number of the first row that waits
+        self._first = 0  # the number of the first buffered row
 
     def add(self, output: Any, target: Tensor) -> None:
         """One batch, after the one before."""
@@ -142,7 +142,7 @@ class _Totals:
 
 
 def client_means(values: np.ndarray, counts: np.ndarray | None, rows: Rows) -> np.ndarray:
-    """[K] sum of one value per row over each client's own rows, by that of the counts (None: one each); else NaN."""
+    """[K] sum of values over each client's rows divided by the sum of counts (None: 1 per row); NaN without rows."""
     starts, sizes = rows.starts.numpy(), rows.sizes.numpy()
 
     def summed(column: np.ndarray) -> np.ndarray:

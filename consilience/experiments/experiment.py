@@ -1,4 +1,4 @@
-"""The pieces of a run on any engine, from which a run folder is written."""
+"""The parts of a run on any engine, from which a run folder is written."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from consilience.runs.metric_table import FACT, stored
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Experiment:
-    """All the pieces of a run, ready to start; of the clients' data only a description is known here."""
+    """All parts of a run, ready to start; of the clients' data only a description is known here."""
 
     config: Config
     task: Task
     engine: RunnerEngine
     algorithm: Algorithm
     clients: int
-    classes: int | None  # of the targets; None where they are no class numbers
+    classes: int | None  # number of classes; None: targets are not class numbers
     inputs: Any  # shape of one row's features, or a dict of such shapes; {} where no row was seen
     label_names: tuple[str, ...]
     prints: dict[str, str]  # fingerprints of the data and of their partition
@@ -30,11 +30,11 @@ class Experiment:
 
     @property
     def parameters(self) -> int:
-        """How many numbers are learned."""
+        """The number of trained parameters."""
         return sum(leaf.numel() for leaf in self.task.start()["params"].values())
 
     def facts(self, code: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-        """What a new run folder says about it."""
+        """The facts that a new run folder stores."""
         return {
             "config": settings,
             "code": code,

@@ -1,4 +1,4 @@
-"""The trained model as files: safetensors under the module's own names, and a manifest that says what it is."""
+"""The trained model as files: safetensors under the module's own names, and a manifest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MANIFEST = "model.json"
 def export(folder: Path, task: Task, model: Tree, facts: dict[str, Any]) -> str:
     """Write the model, whole or not at all; its SHA-256. `load_state_dict` of the module reads it back.
 
-    Of frozen weights the manifest has the digest: they are where they were loaded from.
+    Frozen weights are not written, only their digest in the manifest: they are loaded from their own files.
     """
     values, frozen = {**model["params"], **model["buffers"]}, task.frozen
     learned = {n: v for n, v in task.trained(model).state_dict().items() if n not in frozen}

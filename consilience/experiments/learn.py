@@ -34,7 +34,7 @@ USUAL = {"iterations": 400, "lr": 0.001}
 def learn(config: Config, out: Path, *, console: Console | None = None, initial: str = "", **options: Any) -> Schedule:
     """Learn the weights of the config's rounds and clients, and write them to `out`; the start model is the run's own.
 
-    What is not given, iterations and learning rate, is what the environment's paper used, else 400 and 0.001.
+    Default iterations and learning rate: those of the environment's paper, else 400 and 0.001.
     initial: the file of a table, the name of a weighting, "own" for the algorithm's weighting; else N_k / N.
     """
     refuse_existing(out)
@@ -49,7 +49,7 @@ def learn(config: Config, out: Path, *, console: Console | None = None, initial:
 
 
 def fit(config: Config, schedule: Schedule, out: Path) -> FittedRule:
-    """A rule fitted to the schedule of this config's run, written to `out`; labels are used where there are classes."""
+    """Fit a rule to the schedule of this config's run and write it to `out`; labels are used if there are classes."""
     simulation = assemble(config)
     engine, usable = simulation.engine, FEATURES
     if not engine.task.kind.class_per_row:
@@ -61,14 +61,14 @@ def fit(config: Config, schedule: Schedule, out: Path) -> FittedRule:
 
 
 def refuse_existing(*files: Path | None) -> None:
-    """Refuse to overwrite, before any work."""
+    """Refuse to overwrite files, before any work."""
     for file in files:
         if file is not None and file.exists():
             raise Invalid(f"{file} is there already: give another name, or remove it")
 
 
 def first_weights(initial: str, simulation: Simulation) -> Initial:
-    """What `--initial` means."""
+    """The initial weights for a value of `--initial`."""
     if not initial:
         return None
     if initial == "own":
@@ -81,7 +81,7 @@ def first_weights(initial: str, simulation: Simulation) -> Initial:
 
 
 def usage(arguments: Sequence[str], out: Path) -> str:
-    """The command that runs what the weights were learned for with these weights, checked as `run` would."""
+    """The command that uses these weights in the run they were learned for, checked as `run` would."""
     path = next((text for text in arguments if "=" not in text), None)
     overrides = [text for text in arguments if "=" in text]
     algorithm = configs.load(path, overrides).algorithm

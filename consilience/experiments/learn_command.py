@@ -1,4 +1,4 @@
-"""`consilience learn`: aggregation weights by deep unfolding, a rule fitted to them, the study of their variance."""
+"""`consilience learn`: learns aggregation weights by deep unfolding, fits a rule to them, studies their variance."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def learn(
     lr: Annotated[float | None, typer.Option(help="Learning rate of the weights; 0.001.")] = None,
     gradient: Annotated[str, typer.Option(help="auto, server, reported, autograd or full.")] = "auto",
     constraint: Annotated[str, typer.Option(help="square, softmax or raw weights.")] = "square",
-    keep: Annotated[str, typer.Option(help="Where received models wait: device, cpu or nothing.")] = "device",
+    keep: Annotated[str, typer.Option(help="Where received models are stored: device, cpu or nothing.")] = "device",
     initial: Annotated[
         str, typer.Option(help="First weights: a .safetensors table, a weighting's name, or own; rows of each client.")
     ] = "",
     loss: Annotated[
-        str, typer.Option(help="What the weights make small: task, squared_error or squared_error_logits.")
+        str, typer.Option(help="Loss that the weights minimise: task, squared_error or squared_error_logits.")
     ] = "task",
     rule: Annotated[Path | None, typer.Option(help="Fit a rule for other clients to the weights, and save it.")] = None,
     variance: Annotated[
@@ -114,7 +114,7 @@ def numbered(out: Path, rounds: int) -> Path:
 
 
 def row(config: Config, schedule: Schedule) -> dict[str, Any]:
-    """What is stored of a schedule."""
+    """The stored description of a schedule."""
     return {
         "environment": config.environment.name,
         "seed": config.seed,

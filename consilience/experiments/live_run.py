@@ -1,4 +1,4 @@
-"""A running experiment: every round is on disk before it is shown, so that only the round in progress can be lost."""
+"""A running experiment: every round is saved before it is shown, so that only the round in progress can be lost."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ TOKENIZER = "tokenizer"
 _NOTHING = 0, hashlib.sha256().hexdigest()  # the position in a log without rows
 
 Watch = Callable[["Run"], Iterator[Observation]]
-"""Something that shows the observations of a run while it passes them on."""
+"""Shows the observations of a run and passes them on."""
 
 Report = Callable[[Result], Path | None]
-"""Something that draws the page of a run that has ended, and says where it is."""
+"""Draws the page of a finished run and returns its path."""
 
 
 class Run:
@@ -87,7 +87,7 @@ class Run:
         return self._model
 
     def observations(self) -> Iterator[Observation]:
-        """Train; each round is on disk before it is passed on."""
+        """Train; each round is saved before it is yielded."""
         experiment, config = self.experiment, self.config
         engine = experiment.engine
         sample, seed = config.evaluation.client_sample, config.seed
@@ -106,7 +106,7 @@ class Run:
             best=self._progress,
             maps=self._maps,
         )
-        if self._ends:  # patience was over before
+        if self._ends:  # patience was exhausted before
             return
         with Interrupts() as interrupts:
             rounds = run(
@@ -144,7 +144,7 @@ class Run:
     def complete(self, watch: Watch | None = None, report: Report | None = None) -> Result:
         """Run to the end (or to a signal), export the model and return the result.
 
-        report: draws the page of the run that has ended; where there is a tracker, it gets that page with the model.
+        report: draws the page of the finished run; a tracker gets that page with the model.
         """
         self._tracker = trackers.opened(self.config.log, self.folder, self.config.table())
         self.folder.record(status="running", **({"notes": self.notes} if self.notes else {}))
@@ -190,7 +190,7 @@ class Run:
 
     @property
     def _ends(self) -> bool:
-        """Whether the model has not become better for so long that the run stops."""
+        """Whether the run stops early because the model has stopped improving."""
         return self._progress is not None and self._progress.ends
 
     @property
@@ -202,7 +202,7 @@ class Run:
         return self._model, self._reached
 
     def _outcome(self) -> dict[str, Any]:
-        """What the record says about the best model, and about a run that stopped before its last round."""
+        """Facts about the best model, and about a run that stopped early."""
         if self._progress is None:
             return {}
         early = self._reached if self._ends and self._reached < self.config.rounds else None
@@ -237,7 +237,7 @@ class Run:
         return number % self.config.checkpoint.every == 0 or number == self.config.rounds
 
     def _record(self, observation: Observation) -> tuple[int, str]:
-        """Write the round's rows, before the checkpoint that counts on them; where the metrics end then."""
+        """Write the round's rows, before the checkpoint that refers to them; the end of the metrics file."""
         self._store_resolved()
         position = self.folder.append(observation.row)
         self.folder.clients.append(observation.clients, sync=False)
@@ -279,7 +279,7 @@ class Run:
             self._privacy.keys.erase(here.round)
 
     def _store_resolved(self) -> None:
-        """Write down what the engine measured in the first round, before anything depends on it."""
+        """Store what the engine measured in the first round, before anything depends on it."""
         known = self.experiment.engine.resolved_settings
         if all(self.config.engine.get(key) == value for key, value in known.items()):
             return
@@ -330,9 +330,9 @@ def store_config(folder: RunFolder, config: Config) -> None:
 
 
 def _refuse_other_model(saved: Tree, fresh: Tree, folder: Path) -> None:
-    """A checkpoint whose tensors are not those this algorithm and model have cannot be continued, not even by force."""
+    """Refuse, even with --force, a checkpoint whose tensors do not match this algorithm and model."""
     before, now = ({path: tuple(leaf.shape) for path, leaf in tree.flatten(t).items()} for t in (saved, fresh))
-    # a leaf that begins without rows gets more with every round
+    # a leaf that starts without rows grows with every round
     grown = {path for path, shape in now.items() if shape[:1] == (0,) and before.get(path, ())[1:] == shape[1:]}
     differing = [path for path in {**before, **now} if before.get(path) != now.get(path) and path not in grown]
     if differing:

@@ -1,4 +1,4 @@
-"""Whether a model, the rows and an algorithm fit each other, tried on two rows before a run begins."""
+"""Checks on two rows, before a run begins, that model, data and algorithm are compatible."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from consilience.task.kinds import KINDS
 
 @torch.no_grad()
 def try_model(task: Task, federation: Federation, model: str, data: str) -> Task:
-    """Pass two rows through the model, so that a model that does not fit the data is refused with the reason.
+    """Pass two rows through the model; a model that does not fit the data is refused with the reason.
 
     The task is returned with metrics for the number of classes.
     """
@@ -57,7 +57,7 @@ def refuse_other_size(task: Task, output: Any, y: torch.Tensor, model: str, data
     if kind.name not in KINDS or task.losses not in kind.losses or not isinstance(output, torch.Tensor):
         return
     if kind.multiclass and output.dim() > 1:
-        kind.knowing(output.shape[kind.class_axis])  # refuses another number of class weights
+        kind.knowing(output.shape[kind.class_axis])  # raises for a wrong number of class weights
     if not kind.multiclass and output.numel() != y.numel():
         have, need = output[:1].numel(), y[:1].numel()
         raise Invalid(f"{model} gives {have} numbers a row, but {data} have {need} targets: change its last layer")
@@ -73,7 +73,7 @@ def refuse_other_size(task: Task, output: Any, y: torch.Tensor, model: str, data
 
 
 def try_client(algorithm: Algorithm, task: Task, federation: Federation | None = None) -> Task:
-    """The task as the clients train it; a model that lacks what they call is refused, and rows they cannot train on."""
+    """The task as the clients train it; a model without the methods they call, or unsuitable rows, are refused."""
     prepared: Task = made("algorithm", functools.partial(algorithm.prepared, task), {})
     if federation is not None:
         reading = capability(algorithm.client, ChecksRows)
@@ -84,10 +84,10 @@ def try_client(algorithm: Algorithm, task: Task, federation: Federation | None =
 
 
 def _try_draws(task: Task, x: Any) -> None:
-    """Refuse a model that draws random numbers in training in a way that no other run could repeat."""
+    """Refuse a model whose random numbers in training are not reproducible."""
     try:
         task.apply(task.start(), x, train=True, key=torch.zeros((), dtype=torch.int64))
     except Invalid:
         raise
-    except Exception:  # whatever else fails in training says so there, with the client's own rows
+    except Exception:  # other errors are raised in training, with the client's own rows
         return

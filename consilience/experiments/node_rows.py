@@ -1,4 +1,4 @@
-"""Runs whose rows lie on the machines of a Ray cluster: how they are found, and which settings would read them here."""
+"""Runs whose rows stay on the machines of a Ray cluster: their description, and settings that are incompatible."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from consilience.experiments.config.config import Config
 
 
 def described(config: Config) -> NodeFederation:
-    """What the machines of the engine's cluster say of the clients that they have."""
+    """The clients' description, as reported by the machines of the engine's cluster."""
     options = dict(config.data.options)
     classes = options.pop("classes", None)
     source = NodeFiles(**options)
@@ -21,7 +21,7 @@ def described(config: Config) -> NodeFederation:
 
 
 def example_of(found: NodeFederation, name: str) -> tuple[Dataset, list[np.ndarray]]:
-    """(rows of zeros in place of the clients', the numbers of each client's rows if all lay side by side)."""
+    """(rows of zeros in place of the clients', the row numbers of each client in their concatenation)."""
     x, y = found.example()
     data = Dataset(name=name, x=x, y=y, test_x=x[:0], test_y=y[:0], classes=found.classes, group_names=found.names)
     sizes = found.train.sizes.numpy()

@@ -1,4 +1,4 @@
-"""The secret keys of a private run's rounds: on disk, for their owner only, until the round they made is saved."""
+"""The secret noise keys of a private run: on disk, readable by their owner only, until their round is saved."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAME = r"round-(\d{8,18})"
 
 
 class NoiseKeys:
-    """Gives each round its key: the stored one, so that a round cut off by a crash is repeated exactly, or a new one.
+    """Gives each round its key: the stored one, so that a round is repeated exactly after a crash, or a new one.
 
     A key is durable before anything is drawn from it. Once its round is in a checkpoint it is no longer
     needed: it is overwritten and removed, and with it the only way to remove the noise from the models.
@@ -31,7 +31,7 @@ class NoiseKeys:
         return self._store(round, fresh(round)) if known is None else known
 
     def name(self, round: int) -> str | None:
-        """The name of a round's key in the ledger, if there is one; the key cannot be found from it."""
+        """The name of a round's key in the ledger, if there is one; it does not reveal the key."""
         known = self._stored(round)
         return None if known is None else name_of(known)
 
@@ -55,7 +55,7 @@ class NoiseKeys:
             raise RecordError(explain("erase the noise key", self._folder, problem)) from problem
 
     def _stored(self, round: int) -> bytes | None:
-        """The key on disk; one that a crash cut short was never used."""
+        """The key on disk; an incomplete one, left by a crash, was never used."""
         if not os.path.lexists(self._folder):
             return None
         self._refuse_link()

@@ -1,4 +1,4 @@
-"""Checks of what clients say about tests on their own rows: nobody may report what cannot be true."""
+"""Checks test results that clients report about their own rows: impossible values are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROUNDING = 1e-6  # of sums, relative to the rows
 
 
 def plausible(said: Cohort, task: Task, rows: np.ndarray) -> Cohort:
-    """The answers to a test that can be true; the others are refused by name. rows: [K] test rows of every client."""
+    """The plausible answers to a test; the others are refused by name. rows: [K] test rows of every client."""
     if not len(said):
         return said
     refusals = []
@@ -60,7 +60,7 @@ def _refuse(task: Task, sums: Tree, rows: int) -> None:
 
 
 def _entries(metrics: Metrics, sums: Tree, rows: int) -> int:
-    """How many entries the rows have: as many as means are over, or as the example's row has where every row counts."""
+    """The number of entries in the rows: the count of the means, or the entries of an example row times the rows."""
     if metrics.entries is None:
         return rows * max(1, metrics.example()[1][:1].numel())
     means = (metrics.part(metric.key) for metric in metrics.metrics[1:] if isinstance(metric.sums, MeanOf))
@@ -68,7 +68,7 @@ def _entries(metrics: Metrics, sums: Tree, rows: int) -> int:
 
 
 def _refuse_mean(metric: Metric, total: Tensor, count: Tensor, rows: int | None) -> None:
-    """`Refused` if a mean is over other rows, or beyond what a row can have."""
+    """`Refused` if a mean has another count of rows, or is outside the range of one row."""
     number, value = float(count), float(total)
     if number < 0 or (rows is not None and number != rows):
         raise Refused(REASON, key=metric.key, detail=f"a mean over {number:g} rows, where it has {rows}")

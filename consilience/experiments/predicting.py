@@ -1,4 +1,4 @@
-"""A run's model on new rows, read as its training rows were."""
+"""Predicts new rows with a run's model; rows are read as the training rows were."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _AT_ONCE = 1024  # rows
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Predictions:
-    """One line for each row: its name, the prediction, and the probability of each class where there are classes."""
+    """One line for each row: its name, the prediction, and the probability of each class for classifiers."""
 
     head: tuple[str, ...]
     rows: list[tuple[str, ...]]
@@ -38,7 +38,7 @@ class Predictions:
 
 
 def predict(run: Path, data: Path, *, best: bool = False) -> Predictions:
-    """What the latest (or best) model of a run says of the rows of a file; files of another form are refused."""
+    """Predictions of a run's latest (or best) model for the rows of a file; files of another form are refused."""
     if not data.exists():
         raise FileNotFoundError(f"{data} was not found: name the file with the rows to predict")
     result, round, dataset = latest_simulation(run, best=best)

@@ -1,4 +1,4 @@
-"""What a run would be, before it is started: its size, what looks wrong, and what a measured step says of its cost."""
+"""Preview of a run before it starts: its size, warnings, and a cost estimate from measured steps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from consilience.experiments.cohort_size import lone_client
 from consilience.experiments.config.catalogue import engine_options
 from consilience.experiments.evaluation import evaluate
 
-STEPS = (1, 3)  # local steps of the two measured rounds: their difference is two steps, without what a round costs
+STEPS = (1, 3)  # local steps of the two measured rounds: their difference is two steps without the overhead of a round
 REPEATS = 3  # of a measured round; the fastest one counts, as the first also prepares memory and kernels
 ENOUGH = 2.0  # seconds after which a round is not measured again
 ROUNDS = 20  # over which selections and workloads are averaged
@@ -36,7 +36,7 @@ NAMED = 5  # clients that a warning names
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """What is trained, and how much is sent and kept."""
+    """What is trained, and how much is sent and stored."""
 
     clients: int
     clients_a_round: float  # mean of the first rounds
@@ -56,7 +56,7 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What was measured of two short rounds, and what follows for the run."""
+    """Measurements of two short rounds, and the estimate for the run."""
 
     bytes_down: float  # to one client in a round
     bytes_up: float
@@ -112,7 +112,7 @@ def _work(simulation: Simulation) -> Iterator[tuple[int, float]]:
 
 
 def warnings(simulation: Simulation) -> list[str]:
-    """What is allowed and probably not meant."""
+    """Settings that are allowed but probably not intended."""
     federation, algorithm = simulation.federation, simulation.algorithm
     sizes = federation.train.sizes.numpy()
     alone = lone_client(algorithm, len(federation), simulation.config.seed)
@@ -164,8 +164,8 @@ def _class_name(federation: Federation, number: int) -> str:
 def cost(simulation: Simulation, size: Size) -> Cost:
     """Measure rounds of one and of three local steps for each chosen client; nothing is kept of them.
 
-    The environment's faults are left out, so that every chosen client replies. A round of the run costs what a round
-    costs without any step, and its own number of steps.
+    The environment's faults are left out, so that every chosen client replies. The cost of a round of the run is the
+    cost of a round without steps plus that of its steps.
     """
     seconds, rounds = [], []
     for steps in STEPS:
@@ -175,7 +175,7 @@ def cost(simulation: Simulation, size: Size) -> Cost:
     replies = max(1, len(rounds[0].cohort))
     met = [max(1.0, float(np.sum(done.cohort.steps))) for done in rounds]
     step = (seconds[1] - seconds[0]) / max(1.0, met[1] - met[0])
-    if step <= 0:  # too short to be told from what a round costs anyway: at most this
+    if step <= 0:  # too short to measure beside the overhead of a round: an upper bound
         step = seconds[1] / met[1]
     fixed = max(0.0, seconds[0] - met[0] * step)
     a_round = fixed + step * size.steps_a_round
@@ -200,7 +200,7 @@ def _timed(simulation: Simulation, steps: int) -> tuple[float, Any]:
     config, federation = simulation.config, simulation.federation
     options = {key: value for key, value in config.engine.items() if key in engine_options()}
     if options.get("lane", "auto") == "auto" and _device(simulation) == "cpu":
-        options["lane"] = "serial"  # trying the others would take longer than what is measured
+        options["lane"] = "serial"  # measuring lanes would take longer than the round
     equal = Environment(steps=(steps,) * len(federation), silent=simulation.environment.silent)
     engine = Vectorised(simulation.task, federation, environment=equal, **options)
     rounds = run(simulation.algorithm, engine, rounds=REPEATS, seed=config.seed)

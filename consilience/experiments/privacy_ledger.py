@@ -1,4 +1,4 @@
-"""What a private run has spent, release by release: on disk before a round's model is released, and never removed."""
+"""The privacy ledger of a run, release by release: written before a round's model is released, never removed."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ _KINDS: Mapping[str, type] = {
 def refuse_overspending(
     server: ServerRule, start: Tree, *, clients: int, rounds: int, after: History = NOTHING
 ) -> None:
-    """Refuse, before anything starts, rounds that do not fit into the budget, and what cannot be private at all."""
+    """Refuse, before anything starts, rounds that exceed the budget, and settings that cannot be private."""
     private = capability(server, SpendsPrivacy)
     if private is None:
         return
     server.init(start, clients)
     spending, budget, done = private.spending, private.epsilon, sum(after.values())
-    cost = spending.epsilon(rounds, after)  # refuses to start where it cannot be counted
+    cost = spending.epsilon(rounds, after)  # raises if it cannot be accounted for
     if budget is None or cost <= budget:
         return
     already = epsilon_of(after, spending.delta)
@@ -70,7 +70,7 @@ def refuse_overspending(
 
 
 def counted(rounds: Iterator[Round], server: ServerRule) -> Iterator[Round]:
-    """The rounds, each with what its history has spent among its notes, for a run without a folder."""
+    """The rounds, each with the budget spent so far among its notes, for a run without a folder."""
     private = capability(server, SpendsPrivacy)
     for round in rounds:
         if private is not None:
@@ -82,16 +82,16 @@ def counted(rounds: Iterator[Round], server: ServerRule) -> Iterator[Round]:
 class PrivacyLedger:
     """One row per release: round, noise, rate, whether the noise was secret, and names of its key and of itself.
 
-    A round that is done again after a crash, with the same key and the same replies, is the same release and costs
-    nothing. Anything else is another release, and is charged: with the same key, and so the same sampling, as if its
-    clients had not been sampled.
+    A round that is repeated after a crash, with the same key and the same replies, is the same release and costs
+    nothing. Anything else is a new release, and is charged: with the same key, and so the same sampling, it is charged
+    without amplification by sampling.
     """
 
     def __init__(self, folder: RunFolder, server: ServerRule, private: SpendsPrivacy, saved: Checkpoint | None) -> None:
         self._folder, self._server, self._private = folder, server, private
         self._log = RowLog(folder.path / FILE)
         self._rows = _checked_rows(folder, self._log, saved)
-        # of all rows, kept up to date row by row: a round must not cost more the later it is
+        # of all rows, updated row by row: later rounds must not take longer
         self._places = {row["release"]: place for place, row in reversed(list(enumerate(self._rows, 1)))}
         self._key_names = {row["key"] for row in self._rows}
         self._done = Counter(_mechanism(row) for row in self._rows)
@@ -102,7 +102,7 @@ class PrivacyLedger:
     def begin(self, start: Tree, *, clients: int, first: int, last: int) -> None:
         """Refuse rounds `first` to `last` if they do not fit into the budget; erase the keys of those before.
 
-        Rounds that were released already and whose keys are left will be the same, and cost nothing.
+        Rounds that were released already and whose keys still exist will be the same, and cost nothing.
         """
         again = {row["round"] for row in self._rows if row["key"] == self.keys.name(row["round"])}
         new = sum(round not in again for round in range(first, last + 1))
@@ -123,7 +123,7 @@ class PrivacyLedger:
     def round_key(self, round: int) -> bytes:
         """The key of a round; where clients add the noise, the round is charged now, before any of them is asked.
 
-        Their noise is new each time: a round that is done again is another release.
+        Their noise is new each time: a repeated round is another release.
         """
         if not self._private.charged_first:
             return self.keys(round)
@@ -137,14 +137,14 @@ class PrivacyLedger:
 
     def _charged(self, round: Round) -> int:
         """The place of this release in the ledger, from 1; written now if it is a new one."""
-        if self._private.charged_first:  # whatever became of it
+        if self._private.charged_first:  # whether or not it was completed
             return len(self._rows)
         if round.notes["release"] not in self._places:
             self._charge(round.number, round.notes["release"], round.notes["key"])
         return self._places[round.notes["release"]]
 
     def _charge(self, round: int, release: str, key: str) -> None:
-        """Write down a release, unless the budget does not hold it."""
+        """Record a release; refused if it exceeds the budget."""
         spending, budget = self._private.spending, self._private.epsilon
         rate = 1.0 if key in self._key_names else spending.rate
         row: dict[str, Any] = {"round": round, "noise": spending.noise, "rate": rate}
@@ -206,7 +206,7 @@ def _checked_rows(folder: RunFolder, log: RowLog, saved: Checkpoint | None) -> l
             _refuse(log, "is missing, though rounds of this run were released")
         _create(log)
         return []
-    log.drop_torn_line()  # of a release that never was: rows are whole on disk before a model is seen
+    log.drop_torn_line()  # of a release that did not happen: rows are complete on disk before a model is released
     rows = log.read().rows
     for number, row in enumerate(rows, 1):
         if not _is_sound(row):

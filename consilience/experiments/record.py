@@ -1,4 +1,4 @@
-"""What is recorded of every round: one row of metrics that repeats byte for byte, and one of timing."""
+"""The record of every round: one row of metrics, reproducible byte for byte, and one of timing."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from consilience.runs.observation import Observation
 from consilience.task.scores import ClientScores, Scores
 
 COUNTS = ("silent", "empty_client", "nonfinite", "late", "clipped_updates", "memory_lost", "worker_lost")
-WHERE_NEEDED = ("capped_examples",)  # counts that are recorded in rounds that have any
-MOST_REFUSALS = 20  # that are named in a row; all are counted
+WHERE_NEEDED = ("capped_examples",)  # counts, recorded if not zero
+MOST_REFUSALS = 20  # refusals described in a row; all are counted
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Observer:
-    """Tests and describes each round: `every` so many rounds and after the last one (0: never).
+    """Tests and describes each round: after every `every` rounds and after the last one (0: never).
 
     With `local` the clients' models are tested as well, as they were after training and before the server's step;
-    with `personal` the models that clients have of their own, each on its own test rows.
+    with `personal` the clients' personal models, each on its own test rows.
     """
 
     task: Task
@@ -48,8 +48,8 @@ class Observer:
     remote: FederatedTest | None = None  # where the server has no test rows
     validation: Rows | None = None  # on the device
     remote_validation: FederatedTest | None = None  # where clients hold these rows back themselves
-    best: BestSoFar | None = None  # told of every round: it may end the run
-    maps: bool = False  # how clients' updates lie to each other is recorded
+    best: BestSoFar | None = None  # called with every round: it may end the run
+    maps: bool = False  # whether the geometry of clients' updates is recorded
     sampled_from: int | None = None  # clients with test rows, where `test` holds those of a sample
 
     def watch(self, rounds: Iterator[Round], before: Tree, traffic: tuple[int, int] = (0, 0)) -> Iterator[Observation]:
@@ -61,7 +61,7 @@ class Observer:
             before, traffic, began = round.model, observation.traffic, time.perf_counter()
 
     def observe(self, round: Round, before: Tree, traffic: tuple[int, int], seconds: float) -> Observation:
-        """A round that took so many seconds, with its rows; `before` is the model, `traffic` the bytes before it."""
+        """A round of `seconds` seconds with its rows; `before` is the model, `traffic` the bytes before it."""
         trained = time.perf_counter()
         up, down = traffic[0] + round.bytes_up, traffic[1] + round.bytes_down
         chosen = self._validated(round)
@@ -116,7 +116,7 @@ class Observer:
         return replace(found, clients=replace(found.clients, sampled_from=self.sampled_from))
 
     def _locally(self, round: Round, before: Tree) -> dict[str, Any]:
-        """How good the clients' own models are on all test rows; nothing unless asked for."""
+        """Scores of the clients' trained models on all test rows; empty unless asked for."""
         if not self.local:
             return {}
         found = ClientScores.none(self.task.metrics.main_row)
@@ -125,7 +125,7 @@ class Observer:
         return found.recorded("local")
 
     def _personally(self, round: Round) -> ClientScores | None:
-        """How good clients' own models are; None where there are none."""
+        """Scores of the clients' personal models; None if there are none."""
         if self.personal is None:
             return None
         due = self._due(round)
@@ -140,7 +140,7 @@ def _quality(number: int, scores: Scores | None, metrics: Metrics) -> dict[str, 
 
 
 def _training(round: Round, drift: torch.Tensor | None, length: float) -> dict[str, Any]:
-    """Who took part, the aggregation weights, missing replies and drift."""
+    """Participating clients, aggregation weights, missing replies and drift."""
     cohort, weights = round.cohort, round.notes.get("weights")
     shares = weights.to(torch.float64).cpu().numpy() if weights is not None and len(cohort) else None
     mean = None if drift is None else float(drift.mean())
@@ -155,7 +155,7 @@ def _training(round: Round, drift: torch.Tensor | None, length: float) -> dict[s
 
 
 def _refusals(cohort: Cohort, scores: Scores | None, personal: ClientScores | None) -> dict[str, Any]:
-    """How many replies, to training and tests, were refused for each reason; if any, the first of them in words."""
+    """The number of refused replies, to training and tests, by reason; if any, the first of them in words."""
     tests = (*(scores.clients.refusals if scores else ()), *(personal.refusals if personal else ()))
     refusals = (*cohort.refusals, *tests)
     named = [str(refusal) for refusal in refusals[:MOST_REFUSALS]]
@@ -163,7 +163,7 @@ def _refusals(cohort: Cohort, scores: Scores | None, personal: ClientScores | No
 
 
 def _staleness(round: Round) -> dict[str, Any]:
-    """How many rounds old the models are that clients started from, where the server does not wait for all."""
+    """Staleness in rounds of the models that clients started from, if the server is asynchronous."""
     return {"staleness": round.notes["staleness"].tolist()} if "staleness" in round.notes else {}
 
 
@@ -193,7 +193,7 @@ def _drift(cohort: Cohort, before: Tree) -> tuple[torch.Tensor | None, float]:
 
 
 def _moved_squared(stacked: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
-    """[m] squared distances of one tensor's rows from where they started."""
+    """[m] squared distances of one tensor's rows from the anchor."""
     return torch.linalg.vector_norm((stacked - anchor).flatten(1), dim=1, dtype=torch.float64).square()
 
 

@@ -1,4 +1,4 @@
-"""A run's latest model on test rows: its own, or those of other data."""
+"""Tests a run's latest model on its own test rows or those of other data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHANGEABLE = ("data", "data_dir", "partition", "engine", "threads", "task.metric
 class Retest:
     """Scores of the model after `round` rounds, and the clients' names; `personal` where clients have own models.
 
-    `notes` says why it is not the model of the last round, or what else of the folder is not as it was written.
+    `notes` says why it is not the model of the last round, or which other files of the folder are damaged.
     """
 
     round: int
@@ -41,12 +41,12 @@ class Retest:
 
 
 def latest(path: Path, *, best: bool = False) -> tuple[Result, int]:
-    """(the model of the newest whole checkpoint, or the best in it, with rows to try it on, after how many rounds)."""
+    """(the latest or best model of the newest whole checkpoint with example rows, its number of rounds)."""
     return latest_simulation(path, best=best)[:2]
 
 
 def latest_simulation(path: Path, *, best: bool = False) -> tuple[Result, int, Dataset]:
-    """As `latest`, and the run's data set."""
+    """As `latest`, with the run's data set."""
     folder = RunFolder.open(Path(path))
     saved = newest_checkpoint(folder)
     if saved is None:

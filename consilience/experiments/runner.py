@@ -51,7 +51,7 @@ def proceed(
 
 @contextlib.contextmanager
 def start(config: Config, *, folder: Path | None = None, data: Dataset | None = None) -> Iterator[Run]:
-    """Begin a run in a new folder: `folder` exactly, or one named after the config, numbered if that is taken."""
+    """Begin a run in a new folder: `folder` exactly, or one named after the config, numbered if the name is taken."""
     if folder is not None and (Path(folder) / "run.json").exists():
         raise Invalid(f"{folder} holds a run already: continue it with `consilience resume {folder}`")
     trackers.check(config.log)
@@ -68,7 +68,7 @@ def start(config: Config, *, folder: Path | None = None, data: Dataset | None = 
 
 @contextlib.contextmanager
 def resume(path: Path, overrides: Iterable[str] = (), *, force: bool = False) -> Iterator[Run]:
-    """Continue a run from its last checkpoint; what would change its numbers is refused or, by force, recorded."""
+    """Continue a run from its last checkpoint; changes that affect results are refused or, with `force`, recorded."""
     folder = RunFolder.open(Path(path))
     with folder.lock():
         facts = folder.facts()
@@ -93,13 +93,13 @@ def resume(path: Path, overrides: Iterable[str] = (), *, force: bool = False) ->
 
 
 def _resolved(simulation: Simulation) -> Config:
-    """The settings with what this machine decided: device and threads, on which the last bits depend."""
+    """The settings with the device and threads of this machine, on which the last bits depend."""
     config = simulation.config.changed(**simulation.engine.resolved_settings)
     return dataclasses.replace(config, threads=torch.get_num_threads())
 
 
 def _create(config: Config, folder: Path | None, facts: dict[str, Any]) -> RunFolder:
-    """The run folder; without an exact place, the first free of label, label-2, label-3 ..."""
+    """The run folder; without an exact path, the first free of label, label-2, label-3 ..."""
     if folder is not None:
         return RunFolder.create(Path(folder).parent, Path(folder).name, config.toml(), facts)
     number = 1
@@ -114,7 +114,7 @@ def _create(config: Config, folder: Path | None, facts: dict[str, Any]) -> RunFo
 
 
 def _partition_differences(folder: RunFolder, simulation: Simulation) -> list[str]:
-    """Whether the stored partition is another one; where a crash came before it was stored, it is stored now."""
+    """Differences from the stored partition; if a crash prevented storing it, it is stored now."""
     name = folder.partition.name
     if not os.path.lexists(folder.partition):
         folder.store(name, partition.encoded(simulation.parts))
@@ -132,7 +132,7 @@ def _refuse(found: list[str], folder: RunFolder, force: bool) -> None:
 
 
 def _note(folder: RunFolder, run: Run, simulation: Simulation, found: list[str], facts: dict[str, Any]) -> None:
-    """Record what changed: harmless settings quietly, the others under `forced`."""
+    """Record what changed: settings that do not affect results quietly, the others under `forced`."""
     config = run.config
     if identity.settings(config.table()) != facts.get("config"):
         store_config(folder, config)

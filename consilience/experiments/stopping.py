@@ -1,4 +1,4 @@
-"""The best model of a run by a metric on validation rows, and when to stop: a function of the rows recorded so far."""
+"""Best model by a validation metric, and early stopping: a function of the rows recorded so far."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WITH_ROWS = OnlyWith("share")
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """Rows that choose the model: `share` of each client's training rows, on which nobody trains; None: no validation.
+    """Validation rows, which select the model: `share` of each client's training rows, not trained on; None: none.
 
     After every `every` rounds (1) the global model is tested on them. It is the best so far if its `metric` (the main
     one) is better than the best before by more than `min_delta` (0). After `patience` such tests in a row without a new
@@ -37,7 +37,7 @@ class Validation:
         check(self)
 
     def row(self, metrics: Metrics) -> MetricRow:
-        """The metric that decides; refused by name if the task has no such."""
+        """The validation metric; refused by name if the task does not have it."""
         wanted, known = self.metric or metrics.main, {row.key: row for row in metrics.rows}
         if wanted not in known:
             raise Invalid(
@@ -48,9 +48,9 @@ class Validation:
 
 
 class BestSoFar:
-    """The best round by a validation metric, and how many validations there were since.
+    """The best round by a validation metric, and the number of validations since.
 
-    It depends on the recorded rows alone, so that a resumed run decides as one that was never stopped.
+    It depends on the recorded rows only, so that a resumed run stops in the same round as an uninterrupted one.
     """
 
     def __init__(self, settings: Validation, metric: MetricRow, history: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -75,7 +75,7 @@ class BestSoFar:
 
     @property
     def ends(self) -> bool:
-        """Whether patience is over."""
+        """Whether patience is exhausted."""
         return self.settings.patience is not None and self.waited >= self.settings.patience
 
     @property
@@ -106,5 +106,5 @@ def placed(rows: Rows | None, model: Tree) -> Rows | None:
 
 
 def best_so_far(settings: Validation, task: Task, history: Iterable[Mapping[str, Any]] = ()) -> BestSoFar | None:
-    """What follows the validation of a run; None where nothing is validated."""
+    """The tracker of a run's validation, with its history so far; None without validation."""
     return None if settings.share is None else BestSoFar(settings, settings.row(task.metrics), history)

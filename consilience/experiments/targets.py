@@ -1,4 +1,4 @@
-"""Targets and weights that do not fit the kind of task are refused, before anything is trained."""
+"""Refuses targets and weights that do not fit the kind of task, before anything is trained."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _refuse_shape(kind: Kind, y: Tensor, where: str) -> None:
 
 
 def _wrong(kind: Kind, y: Tensor, width: int | None) -> tuple[int, str] | None:
-    """(row, what is wrong with it) of the first target that is not of the kind."""
+    """(row, problem) of the first target that does not fit the kind."""
     if y.is_floating_point() and not bool(y.sum().isfinite()):
         row = _first(~y.isfinite())
         if row is not None:
@@ -105,7 +105,7 @@ def _refuse_weights(federation: Federation, where: str) -> None:
 
 
 def _place(federation: Federation, rows: Rows, row: int) -> str:
-    """'3 of client 'a'': the row's number among its owner's."""
+    """A row by its number among its owner's rows, such as '3 of client 'a''."""
     owner = torch.nonzero((rows.starts <= row) & (row < rows.starts + rows.sizes)).flatten()
     if not len(owner):
         return str(row)

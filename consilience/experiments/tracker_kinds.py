@@ -1,4 +1,4 @@
-"""The trackers themselves. A resumed run continues the tracked run whose id its own facts hold."""
+"""The trackers: csv, TensorBoard, MLflow, W&B; a resumed run continues the tracked run whose id is in its facts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROJECT = "consilience"
 
 
 class _Csv:
-    """A table in the run folder, written anew at every start, so that no row is there twice."""
+    """A table in the run folder, rewritten at every start, so that no row is duplicated."""
 
     def __init__(self, folder: RunFolder, settings: Mapping[str, Any]) -> None:
         self._path = folder.path / CSV
@@ -35,7 +35,7 @@ class _Csv:
         new = [key for key in found if key not in self._columns]
         self._columns += new
         self._rows.append(found)
-        if new:  # a metric that comes late gets a column, empty before
+        if new:  # a metric that appears later gets a new column
             replace_file(
                 self._path, (self._text([dict(zip(self._columns, self._columns))]) + self._text(self._rows)).encode()
             )
@@ -44,10 +44,10 @@ class _Csv:
                 stream.write(self._text([found]))
 
     def attach(self, files: Sequence[Path]) -> None:
-        """Nothing: they are beside it."""
+        """Do nothing: the files are in the same folder."""
 
     def close(self, status: str) -> None:
-        """Nothing: all is written."""
+        """Do nothing: all rows are written."""
 
     def _text(self, rows: Sequence[Mapping[str, Any]]) -> str:
         text = io.StringIO()
@@ -56,7 +56,7 @@ class _Csv:
 
 
 class _TensorBoard:
-    """Event files in the run folder, rewritten from the metrics at every start, so that no row is there twice."""
+    """Event files in the run folder, rewritten from the metrics at every start, so that no row is duplicated."""
 
     def __init__(self, folder: RunFolder, settings: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -82,7 +82,7 @@ class _TensorBoard:
 
 
 class _MLflow:
-    """One run at the tracking server that MLFLOW_TRACKING_URI names; its id is among the facts of ours."""
+    """One run at the tracking server that MLFLOW_TRACKING_URI names; its id is stored in our run's facts."""
 
     def __init__(self, folder: RunFolder, settings: Mapping[str, Any]) -> None:
         # no usage statistics
@@ -95,7 +95,7 @@ class _MLflow:
         self._logged = {metric.step for metric in known}
 
     def add(self, row: Mapping[str, Any]) -> None:
-        if row["round"] in self._logged:  # logged before a crash, and the same now
+        if row["round"] in self._logged:  # logged before a crash, and unchanged
             return
         from mlflow.entities import Metric
 
@@ -114,7 +114,7 @@ class _MLflow:
         self._client.set_terminated(self._run, named.get(status, "FAILED"))
 
     def _found(self, folder: RunFolder) -> str:
-        """The id that an earlier start wrote down, if the server still has it; it is running again then."""
+        """The id that an earlier start stored, if the server still has it; its status is then set to running."""
         known = str(folder.facts().get("mlflow_run", ""))
         if not known:
             return ""
@@ -139,7 +139,7 @@ class _MLflow:
 
 
 class _WeightsAndBiases:
-    """One W&B run, continued by its id. Offline (WANDB_MODE=offline) each start leaves files for `wandb sync`."""
+    """One W&B run, continued by its id; offline (WANDB_MODE=offline) each start writes files for `wandb sync`."""
 
     def __init__(self, folder: RunFolder, settings: Mapping[str, Any]) -> None:
         import wandb
@@ -159,7 +159,7 @@ class _WeightsAndBiases:
         )
         if self._run.id != known:
             folder.record(wandb_run=self._run.id)
-        # Offline nobody can be asked which rounds are there, and a round must not be sent twice.
+        # Offline it is unknown which rounds the server has, and a round must not be sent twice.
         self._last_file = place / f"{self._run.id}.rounds"
         self._last = 0
         with contextlib.suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Optional logging to a tracker: each round once, also when a run is resumed, and never at the run's expense."""
+"""Optional logging to a tracker: each round once, also if a run is resumed; its errors never stop the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from consilience.runs.names import plain
 from consilience.runs.redact import redacted
 
 TRACKERS = {"csv": "csv", "tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
-"""What can be logged to, and the package that it needs."""
+"""The trackers, and the package that each needs."""
 
 TAGS = "CONSILIENCE_TAGS"
 """Environment variable with more tags, between commas."""
@@ -26,7 +26,7 @@ _MOST_TAGS = 30
 
 
 class Tracker(Protocol):
-    """Somewhere that rows are logged to; it may raise anything, at any time."""
+    """A destination for rows; it may raise any exception at any time."""
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Log one round, unless it was logged before."""
@@ -37,19 +37,19 @@ class Tracker(Protocol):
         ...
 
     def close(self, status: str) -> None:
-        """Write what is not yet written; status: finished, interrupted or failed."""
+        """Flush and close; status: finished, interrupted or failed."""
         ...
 
 
 class Tracking:
-    """A run's tracker: rows that it did not take are given again with the next one, and its errors are warnings."""
+    """A run's tracker: rows that failed are logged again with the next one, and errors become warnings."""
 
     def __init__(self, name: str, tracker: Tracker) -> None:
         self._name, self._tracker = name, tracker
         self._waiting: list[Mapping[str, Any]] = []
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Log one round, and those that wait."""
+        """Log one round, and those that failed before."""
         self._waiting.append(row)
         try:
             while self._waiting:
@@ -59,7 +59,7 @@ class Tracking:
             _journal.warning("round %d is not in %s yet: %s", row["round"], self._name, plain(problem))
 
     def finish(self, status: str, files: Iterable[Path] = ()) -> None:
-        """Hand over the files that there are, and close."""
+        """Attach the files that exist, and close."""
         found = [file for file in files if file.is_file()]
         try:
             for row in self._waiting:
@@ -75,7 +75,7 @@ class Tracking:
 
 
 def check(log: str | None) -> None:
-    """Refuse to log to what is not installed, before anything starts."""
+    """Refuse a tracker that is not installed, before anything starts."""
     if log is not None and importlib.util.find_spec(TRACKERS[log]) is None:
         raise Invalid(f'log = {log!r} needs a package that is not installed: pip install "consilience[{log}]"')
 
@@ -102,7 +102,7 @@ def opened(log: str | None, folder: RunFolder, settings: Mapping[str, Any]) -> T
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """The fields of a row that are curves."""
+    """The numeric fields of a row."""
     fields = {key: value for key, value in row.items() if key != "round"}
     return {k: float(v) for k, v in fields.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
 

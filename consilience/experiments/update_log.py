@@ -1,6 +1,6 @@
-"""How clients' updates lie to each other, recorded so that a report can draw clients as a map.
+"""Records the geometry of clients' updates, so that a report can draw a map of the clients.
 
-A client's update w_k - w is read through a random projection (a count sketch) that is the same in all rounds, so that
+A client's update w_k - w is reduced by a random projection (a count sketch) that is the same in all rounds, so that
 updates of different rounds can be compared. What is recorded tells who resembles whom: it stays in the clients' file,
 and is never recorded where clients are real or where the run promises differential privacy.
 """
@@ -25,10 +25,10 @@ from consilience.privacy.spending import SpendsPrivacy
 from consilience.server.geometry.geometry import sketch
 
 MOST_CLIENTS = 64
-"""So many of a larger cohort are recorded: the same ones in every round in which they take part."""
+"""The number of clients recorded of a larger cohort: the same ones in every round in which they participate."""
 
 MOST_PARAMETERS = 1 << 20
-"""Of larger models every n-th parameter is read."""
+"""Parameters up to which all are read; of larger models every n-th."""
 
 WIDE, NARROW = 1024, 64
 """Numbers per client: cosines of the round are computed from the first (error about 0.03), the second are stored."""
@@ -37,7 +37,7 @@ _KEY = rng.key(0, "map of clients")
 
 
 def recorded(setting: bool | None, server: ServerRule, *, deployed: bool) -> bool:
-    """Whether a run records updates: where nobody is exposed by it, unless it is switched off."""
+    """Whether a run records updates: if no real client is exposed by it, unless it is switched off."""
     private = capability(server, SpendsPrivacy) is not None
     if setting and (private or deployed):
         why = "real clients" if deployed else f"differential privacy ({type(server).__name__})"
@@ -49,7 +49,7 @@ def recorded(setting: bool | None, server: ServerRule, *, deployed: bool) -> boo
 
 
 def is_due(round: int) -> bool:
-    """All of the first 32 rounds, then 16 each time that their number doubles: 95 of 500, whatever the last is."""
+    """Whether a round is recorded: all of the first 32, then 16 for each doubling (95 of 500 rounds)."""
     return round % (1 << max(0, round.bit_length() - 5)) == 0
 
 
@@ -64,7 +64,7 @@ def update_row(cohort: Cohort, before: Tree) -> dict[str, Any]:
     columns = [params[name] for name in names], [anchors[name] for name in names], list(range(len(names)))
     wide = torch.stack(each(_projected, *columns, given=(stride,))).sum(0).cpu()  # [m, WIDE]
     lengths = wide.square().sum(1).sqrt()
-    unit = torch.nan_to_num(wide / lengths[:, None], nan=0.0, posinf=0.0, neginf=0.0)  # an update of zero: no direction
+    unit = torch.nan_to_num(wide / lengths[:, None], nan=0.0, posinf=0.0, neginf=0.0)  # zero updates: no direction
     cosine = (unit @ unit.T).clamp(-1, 1)
     below = torch.tril_indices(len(kept), len(kept), -1)
     narrow = unit.reshape(len(kept), -1, NARROW).sum(1)  # sums of sums are a count sketch again
@@ -84,7 +84,7 @@ def packed(values: Tensor) -> str:
 
 
 def _kept(cohort: Cohort) -> np.ndarray:
-    """Places in the cohort of those recorded, in its order: all who answered, or a sample that clients keep."""
+    """Indices of the recorded clients in the cohort: all that replied, or a fixed sample."""
     places = np.arange(len(cohort)) if cohort.heard is None else np.flatnonzero(cohort.heard)
     if len(places) <= MOST_CLIENTS:
         return places

@@ -1,4 +1,4 @@
-"""The one ClientApp: it hands Flower's messages to whatever answers them."""
+"""The ClientApp: passes Flower's messages to the object that answers them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from consilience.core.settings import Invalid
 
 @runtime_checkable
 class Answers(Protocol):
-    """What answers the messages of a round; `query`, where there is one, answers an introduction."""
+    """Answers the messages of a round; an optional method `query` answers introductions."""
 
     def train(self, message: Any, context: Any) -> Any:
         """The answer to a request to train."""

@@ -1,4 +1,4 @@
-"""Dense layers with low-rank adapters: the layer's own weight is a constant, the adapter is trained."""
+"""Dense layers with low-rank adapters: the layer's own weight is frozen, the adapter is trained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model factory accepts: options are checked by their annotations, shapes by what the model reads."""
+"""Checks of a model factory's arguments: options by their annotations, input shapes by the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Shape = tuple[Count, ...]  # of one example
 
 
 def factory(make: Callable[Given, nn.Module]) -> Callable[Given, nn.Module]:
-    """A model factory that refuses unknown, missing and impossible options before it builds anything."""
+    """Decorator of model factories that refuses unknown, missing and invalid options before building anything."""
     required = [n for n, p in inspect.signature(make).parameters.items() if p.default is p.empty]
 
     @functools.wraps(make)
@@ -56,7 +56,7 @@ def picture_shape(model: str, inputs: Shape, least: int = 1, hint: str = "") -> 
 
 
 def require_sequence(model: str, inputs: Shape) -> None:
-    """Refuse examples that are not one row of tokens."""
+    """Refuse inputs that are not a sequence of tokens."""
     if len(inputs) != 1:
         raise Invalid(
             f"{model}.inputs = {inputs!r} is not a sequence: "
@@ -65,7 +65,7 @@ def require_sequence(model: str, inputs: Shape) -> None:
 
 
 def modality_sizes(model: str, inputs: Any) -> dict[str, int]:
-    """Feature size of each modality, sorted by name so that every organisation builds the same layout."""
+    """Feature size of each modality, sorted by name so that every organisation builds the same model."""
     if not isinstance(inputs, dict) or not inputs:
         raise Invalid(
             f"{model}.inputs = {inputs!r} must name the size of each modality, e.g. {{'text': 384, 'picture': 512}}"

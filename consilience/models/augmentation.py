@@ -1,4 +1,4 @@
-"""Pictures varied at random in training, by draws from the step's key: the same in every lane and on every device."""
+"""Random picture augmentation in training, drawn from the step's key: the same in every lane and on every device."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch.nn import functional as F
 from consilience.core import rng
 from consilience.core.settings import Invalid
 
-LAYER = 2**40  # apart from the numbers of dropout layers
+LAYER = 2**40  # a stream of its own, different from those of dropout layers
 GREY = (0.299, 0.587, 0.114)
 
 
 class Augment(nn.Module):
-    """Mirrors, colours and rotates pictures [n, 3, height, width] with values in [0, 1]; nothing in evaluation.
+    """Flips, recolours and rotates pictures [n, 3, height, width] with values in [0, 1]; the identity in evaluation.
 
     Each row draws for itself: mirrored with probability `flip`; brightness, contrast and saturation each times a
     factor in 1 +- `jitter`; turned by an angle within +- `rotation` degrees, the corners black.

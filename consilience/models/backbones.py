@@ -12,7 +12,7 @@ from consilience.core.settings import Invalid
 
 def backbone_named(key: str, name: str, inputs: Any, classes: int, options: Mapping[str, Any] | None) -> nn.Module:
     """The zoo's model of that name; `key` is the setting that asked for it, for the error message."""
-    from consilience.models import find  # the wrappers are in the catalogue they look into
+    from consilience.models import find  # imported here: the wrappers are in this catalogue themselves
 
     if options is not None and not isinstance(options, Mapping):
         raise Invalid(f"{key}_options = {options!r} must be a table of options for {name}, e.g. {{norm = 'group'}}")
@@ -20,7 +20,7 @@ def backbone_named(key: str, name: str, inputs: Any, classes: int, options: Mapp
 
 
 def head_shape(backbone: nn.Module) -> tuple[int, int]:
-    """What the backbone's linear head reads and gives: the length of `features(x)`, the number of classes."""
+    """Input and output size of the backbone's linear head: the length of `features(x)`, the number of classes."""
     head = getattr(backbone, "head", None)
     if not callable(getattr(backbone, "features", None)) or not isinstance(head, nn.Linear):
         raise Invalid(

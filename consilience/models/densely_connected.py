@@ -14,7 +14,7 @@ from consilience.models.arguments import Shape, factory, picture_shape
 from consilience.models.layers import Norm, Stem, initialise_convolutions, normalisation
 
 MakeNorm = Callable[[int], nn.Module]
-BOTTLENECK = 4  # a layer squeezes its input to this many times the growth rate
+BOTTLENECK = 4  # bottleneck width of a layer, in multiples of the growth rate
 
 
 class DenseLayer(nn.Module):
@@ -33,7 +33,7 @@ class DenseLayer(nn.Module):
 
 
 class DenseBlock(nn.Module):
-    """Each layer reads the block's input and everything the layers before it made."""
+    """Each layer reads the block's input and the outputs of all layers before it."""
 
     def __init__(self, before: int, depth: int, growth: int, norm: MakeNorm) -> None:
         super().__init__()

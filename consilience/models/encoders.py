@@ -1,4 +1,4 @@
-"""Text and pictures turned into feature tensors once, so that clients train a small model on them."""
+"""Encodes texts and pictures as feature tensors once, so that clients train a small model on them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def hashed_ngrams(
     ngrams: tuple[int, int] = (1, 2),
     analyzer: Literal["word", "char_wb"] = "word",
 ) -> Tensor:
-    """[n, features] hashed n-gram counts of unit length: no vocabulary to agree on, nothing to fit first."""
+    """[n, features] hashed n-gram counts of unit length; needs no shared vocabulary and no fitting."""
     from sklearn.feature_extraction.text import HashingVectorizer
 
     _refuse_other_than_texts(texts)
@@ -119,7 +119,7 @@ def encode_pictures(
 
 
 def model_folder(encoder: str) -> Path:
-    """Where an encoder's config.json and weights lie: a folder, or inside the installed package so named."""
+    """The folder of an encoder's config.json and weights: given, or inside the installed package of that name."""
     folder = Path(encoder).expanduser()
     if (folder / "config.json").is_file():
         return folder

@@ -16,7 +16,7 @@ from consilience.models.weights import load_weights
 
 
 class Constant(nn.Module):
-    """Calls a module it holds out of reach of `parameters`, `buffers` and `state_dict`, always in eval mode.
+    """Calls a module in eval mode whose values are not in `parameters`, `buffers` and `state_dict`.
 
     A constant is not part of the model's state: clients share one copy, it is never averaged, sent or saved,
     and every client builds the same one from the same configuration. `.to(...)` reaches it.
@@ -45,7 +45,7 @@ class Constant(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of number the held module computes in."""
+        """The dtype of the held module."""
         return next((p.dtype for p in self.held[0].parameters()), torch.get_default_dtype())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -68,7 +68,7 @@ class FrozenEncoder(nn.Module):
         self.head = head
 
     def features(self, x: Any) -> Tensor:
-        """The encoder's representation, in the head's type of number."""
+        """The encoder's representation, in the head's dtype."""
         return self.encoder(x).to(next(self.head.parameters()).dtype)
 
     def forward(self, x: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Models of several modalities: late fusion joins their features, early fusion what they are made of."""
+"""Models of several modalities: late fusion concatenates their features, early fusion their inputs."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def early_fusion(
 
 
 def _without_mask(model: str, inputs: Any) -> tuple[Any, bool]:
-    """The modalities, and whether rows say which of them they have."""
+    """The modalities, and whether rows have a mask of present modalities."""
     if not isinstance(inputs, dict) or PRESENT not in inputs:
         return inputs, False
     rest = {name: shape for name, shape in inputs.items() if name != PRESENT}
@@ -230,8 +230,8 @@ def _token_encoder(model: str, inputs: Any, tokens: int | None, size: int) -> di
 
 
 def _refuse_idle(encoder: str | None, weights: str | None, other: bool, pictures: bool) -> None:
-    """Refuse options about pictures where there are none to encode here."""
-    if pictures:  # `modality_sizes` says what to do
+    """Refuse picture options if there are no pictures to encode."""
+    if pictures:  # `modality_sizes` raises with the fix
         return
     if encoder is not None or weights is not None or other:
         raise Invalid(

@@ -41,7 +41,7 @@ class HuggingFace(nn.Module):
         return self.core(**self._inputs(x)).logits
 
     def compute_less(self) -> None:
-        """Leave out, in place, what the logits do not read: for the copy with which an engine computes."""
+        """Remove, in place, computation that the logits do not depend on, in the engine's copy of the model."""
         make_lean(self.model)
 
     def tokenize(self, texts: Sequence[str], *, pad_to: int | None = None) -> dict[str, Tensor]:
@@ -82,7 +82,7 @@ class HuggingFace(nn.Module):
             length = x["input_ids"].shape[-1]
             causal = torch.ones(length, length, dtype=torch.bool, device=x["input_ids"].device).tril()[None, None]
             mask = causal if mask is None else mask & causal
-        # with four axes, transformers takes a mask as it is and does not look at its values
+        # transformers uses a mask with four axes as it is, without reading its values
         return {**given, "attention_mask": mask}
 
 
@@ -91,7 +91,7 @@ def _core(model: Any) -> Any:
 
 
 class HuggingFaceClassifier(HuggingFace):
-    """With one decision for a row: `head(features(x))`."""
+    """A classifier with one output per row: `head(features(x))`."""
 
     @property
     def head(self) -> nn.Linear:
@@ -112,13 +112,13 @@ class HuggingFaceClassifier(HuggingFace):
         finally:
             hook.remove()
         found = seen[-1]
-        if found.dim() == 3:  # decoders decide at every token, and take the last
+        if found.dim() == 3:  # decoders compute logits at every token and use the last
             found = _at_decision(found, self.head(found), logits)
         return found
 
 
 def _at_decision(features: Tensor, each: Tensor, logits: Tensor) -> Tensor:
-    """Of [B, T, size], the place whose logits were taken."""
+    """From [B, T, size], the features at the token whose logits were used."""
     distance = (each - logits.unsqueeze(1)).abs().sum(-1)
     place = distance.argmin(1)
     return features.gather(1, place[:, None, None].expand(-1, 1, features.shape[-1])).squeeze(1)

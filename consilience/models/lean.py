@@ -1,6 +1,6 @@
-"""Transformers that compute no more than their decision reads: the same logits from fewer operations.
+"""Transformers that compute only what their logits depend on: the same logits from fewer operations.
 
-An engine applies it to its own copy of a model; the module of the user, and what is exported, stay as they are.
+An engine applies it to its own copy of a model; the user's module and exported models are unchanged.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def make_lean(model: Any) -> None:
 
 def _first_token(layer: Any, hidden: Tensor, attention_mask: Tensor | None = None, *given: Any, **named: Any) -> Tensor:
     """[B, 1, size]: the layer's output at the first token, which attends to all."""
-    if _drops(layer):  # its pattern is drawn for all tokens
+    if _drops(layer):  # its mask is drawn for all tokens
         return type(layer).forward(layer, hidden, attention_mask, *given, **named)
     own = layer.attention.self
-    first = hidden[:, :1].contiguous()  # of parts of a tensor, torch makes one product for each row
+    first = hidden[:, :1].contiguous()  # for slices of a tensor, torch computes one product per row
     heads = (-1, own.attention_head_size)
     query, key, value = (
         project(of).unflatten(-1, heads).transpose(1, 2)

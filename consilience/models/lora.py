@@ -13,7 +13,7 @@ from consilience.core.settings import Invalid, nearest
 TASKS = {"sequence_classification": "SEQ_CLS", "token_classification": "TOKEN_CLS", "causal_lm": "CAUSAL_LM"}
 ALL_LINEAR = "all-linear"
 USUAL = {"distilbert": ("q_lin", "v_lin"), "vit": ("query", "value", "q_proj", "v_proj")}
-"""Queries and values, as PEFT takes for other models."""
+"""Names of the query and value layers, as PEFT has them for other models."""
 
 
 def with_adapters(

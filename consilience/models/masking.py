@@ -15,11 +15,11 @@ from consilience.layers import samplers
 from consilience.models.hugging_face import HuggingFace
 from consilience.models.tokenization import MASKED_SHARE, Tokenization
 
-SALT = 2**42  # apart from the draws of layers, of modules and of augmentations
+SALT = 2**42  # a stream of its own, different from those of layers, modules and augmentation
 
 
 class MaskedLanguageModel(HuggingFace):
-    """It predicts hidden tokens; in training, which ones is drawn from the batch's key, and so differs in every round.
+    """Predicts masked tokens; in training they are drawn from the batch's key, and so differ in every round.
 
     Rows come with hidden tokens and, as targets, what is hidden there: tests and passes without training use these.
     """

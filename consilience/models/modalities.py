@@ -1,4 +1,4 @@
-"""Rows of several modalities: a dict of tensors by name and, where parts may be missing, which of them are there."""
+"""Rows of several modalities: a dict of tensors by name and, if modalities may be missing, a mask."""
 
 from __future__ import annotations
 

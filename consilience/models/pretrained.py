@@ -1,4 +1,4 @@
-"""Models of transformers by name or config: how they are loaded, and which do not fit the data or the head."""
+"""Loads models of transformers by name or config, and checks that they fit the data and the head."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def built(weights: str | None, settings: Any, head: str) -> nn.Module:
                 config=settings,
                 local_files_only=here,
                 use_safetensors=True,
-                ignore_mismatched_sizes=True,  # a head for other classes is made anew
+                ignore_mismatched_sizes=True,  # a head with another number of classes is initialised
                 output_loading_info=True,
             )
         _refuse_partial(weights, model, [*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])])
@@ -99,7 +99,7 @@ def built(weights: str | None, settings: Any, head: str) -> nn.Module:
 
 
 class Quiet:
-    """Without transformers' report of which weights are new: a head always is."""
+    """Silences transformers' report of newly initialised weights: a head always is one."""
 
     def __init__(self, transformers: Any) -> None:
         self._logging = transformers.logging
@@ -183,7 +183,7 @@ def head_names(model: nn.Module) -> list[str]:
 
 
 def freeze_below(model: nn.Module, heads: Sequence[str], head: str) -> None:
-    """Train the heads alone."""
+    """Freeze all parameters but the heads'."""
     parts = [part for name, part in model.named_modules() if name.rpartition(".")[2] in heads]
     trained = {id(p) for part in parts for p in part.parameters()}
     if not trained:

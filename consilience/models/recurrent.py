@@ -1,4 +1,4 @@
-"""LSTMs for characters and text, in plain tensor arithmetic so that a whole cohort trains at once (vmap)."""
+"""LSTMs for characters and text, in plain tensor operations so that a whole cohort trains at once (vmap)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RecurrentLayer(nn.Module):
         bound = 1 / math.sqrt(hidden)
         for weight in self.parameters():
             nn.init.uniform_(weight, -bound, bound)
-        with torch.no_grad():  # remember by default (Jozefowicz et al. 2015), as the published benchmarks do
+        with torch.no_grad():  # forget-gate bias of 1 (Jozefowicz et al. 2015), as in the published benchmarks
             self.input_gates.bias[hidden : 2 * hidden] = 1.0
 
     def forward(self, x: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:

@@ -92,7 +92,7 @@ class Tokenization:
 def _tokenizer(source: str) -> Any:
     transformers = import_transformers()
     tokenizer = _byte_tokenizer() if source == BYTES else _loaded(transformers, source)
-    if tokenizer.pad_token_id is None:  # decoders often have none; padding counts nowhere
+    if tokenizer.pad_token_id is None:  # decoders often have none; padding has no effect
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     tokenizer.padding_side = "right"
     return tokenizer
@@ -122,7 +122,7 @@ def located(source: str) -> tuple[str | Path, bool]:
 
 
 def _byte_tokenizer() -> Any:
-    """One token for every byte of UTF-8: it fits every text, and nothing is learned from anybody's texts."""
+    """One token for every byte of UTF-8: it works for every text, and nothing is learnt from clients' texts."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -139,7 +139,7 @@ def _byte_tokenizer() -> Any:
 
 
 def import_transformers() -> Any:
-    """The package, or what to install."""
+    """Import transformers; the error says what to install."""
     try:
         import transformers
     except ImportError as problem:

@@ -1,4 +1,4 @@
-"""Pre-trained weights from files that hold no code (.safetensors, .npz), under the names others use."""
+"""Pre-trained weights from files without code (.safetensors, .npz), by the names that other libraries use."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _read(file: Path) -> dict[str, Tensor]:
         raise FileNotFoundError(f"no weights file {file.absolute()}: give the path of a .safetensors or .npz file")
     try:
         return _tensors(file)
-    except Exception as problem:  # both parsers raise whatever the damage leads to
+    except Exception as problem:  # both parsers raise many kinds of exceptions on damaged files
         reason = plain(f"{type(problem).__name__}: {problem}", most=200)
         raise Invalid(f"weights file {str(file)!r} cannot be read ({reason}): it is damaged or cut off") from problem
 

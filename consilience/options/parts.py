@@ -1,4 +1,4 @@
-"""Parts by name: `selection = {name = "uniform", fraction = 0.3}` becomes the part, by the option's annotated protocol.
+"""Parts by name: builds `selection = {name = "uniform", fraction = 0.3}` by the option's annotated protocol.
 
 There is no registry: every dataclass in the part packages, or in the package that declares the protocol, that has the
 protocol's members is one of its parts. From Python the same names and tables work, next to the parts themselves.
@@ -37,7 +37,7 @@ def parts_of(protocol: type) -> dict[str, type]:
 
 
 def name_of(kind: type) -> str:
-    """What a config calls a part: its file's name where that is the class's, else the class's in snake case."""
+    """The name of a part in a config: its file's name if that matches the class, else the class name in snake case."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=^[A-Z])(?=[A-Z][a-z])", "_", kind.__name__).lower()
     for word in _FAMILY_WORDS:
         words = words.removesuffix(f"_{word}")
@@ -65,13 +65,13 @@ def find(key: str, name: Any, protocol: type, words: Sequence[str] = ()) -> type
 
 
 def _named_once(words: Iterable[str], parts: Iterable[str]) -> list[str]:
-    """Words and names of parts; a part that a word stands for, such as n_adam for nadam, is left out."""
+    """Words and names of parts; a part with a word of its own, such as n_adam for nadam, is left out."""
     words = tuple(words)
     return [*words, *(name for name in parts if name.replace("_", "") not in words)]
 
 
 def _selection_hint(name: str) -> str:
-    """What to write for words and numbers in quotes that people try."""
+    """The fix for a selection that is a common word or a number in quotes."""
     if name.lower() in ("all", "every", "full"):
         return ": all clients are 'everyone'"
     if name.lower() in ("random", "sample", "half"):
@@ -85,7 +85,7 @@ def _selection_hint(name: str) -> str:
 def build(key: str, given: Any, protocol: type, words: Sequence[str] = ()) -> Any:
     """A part from its name, from a table of its name and options, or as it is; a selection also from a fraction.
 
-    `words` could have stood in its place, and are named with the parts in refusals.
+    `words` are also allowed in its place, and are listed with the parts in errors.
     """
     if isinstance(given, type):
         raise Invalid(f"{key} = {given.__name__} is a class, not a part: write {given.__name__}(...)")
@@ -122,7 +122,7 @@ def _counted(count: Any) -> str:
 
 
 def made(key: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    """The factory's product; its own refusals say which setting they are about."""
+    """Call the factory; its errors get the key of the setting."""
     try:
         return factory(**options)
     except Invalid as problem:
@@ -142,7 +142,7 @@ def read_options(key: str, given: Mapping[str, Any], known: Mapping[str, Option]
 
 
 def read(key: str, value: Any, annotation: Any) -> Any:
-    """A value as given: parts built, lists made tuples, "none" made None, then checked by the annotation."""
+    """Read a given value: parts are built, lists become tuples, "none" becomes None; checked by the annotation."""
     return check_value(key, _converted(key, value, annotation), annotation)
 
 
@@ -202,7 +202,7 @@ def _converted(key: str, value: Any, annotation: Any) -> Any:
     protocol = protocol_in(annotation)
     choices = [str(c) for m in members if typing.get_origin(m) is typing.Literal for c in typing.get_args(m)]
     named = isinstance(value, str) and value.lower() in [choice.lower() for choice in choices]
-    if protocol is not None and not named:  # a word that stands beside a protocol comes before parts of that name
+    if protocol is not None and not named:  # a word in the annotation has precedence over a part of that name
         return build(key, value, protocol, choices)
     for member in members:
         if typing.get_origin(member) is tuple and isinstance(value, (list, tuple)):
@@ -250,7 +250,7 @@ def _is_plain(member: Any) -> bool:
 
 
 def _has(kind: type, member: str) -> bool:
-    # a field without a default is no attribute of the class; and every class, being one, can be called
+    # a field without a default is not a class attribute; and every class is callable
     inherited = any(member in vars(base) for base in kind.__mro__)
     return inherited or member in {field.name for field in dataclasses.fields(kind)}
 
@@ -262,7 +262,7 @@ def _members_of(protocol: type) -> tuple[str, ...]:
 
 @functools.cache
 def _dataclasses(packages: tuple[str, ...]) -> tuple[type, ...]:
-    """Every public dataclass in the packages, those they show from elsewhere included."""
+    """Every public dataclass in the packages, including those they import."""
     found: dict[type, None] = {}
     for package in packages:
         top = importlib.import_module(package)

@@ -1,7 +1,7 @@
-"""Where `consilience tune` searches: a range for each numeric option of the recipes, or the reason why it has none.
+"""Search ranges of `consilience tune`: a range for each numeric option of the recipes, or the reason for none.
 
-A key is an option's name, or `recipe.option` where the option means something else in that recipe. Options that are no
-numbers choose between variants of a method, and are not tuned.
+A key is an option's name, or `recipe.option` if the option means something else in that recipe. Non-numeric options
+choose between variants of a method, and are not tuned.
 """
 
 from __future__ import annotations
@@ -173,14 +173,14 @@ RANGES: dict[str, SearchRange | str] = {
 
 
 def ruled(recipe: str, option: str) -> SearchRange | str | None:
-    """The range of a recipe's option, or why it is not tuned; None where nothing is said."""
+    """The range of a recipe's option, or why it is not tuned; None if neither is known."""
     return RANGES.get(f"{recipe}.{option}", RANGES.get(option))
 
 
 def space(
     recipe: str, known: Mapping[str, Option], given: Mapping[str, Any], changes: Mapping[str, SearchRange]
 ) -> dict[str, SearchRange]:
-    """What is searched for a recipe: its numeric options with a range, but for those given; `changes` win.
+    """The search space of a recipe: its numeric options with a range, except those given; `changes` have precedence.
 
     A change is for `option`, in every recipe that has it, or for `recipe.option`.
     """

@@ -1,8 +1,8 @@
-"""Recipes with their options: read, checked, and refused where they have no effect, for every caller.
+"""Recipes with their options: read, checked, and refused if they have no effect, for every caller.
 
 A setting that cannot change the algorithm in the given combination is an error, because its user believes that it
 does: the algorithm is built without the setting and with other values of it, and if none makes a difference, the
-setting is refused with the one that keeps it from having an effect.
+setting is refused, and the error names the other setting that disables it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ P = ParamSpec("P")
 Result = TypeVar("Result")
 Options = dict[str, Any]
 Recipe = Callable[..., Algorithm]
-_building = contextvars.ContextVar("building", default=False)  # a recipe inside a recipe is part of its building
+_building = contextvars.ContextVar("building", default=False)  # a recipe called inside a recipe is not checked again
 
 
 def checked(build: Callable[P, Result], shared: Mapping[str, Option]) -> Callable[P, Result]:
@@ -66,7 +66,7 @@ def default_of(recipe: Recipe, name: str) -> Any:
 
 @functools.cache
 def default_algorithm(recipe: Recipe) -> Algorithm | None:
-    """What a recipe builds from nothing; None if there is something it must be given."""
+    """What a recipe builds without options; None if it has a required option."""
     needs = any(option.required for option in options_of(recipe).values())
     return None if needs else _raw(recipe, {})
 
@@ -110,14 +110,14 @@ def _tried(recipe: Recipe, options: Mapping[str, Any]) -> Algorithm | None:
 
 
 def _is_default(recipe: Recipe, name: str, value: Any) -> bool:
-    """Whether an option is only stated: it has the value, or is the part, that it would have anyway."""
+    """Whether an option has its default value or part."""
     if value == default_of(recipe, name):
         return True
     return protocol_in(options_of(recipe)[name].annotation) is not None and value == default_part(recipe, name)
 
 
 def _named(recipe: Recipe, given: Mapping[str, Any]) -> Options:
-    """`selection = {fraction = 0.5}` without a name changes the selection that the algorithm would have anyway."""
+    """`selection = {fraction = 0.5}` without a name changes the algorithm's default selection."""
     named = dict(given)
     for name, value in given.items():
         option = options_of(recipe).get(name)
@@ -136,7 +136,7 @@ def _is_idle(recipe: Recipe, options: Options, name: str, algorithm: Algorithm) 
 
 
 def _reason(recipe: Recipe, options: Options, name: str) -> str:
-    """Which other setting keeps an option from having an effect, and what to do."""
+    """Which other setting disables an option, and the fix."""
     for other in options:
         rest = _without(options, other)
         if other != name and _matters(recipe, rest, name):
@@ -215,7 +215,7 @@ def _tuples(members: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
 
 
 def _parts(kind: type) -> Iterator[Any]:
-    """A part with its defaults, else with one more option than it must have."""
+    """The part with its defaults, else with the first further option that makes it valid."""
     known = options_of(kind)
     needed = {name: next(other_values(option.annotation), None) for name, option in known.items() if option.required}
     optional = [field.name for field in dataclasses.fields(kind) if field.name not in needed]

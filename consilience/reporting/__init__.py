@@ -1,1 +1,1 @@
-"""Run folders as pictures, tables and one HTML page; reads records only."""
+"""Reports: figures, tables and one HTML page from run folders; reads records only."""

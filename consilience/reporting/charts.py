@@ -1,4 +1,4 @@
-"""What a figure shows, said once: Matplotlib draws it on paper (`static`), Plotly in the browser (`scripts/`)."""
+"""Charts independent of a library: Matplotlib draws them as images (`static`), Plotly in the browser (`scripts/`)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 Values = np.ndarray | Sequence[float]
 
 METHOD, CLIENT = "method", "client"
-"""What figures have in common: a method or a client that is pointed at in one is marked in the others."""
+"""Kinds of linked items: a method or client under the pointer in one figure is highlighted in the others."""
 
-_DIGITS = 5  # significant ones: more cannot be seen, and a page must stay small
+_DIGITS = 5  # significant digits: more are not visible, and a page must stay small
 
 
 class Axis(NamedTuple):
@@ -42,11 +42,11 @@ class Scale(NamedTuple):
     title: str
     low: float | None = None
     high: float | None = None
-    diverging: bool = False  # two colours that meet in the middle
+    diverging: bool = False  # a diverging colour scale
 
 
 class Band(NamedTuple):
-    """An area around a curve; the fainter, the smaller its strength."""
+    """An area around a curve; `strength` is its opacity."""
 
     low: Values
     high: Values
@@ -90,7 +90,7 @@ class Lines:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Bars:
-    """Bars on top of each other, at the places of an axis; `level` marks a value to compare with."""
+    """Stacked bars; `level` marks a reference value."""
 
     series: Sequence[Series]
     x: Axis
@@ -105,10 +105,10 @@ class Bars:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Heat:
-    """[rows, columns] as colours, the first row on top; places without a value are empty.
+    """A heat map of [rows, columns], the first row on top; NaN is empty.
 
-    With `frames` there is a slider over (name, matrix), at first at the last. Paper shows a few of them, or, with
-    `summary`, the values alone.
+    With `frames` there is a slider over (name, matrix), initially at the last. Static figures show a few of them or,
+    with `summary`, the values alone.
     """
 
     values: np.ndarray
@@ -128,7 +128,7 @@ class Heat:
 
 
 class Strip(NamedTuple):
-    """Dots on a line of their own, with what sums them up."""
+    """The dots of one group, with their summary."""
 
     name: str
     dots: Values
@@ -145,9 +145,9 @@ class Strips:
 
     strips: Sequence[Strip]
     x: Axis
-    spread: bool = False  # dots are spread over the strip's height, since there are many
+    spread: bool = False  # many dots are jittered over the strip's height
     box: bool = False
-    zero: bool = False  # a line where nothing differs
+    zero: bool = False  # a line at zero difference
     words: tuple[str, str] = ("mark", "span")
 
     def data(self) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class Strips:
 
 
 class Colouring(NamedTuple):
-    """What the colours of points say: a group each, or a value of theirs in each frame."""
+    """The meaning of the points' colours: a group each, or a value in each frame."""
 
     title: str
     groups: Sequence[str] = ()  # [K]
@@ -172,7 +172,7 @@ class Colouring(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Points:
-    """Clients in the plane, over frames; NaN where a client has no place yet."""
+    """Clients in the plane, over frames; NaN if a client has no position yet."""
 
     names: Sequence[str]
     frames: tuple[tuple[str, np.ndarray], ...]  # (name, [K, 2])
@@ -193,7 +193,7 @@ class Points:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Graph:
-    """Clients on a circle; a line joins two, thicker the more often, in each frame or over all."""
+    """Clients on a circle; the width of a line between two is a count, in each frame or over all."""
 
     names: Sequence[str]
     edges: Sequence[tuple[int, int, int]]  # (a, b, how often)
@@ -221,14 +221,14 @@ class Figure:
 
     @functools.cached_property
     def figure(self) -> Canvas:
-        """The chart on paper; to be asked for within `style.drawing()`."""
-        from consilience.reporting import static  # only who draws needs Matplotlib
+        """The Matplotlib figure; use it within `style.drawing()`."""
+        from consilience.reporting import static  # Matplotlib is imported for drawing only
 
         return static.draw(self.chart)
 
     @functools.cached_property
     def svg(self) -> str:
-        """The same for a page; to be asked for within `style.drawing()`."""
+        """The figure as SVG; use it within `style.drawing()`."""
         from consilience.reporting import style
 
         return style.svg(self)
@@ -240,7 +240,7 @@ def link(kind: str, name: str) -> str:
 
 
 def plain(values: Values) -> list[float | int | None]:
-    """Numbers for JSON: of few digits, none that JSON does not know."""
+    """Numbers for JSON: rounded, with null for NaN and infinities."""
     return [_short(float(value)) for value in np.asarray(values, dtype=np.float64).ravel()]
 
 

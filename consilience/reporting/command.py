@@ -22,7 +22,7 @@ def report(
         bool | None,
         typer.Option(
             "--similarity/--no-similarity",
-            help="Who resembles whom, and swaps; by default where clients are simulated.",
+            help="Show similarity and swaps of clients; by default if they are simulated.",
             show_default=False,
         ),
     ] = None,
@@ -53,5 +53,5 @@ def after_run(result: Result) -> str:
         return f'for pictures: pip install "consilience[report]", then consilience report {result.folder}'
     try:
         return f"report: {report.write([result.folder], pictures=False)}"
-    except Exception as problem:  # the run itself is done and saved: a picture must not fail it
+    except Exception as problem:  # the run is saved: an error in a figure must not fail it
         return f"no report could be drawn ({type(problem).__name__}: {problem})"

@@ -1,4 +1,4 @@
-"""Which figures a report has, in which order, under which heading."""
+"""The figures of a report, their order and headings."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from consilience.reporting.figures import curves, effort, fairness, holdings, ma
 from consilience.reporting.groups import Group
 
 MOST_DETAILED = 12
-"""So many groups get figures of their own; the rest are in the common ones."""
+"""The most groups with figures of their own; the rest are in the common figures only."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FigureSet:
-    """All the pictures of a report: of all groups together, by section, and of one run of each group."""
+    """All figures of a report: of all groups together, by section, and of one run of each group."""
 
     sections: list[tuple[str, list[Figure]]]
     details: list[tuple[Group, list[Figure]]]
@@ -27,7 +27,7 @@ class FigureSet:
 
 
 def compiled(groups: Sequence[Group], *, with_similarity: bool | None = None) -> FigureSet:
-    """Draw everything there are data for; who resembles whom only if asked for, or (None) if clients are simulated.
+    """All figures for which there are data; similarity only if asked for or, with None, if clients are simulated.
 
     To be called within `style.drawing()`.
     """
@@ -40,7 +40,7 @@ def compiled(groups: Sequence[Group], *, with_similarity: bool | None = None) ->
     for number, group in enumerate(groups[:MOST_DETAILED]):
         pictures = [] if shared else holdings.partition(group.first)
         pictures += _details(group, with_similarity)
-        if len(groups) > 1:  # names of files differ
+        if len(groups) > 1:  # unique file names
             pictures = [replace(picture, name=f"{number + 1}_{picture.name}") for picture in pictures]
         details.append((group, pictures))
     sections = [(title, pictures) for title, pictures in sections if pictures]
@@ -56,6 +56,6 @@ def _details(group: Group, with_similarity: bool | None) -> list[Figure]:
 
 
 def _partition(group: Group) -> str:
-    """Which split of which data the group's shown run had."""
+    """The data and partition of the group's shown run."""
     prints = group.first.facts.get("prints", {})
     return f"{prints.get('data')} {prints.get('partition')}" if prints else group.label

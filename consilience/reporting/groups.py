@@ -1,4 +1,4 @@
-"""Runs that differ only in their seed belong together: one curve with a band, one line of a table."""
+"""Groups of runs that differ only in their seed: one curve with a band, one line of a table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from consilience.runs.metric_table import merged
 from consilience.runs.names import plain
 
 ASIDE = ("name", "seed", "rounds", "threads", "engine", "checkpoint", "log", "label")
-"""Settings by which runs of one group may differ: no choice of a method is among them."""
+"""Settings by which runs of one group may differ; none of them defines a method."""
 
 _MISSING = "default"
 _LONGEST = 42  # characters of a label: what fits below a figure
@@ -23,19 +23,19 @@ _LONGEST = 42  # characters of a label: what fits below a figure
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Group:
-    """Runs with the same settings but for the seed; `label` says how they differ from the other groups."""
+    """Runs with the same settings except the seed; `label` says how they differ from the other groups."""
 
     label: str
     runs: tuple[RunData, ...]  # by seed
 
     @property
     def first(self) -> RunData:
-        """The run whose details are shown: of those that went furthest, the one with the lowest seed."""
+        """The run whose details are shown: of those with the most rounds, the one with the lowest seed."""
         furthest = max(len(run.rows) for run in self.runs)
         return next(run for run in self.runs if len(run.rows) == furthest)
 
     def band(self, key: str) -> Band:
-        """A metric over rounds: mean, lowest and highest where all runs know it, and each run's own curve."""
+        """A metric over rounds: mean, lowest and highest in rounds that all runs have, and each run's own curve."""
         curves = [curve for run in self.runs if len((curve := run.curve(key))[0])]
         if not curves:
             nothing = np.empty(0)
@@ -64,7 +64,7 @@ class Band:
 
 
 def grouped(runs: Sequence[RunData]) -> list[Group]:
-    """The groups in order of their first run, with labels that tell them apart."""
+    """The groups in order of their first run, with distinct labels."""
     members: dict[str, list[RunData]] = {}
     for run in runs:
         members.setdefault(json.dumps([run.label, _settings(run)], sort_keys=True), []).append(run)
@@ -94,7 +94,7 @@ def _settings(run: RunData) -> dict[str, Any]:
 
 
 def _labels(runs: Sequence[RunData]) -> list[str]:
-    """What comparisons call their methods; else the algorithm and what differs, or if that is long, the run's name."""
+    """Labels of a comparison's methods; else the algorithm and the differing settings; if too long, the run's name."""
     given = [run.label for run in runs]
     if all(given) and len(set(given)) == len(given):
         return [_cut(label) for label in given]
@@ -109,15 +109,15 @@ def _labels(runs: Sequence[RunData]) -> list[str]:
 
 
 def _told_apart(runs: Sequence[RunData], *, strict: bool) -> list[str]:
-    """The algorithm and the settings that differ; unless `strict`, those that a run lacks say nothing of it.
+    """The algorithm and the settings that differ; unless `strict`, missing settings are not compared.
 
-    Runs of an older version lack settings that have come since.
+    Runs of an older version lack settings that were added later.
     """
     settings = [flat(_settings(run)) for run in runs]
     keys = sorted({key for one in settings for key in one} - {"algorithm.name"})
     labels = []
     for run, own in zip(runs, settings):
-        # among runs of the same algorithm its options tell; other sections tell among all
+        # options are compared among runs of the same algorithm, other sections among all runs
         alike = [other for other, it in zip(settings, runs) if it.algorithm == run.algorithm]
         telling = [k for k in keys if _differs(k, alike if k.startswith("algorithm.") else settings, strict)]
         words = [f"{_short(key)}={_word(own.get(key, _MISSING))}" for key in telling if strict or key in own]

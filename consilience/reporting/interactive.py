@@ -1,7 +1,7 @@
-"""Figures that answer in the browser: Plotly, our scripts and the data, all inside the page.
+"""Interactive figures in the browser: Plotly, our scripts and the data, all inside the page.
 
 Plotly's bundle comes with its Python package (MIT licence), compressed here, since 4.8 MB of text would leave no room
-for data. Nothing is loaded: the page's policy names the hashes of the two scripts that may run, and no others.
+for data. Nothing is loaded: the page's content security policy allows two scripts by their hashes, and no others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
-"""What a page may do beside running the scripts it names: blobs are figures on their way to a PNG."""
+"""The content security policy beside the scripts; blobs are needed to save figures as PNG."""
 
 MISSING = 'These figures are pictures: pip install "consilience[report]" makes them answer to the mouse and keyboard.'
 SCRIPTS = ("theme.js", "kinds.js", "maps.js", "table.js", "page.js", "controls.js")  # in this order, as one
@@ -32,13 +32,13 @@ SCRIPTS = ("theme.js", "kinds.js", "maps.js", "table.js", "page.js", "controls.j
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """What a page needs so that its figures answer."""
+    """What a page needs for interactive figures."""
 
     policy: str
     plotly: str  # compressed, in base64
     data: str  # the same
     script: Markup
-    left_out: int = 0  # figures that stay pictures, since the page would be too large
+    left_out: int = 0  # figures that stay static, since the page would be too large
 
 
 def is_possible() -> bool:
@@ -47,7 +47,7 @@ def is_possible() -> bool:
 
 
 def bundle(figures: Sequence[Figure], *, room: int) -> Bundle | None:
-    """Scripts and data for these figures, in so many bytes; None where there is nothing to draw, or that draws."""
+    """Scripts and data for these figures within `room` bytes; None without figures or without Plotly."""
     from markupsafe import Markup
 
     if not figures or not is_possible():
@@ -62,7 +62,7 @@ def bundle(figures: Sequence[Figure], *, room: int) -> Bundle | None:
 
 @functools.cache
 def policy() -> str:
-    """The policy of a page whose figures answer."""
+    """The content security policy of a page with interactive figures."""
     return f"{POLICY}; script-src {_hash(source().encode())} {_hash(plotly())}"
 
 
@@ -74,7 +74,7 @@ def data(figures: Sequence[Figure]) -> str:
 
 @functools.cache
 def source() -> str:
-    """Our scripts as one, that leaves nothing behind but `consilience`."""
+    """Our scripts as one, whose only global is `consilience`."""
     folder = importlib.resources.files("consilience.reporting") / "scripts"
     parts = [(folder / name).read_text(encoding="utf-8") for name in SCRIPTS]
     text = '"use strict";\n(() => {\n' + "\n".join(parts) + "\n})();\n"
@@ -98,7 +98,7 @@ def unpacked(text: str) -> bytes:
 
 
 def packed(content: bytes) -> str:
-    """Compressed, as text that HTML cannot mistake for markup; the same for the same content."""
+    """Compressed, as text without HTML markup; the same for the same content."""
     return base64.b64encode(gzip.compress(content, compresslevel=9, mtime=0)).decode()
 
 

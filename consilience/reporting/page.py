@@ -1,4 +1,4 @@
-"""HTML pages from templates: one look, no network, no script but the figures', every text from outside escaped."""
+"""HTML pages from templates: one style, no network, no script but the figures', all external text escaped."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-"""Of a page of pictures: nothing is loaded and nothing runs; pictures inside the drawings are part of the page."""
+"""Content security policy of a static page: nothing is loaded or run; images are embedded."""
 
 _MOST_BYTES = 4_800_000  # of scripts, data and drawings: with its tables a page stays below 5 MB
 _TOO_LARGE = "The figures are pictures, since there are too many for a small page: report on fewer runs at a time."
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")
-_UNFOLDED = 3  # groups whose details are open
+_UNFOLDED = 3  # groups whose details are expanded
 
 
 class Fact(NamedTuple):
@@ -39,7 +39,7 @@ class Fact(NamedTuple):
 
 
 def render(template: str, *, title: str, figures: Sequence[Figure] = (), static: bool = False, **values: Any) -> str:
-    """A page of `templates/`; figures must be rendered within `style.drawing()`, and answer unless `static`."""
+    """Render a page of `templates/` within `style.drawing()`; figures are interactive unless `static`."""
     size = sum(len(figure.svg) for figure in figures)
     bundle = None if static else interactive.bundle(figures, room=_MOST_BYTES - size)
     because = ""
@@ -86,7 +86,7 @@ def report(
 
 
 def title(groups: Sequence[Group]) -> str:
-    """What the report is about, in a line."""
+    """The title of the report."""
     if len(groups) == 1:
         return groups[0].label
     data = list(dict.fromkeys(run.data for group in groups for run in group.runs))
@@ -116,7 +116,7 @@ def _environment() -> Environment:
 
 
 def _svg(picture: Figure) -> Markup:
-    """The only markup that is not a template's: matplotlib has escaped the text in it."""
+    """The only markup outside templates: matplotlib has escaped its text."""
     from markupsafe import Markup
 
     return Markup(picture.svg)
@@ -128,7 +128,7 @@ def _unbroken(cell: str) -> str:
 
 
 def _facts(groups: Sequence[Group]) -> list[Fact]:
-    """What is compared, in short; of one group, how good it is."""
+    """Cards with a summary of the comparison or, for one group, of its quality."""
     runs = [run for group in groups for run in group.runs]
     seeds = sorted({run.seed for run in runs})
     models = sorted({str(_name(run.config.get("model"))) for run in runs})

@@ -21,7 +21,7 @@ from consilience.runs.observation import Observation
 from consilience.runs.text import duration, rate
 
 MOST_NAMED = 5  # refused replies a round
-_NARROW = 72  # columns: below, speed and the clients of the round are left out
+_NARROW = 72  # columns: in narrower terminals, speed and the clients of the round are left out
 _LONGEST_HISTORY = 4000
 _EVERY = 0.5  # seconds between two drawings in a notebook
 
@@ -57,7 +57,7 @@ def _lines(observations: Iterable[Observation], rounds: int, done: int, console:
 
 
 def _notebook(observations: Iterable[Observation], rounds: int, done: int) -> Iterator[Observation]:
-    """One output that is replaced, as HTML: it needs no widgets, and what is left in the notebook is the last state."""
+    """One HTML output that is replaced: it needs no widgets, and the notebook stores the last state."""
     from IPython.display import HTML, display
 
     status, drawn = _Status(rounds, done), time.monotonic()
@@ -84,7 +84,7 @@ def _notebook(observations: Iterable[Observation], rounds: int, done: int) -> It
 
 
 class _Status:
-    """What is known so far, as two lines of a terminal or a few of HTML."""
+    """The progress so far, as two lines in a terminal or a few lines of HTML."""
 
     def __init__(self, rounds: int, done: int, *, curve: bool = True) -> None:
         self._rounds, self._round, self._curve = rounds, done, curve
@@ -179,7 +179,7 @@ def _rejected(observation: Observation) -> str:
 
 
 def _name_refused(observation: Observation, console: Console) -> None:
-    """Who sent what could not be used, a line each: names and keys from outside are escaped and never marked up."""
+    """Print one line per refused reply; external names and keys are escaped and never read as markup."""
     refusals = observation.round.cohort.refusals
     for refusal in refusals[:MOST_NAMED]:
         console.print(f"  {refusal}", highlight=False, soft_wrap=True, markup=False)
@@ -188,7 +188,7 @@ def _name_refused(observation: Observation, console: Console) -> None:
 
 
 class _Clock:
-    """Time left by the mean of the rounds so far; the first one, which also measures and compiles, counts least."""
+    """Time left by the mean of the rounds so far; the first, which also measures and compiles, has the least weight."""
 
     def __init__(self, rounds: int, done: int) -> None:
         self.rounds, self.first = rounds, done

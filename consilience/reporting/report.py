@@ -25,7 +25,7 @@ def write(
     static: bool = False,
     with_similarity: bool | None = None,
 ) -> Path:
-    """Report on runs, or on folders of runs; where the page is."""
+    """Write the report on runs, or on folders of runs; the path of the page."""
     out = place(paths, out)
     runs, problems = find(paths)
     if not runs:
@@ -42,7 +42,7 @@ def write(
 
 
 def place(paths: Sequence[Path], out: Path | None) -> Path:
-    """Where the page goes: into the run's own folder or that of several, else here."""
+    """The path of the page: in the run's folder or the folder of several runs, else in the working directory."""
     if not paths:
         raise Invalid("no run was named: give run folders, or a folder that holds some")
     if out is None:
@@ -53,7 +53,7 @@ def place(paths: Sequence[Path], out: Path | None) -> Path:
 
 
 def is_possible() -> bool:
-    """Whether what draws is installed."""
+    """Whether Matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
@@ -63,7 +63,7 @@ def figures_of(out: Path) -> Path:
 
 
 def _write_pictures(figures: FigureSet, out: Path) -> None:
-    """Every picture as a PNG; those that an earlier report left there and this one has not are removed."""
+    """Write every figure as a PNG; PNGs of an earlier report that this one does not have are removed."""
     folder = figures_of(out)
     make_inner_folder(folder)
     names = {f"{picture.name}.png" for picture in figures.pictures()}

@@ -1,4 +1,4 @@
-"""What a report knows of a run: everything its folder says, read once, with secrets and places left out."""
+"""A run's data for a report: everything in its folder, read once, without secrets and paths."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from consilience.runs.toml_text import loads
 
 Rows = list[dict[str, Any]]
 PLACES = ("runs", "data_dir")
-"""Settings that say where things are on somebody's disk: no part of a report."""
+"""Settings that are paths: not part of a report."""
 
 _MOST_BYTES = 1 << 24
 _DEEPEST = 3
@@ -43,7 +43,7 @@ class RunData:
     clients: dict[int, dict[str, Any]]  # by round; empty for runs of old
     federation: dict[str, Any]
     metrics: tuple[MetricRow, ...] = ()
-    label: str = ""  # what a comparison that it belongs to calls its method
+    label: str = ""  # the label of its method in a comparison
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -67,7 +67,7 @@ class RunData:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether all clients lived in one program: then nobody is exposed by what the record says of them."""
+        """Whether all clients were simulated in one process: then the record exposes no real client."""
         return not self.facts.get("deployed") and _section(self.config, "engine").get("name") != "flower"
 
     def client_names(self) -> list[str]:
@@ -76,7 +76,7 @@ class RunData:
         return names + [str(k) for k in range(len(names), self.count)]
 
     def curve(self, key: str) -> tuple[np.ndarray, np.ndarray]:
-        """(rounds, values) of a metric, where it is known."""
+        """(rounds, values) of a metric in the rounds that have it."""
         known = [(row["round"], row[key]) for row in self.rows if _is_number(row.get(key))]
         return np.array([n for n, _ in known], dtype=np.int64), np.array([v for _, v in known], dtype=np.float64)
 
@@ -116,7 +116,7 @@ def find(paths: Iterable[Path], *, tolerant: bool = False) -> tuple[list[RunData
 
 
 def read(path: Path) -> RunData:
-    """Everything a run folder says; what is there in part is read in part, and noted."""
+    """Read a run folder; damaged parts are left out and noted."""
     folder = RunFolder.open(path)
     facts, history = folder.facts(), folder.rows()
     notes = [history.note] if history.note else []
@@ -142,7 +142,7 @@ def read(path: Path) -> RunData:
 
 def folders(path: Path, depth: int = 0) -> Iterable[Path]:
     """The run folders in a folder; the folder itself, if it is one."""
-    if os.path.lexists(path / "run.json"):  # a link that leads nowhere is told, not passed over
+    if os.path.lexists(path / "run.json"):  # a broken link is reported, not ignored
         yield path
     elif depth < _DEEPEST:
         for inner in sorted(path.iterdir()):
@@ -162,7 +162,7 @@ def _by_round(log: RowLog) -> tuple[dict[int, dict[str, Any]], list[str]]:
 
 
 def federation_of(folder: RunFolder) -> tuple[dict[str, Any], list[str]]:
-    """Who the clients are and what they hold, as far as it can be read; what is wrong with it."""
+    """The description of the clients, as far as it is readable; the problem with it."""
     if not os.path.lexists(folder.federation):
         return {}, []
     try:
@@ -173,7 +173,7 @@ def federation_of(folder: RunFolder) -> tuple[dict[str, Any], list[str]]:
 
 
 def _label(path: Path) -> str:
-    """What the plan of the comparison around a run calls its method; empty where there is none."""
+    """The label of a run's method in the plan of its comparison; empty if there is none."""
     try:
         plan = canonical.decode(read_file(path.parent / "plan.json", most=_MOST_BYTES))
         return plain(plan["cells"][path.name]["method"], most=60)

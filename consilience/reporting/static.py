@@ -1,4 +1,4 @@
-"""Charts on paper: each kind as Matplotlib draws it, to be called within `style.drawing()`."""
+"""Static charts: each kind drawn by Matplotlib; call it within `style.drawing()`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_LABELLED = 10  # clients at the side of a small matrix
 _MOST_MATRICES = 6
 _MOST_DOTS = 40  # curves with more points have no dots
 _MOST_SHAPES = 1000  # more dots than that are one picture inside the drawing: a page must stay small
-_MOST_ROWS, _MOST_COLUMNS = 200, 120  # of a heat map on paper: larger ones are means of neighbours
+_MOST_ROWS, _MOST_COLUMNS = 200, 120  # of a static heat map: larger ones show means of neighbours
 _LONGEST = 22  # characters of a label beside a strip
 
 
@@ -91,7 +91,7 @@ def _heat(chart: Heat) -> Canvas:
     values = chart.values
     rows, columns = values.shape
     square = chart.down.of == chart.across.of == CLIENT
-    height = 3.4 if square else float(np.clip(1.2 + 0.085 * rows, 2.4, 4.6))  # clients can be told apart, no tower
+    height = 3.4 if square else float(np.clip(1.2 + 0.085 * rows, 2.4, 4.6))  # inches
     figure = style.blank(height=height)
     axes = figure.subplots()
     image = axes.imshow(
@@ -116,7 +116,7 @@ def _heat(chart: Heat) -> Canvas:
 
 
 def _pooled(values: np.ndarray, most: int) -> np.ndarray:
-    """Means of neighbouring rows where there are more than paper can show."""
+    """Means of neighbouring rows if there are too many to show."""
     if len(values) <= most:
         return values
     size = -(-len(values) // most)
@@ -246,7 +246,7 @@ def _counted(name: str) -> list[str | int]:
 
 
 def evenly(count: int, most: int) -> list[int]:
-    """At most so many of `count` places, the first and the last among them."""
+    """At most `most` of `count` indices, including the first and the last."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)).tolist()
 
 

@@ -1,7 +1,7 @@
-"""How figures look: colours that all eyes tell apart, and SVG that takes them from the page it lies in.
+"""The style of figures: colours for colour-blind readers, and SVG that takes its colours from the page.
 
 A figure is drawn once with the light colours. For the page, each colour becomes a CSS variable of the same role, so
-that one drawing is right in light and in dark; a PNG keeps the light colours on white.
+that one drawing suits light and dark mode; a PNG keeps the light colours on white.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ RC: dict[str, Any] = {
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Matplotlib with our settings, whatever its owner has set up; not for two threads at once."""
+    """Matplotlib with our settings instead of the user's; not thread-safe."""
     try:
         import matplotlib
     except ImportError as problem:
@@ -128,17 +128,17 @@ def legend(figure: Canvas, axes: Any) -> None:
 
 
 def svg(picture: Figure) -> str:
-    """The figure as SVG for a page: sizes to its place, colours from the page, no style or name of its own."""
+    """The figure as SVG for a page: scales to its container, colours from the page, no style or id of its own."""
     import matplotlib
 
     out = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": picture.name}):  # the same drawing gives the same text
         picture.figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    picture.figure.set_layout_engine("none")  # it is arranged now: not again for the PNG
+    picture.figure.set_layout_engine("none")  # the layout is done: not again for the PNG
     text = out.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
-    text = re.sub(r' id="[a-zA-Z0-9]+(?:\.[a-z]+)?_\d+"', "", text)  # figure_1 would be there once per picture
+    text = re.sub(r' id="[a-zA-Z0-9]+(?:\.[a-z]+)?_\d+"', "", text)  # ids such as figure_1 would occur in every figure
     text = re.sub(r"font: (\d[\d.]*)px [^;\"]*", r"font-size: \1px", text)
     text = re.sub(r"(?<=[ \"\-,(])(\d+\.\d{2})\d+", r"\1", text)
     text = _COLOURS.sub(lambda hit: f"var({_NAMES[hit[0].lower()]})", text)

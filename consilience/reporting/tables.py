@@ -18,7 +18,7 @@ from consilience.runs.text import duration
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Text for a page to lay out; the first column names the line, those in `words` hold sentences."""
+    """Text cells of a table; the first column names the row, those in `words` hold sentences."""
 
     head: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]
@@ -58,7 +58,7 @@ def _free(title: str, taken: Collection[str]) -> str:
 
 
 def costs(groups: Sequence[Group]) -> Table:
-    """One line per group: what its runs sent and took, in the mean."""
+    """One line per group: mean traffic and time of its runs."""
     virtual = any(_virtual(group) is not None for group in groups)
     head = ["cost", "sent up", "sent down", "wall time", *(["virtual time"] if virtual else []), "final drift"]
     lines = []

@@ -1,4 +1,4 @@
-"""Runs and results as tables for people."""
+"""Runs and results as tables in the terminal."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def results(rows: Sequence[dict[str, Any]], timing: Sequence[dict[str, Any]], me
         known = [(row[column.key], row["round"]) for row in rows if row.get(column.key) is not None]
         if column.detail or not known or column.key in ("train_loss", "drift_relative"):
             continue
-        if not column.better:  # a spread is least when all fail alike
+        if not column.better:  # a spread is smallest when all clients fail equally
             table.add_row(_title(column, rows), _number(known[-1][0]), "", "")
             continue
         best, at = min(known) if column.better == "lower" else max(known, key=lambda pair: (pair[0], -pair[1]))
@@ -74,7 +74,7 @@ def results(rows: Sequence[dict[str, Any]], timing: Sequence[dict[str, Any]], me
 
 
 def overview(facts: dict[str, Any], config: dict[str, Any]) -> str:
-    """One run in a line or two: what, over whom, with what."""
+    """One run in a line or two: algorithm, data, clients, model and engine."""
     names = {
         section: escape(str(config.get(section, {}).get("name", "?"))) for section in ("algorithm", "data", "model")
     }
@@ -96,7 +96,7 @@ def status(folder: Path, facts: dict[str, Any]) -> str:
         return said
     known = owner(folder / "lock")
     if not known:
-        return "stopped"  # whoever held the lock has given it back
+        return "stopped"  # the lock was released
     pid, host = known["pid"], known["host"]
     here = host == socket.gethostname()
     if here and not is_alive(pid):
@@ -200,7 +200,7 @@ def next_steps(folder: Path, stopped: bool) -> str:
 
 
 def _title(column: Column, rows: Sequence[dict[str, Any]]) -> str:
-    """A column's name; an epsilon that protects nobody is called so."""
+    """A column's name, which marks an epsilon that protects nobody."""
     seeded = column.key == "epsilon" and any(row.get("private") is False for row in rows)
     return escape(column.title) + (" (not private)" if seeded else "")
 

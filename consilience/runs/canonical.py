@@ -1,4 +1,4 @@
-"""JSON in exactly one spelling: equal values give equal bytes; what is read back is checked, not trusted."""
+"""Canonical JSON: equal values give equal bytes; input is checked when it is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints in generations: each whole or absent, every byte under a digest, no executable content."""
+"""Checkpoints in generations: written atomically, every byte covered by a digest, no executable content."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from consilience.runs.disk import (
 from consilience.runs.manifest import MANIFEST, MOST_MANIFEST_BYTES, Manifest, TreeEntry, UnknownFormat
 from consilience.runs.names import plain, safe_name
 
-Round = Annotated[int, Range(least=0, below=1e17)]  # what fits a folder name
+Round = Annotated[int, Range(least=0, below=1e17)]  # largest number that fits a folder name
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class CheckpointError(RuntimeError):
 
 
 class CorruptCheckpoint(CheckpointError):
-    """A checkpoint is torn, damaged or forged; nothing was taken from it."""
+    """A checkpoint is incomplete, damaged or forged; nothing was read from it."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"checkpoint file {plain(path, most=400)} cannot be used: {reason}")
@@ -75,9 +75,9 @@ def save(
 ) -> Path:
     """Write generation `round` into `root`, drop all but the newest `keep`; hold the run's lock meanwhile.
 
-    Rows of clients that say what has changed go to a file that all generations share; with the `clients` of the last
-    save, only the changed ones. The old generations are untouched until the new one is durable. It then counts as the
-    latest: generations of later rounds, left by a run that was resumed from an earlier checkpoint, are removed too.
+    Client rows with change tracking go to a file that all generations share; with the `clients` of the last save, only
+    the changed ones. The old generations are unchanged until the new one is durable. It is then the latest:
+    generations of later rounds, left by a run that was resumed from an earlier checkpoint, are removed too.
     """
     check_value("round", round, Round)
     check_value("keep", keep, Count)
@@ -135,7 +135,7 @@ def load_latest(root: Path) -> Checkpoint | None:
         try:
             return dataclasses.replace(load(path), skipped=tuple(skipped))
         except CorruptCheckpoint as problem:
-            if not os.path.lexists(path):  # the run that writes here moved on while we were reading: look again
+            if not os.path.lexists(path):  # the running process has replaced it meanwhile: read again
                 return load_latest(root)
             skipped.append(str(problem))
     if skipped:
@@ -149,7 +149,7 @@ def generations(root: Path) -> tuple[Path, ...]:
 
 
 def _named(root: Path) -> tuple[Path, ...]:
-    """Whatever is named like a generation, oldest first; nothing where no folder is, and no link is followed to one."""
+    """Everything named like a generation, oldest first; empty without a folder; links are not followed."""
     try:
         names = os.listdir(root) if is_folder(Path(root)) else []
     except OSError as problem:
@@ -174,7 +174,7 @@ def _write(
     tables: tuple[TableEntry, ...],
     log: LogEntry | None,
 ) -> None:
-    """Build the generation beside its place, flush every byte and name, then let it appear in one rename."""
+    """Build the generation under a temporary name, flush it to disk, then rename it."""
     draft = temporary(final)
     try:
         disk.mkdir(draft)
@@ -222,7 +222,7 @@ def _unreadable(file: Path, problem: OSError) -> CheckpointError:
 
 
 def _read_log(file: Path, manifest: Manifest) -> dict[tuple[str, str], Tensor]:
-    """What a generation holds of all clients."""
+    """The client rows of a generation."""
     assert manifest.log is not None
     try:
         return client_log.read(file, manifest.log, manifest.tables)
@@ -261,7 +261,7 @@ def _free_name(root: Path, round: int) -> Path:
 
 
 def _retire(root: Path, newest: Path, keep: int) -> None:
-    """Remove what the new generation replaces; what cannot be removed is tried again at the next save."""
+    """Remove the generations that the new one replaces; failed removals are repeated at the next save."""
     orders = {path: _order(path.name) or (0, 0) for path in _named(root)}
     last_attempt = dict(orders.values())  # round -> its last attempt, oldest round first
     kept = [round for round in last_attempt if round <= orders[newest][0]][-keep:]
@@ -269,7 +269,7 @@ def _retire(root: Path, newest: Path, keep: int) -> None:
         if round in kept and attempt == last_attempt[round]:
             continue
         try:
-            # It vanishes in one step: a half-deleted generation is never seen under its own name.
+            # Renamed first: a half-deleted generation never has its own name.
             disk.rename(path, temporary(path))
         except OSError as problem:
             message = explain("remove the outdated checkpoint", path, problem)
@@ -287,7 +287,7 @@ def _clean(root: Path) -> None:
 
 
 def _remove(leftover: Path) -> None:
-    """Remove a folder with what is in it; of a link or a file that took its name, only that."""
+    """Remove a folder with its contents; a link or file of that name is itself removed."""
     try:
         if leftover.is_dir() and not leftover.is_symlink():
             disk.remove_folder(leftover)

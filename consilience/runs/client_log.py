@@ -1,9 +1,9 @@
-"""What checkpoints hold of every client, in one file that grows: a save adds the rows that changed since the last.
+"""Client rows of checkpoints in one append-only file: a save adds the rows that changed since the last.
 
 The file is a sequence of records: the number of a table, how many rows, their clients' numbers (ascending), the rows.
 Each is little-endian int64 but for the rows, which are bytes. The first record of a table holds client -1: the row of
 clients that have none. A later row of a client replaces an earlier one. A manifest says how many bytes of the file
-belong to its checkpoint, and their digest; what follows belongs to later checkpoints, or was left by a crash.
+belong to its checkpoint, and their digest; the rest belongs to later checkpoints, or was left by a crash.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from consilience.runs.tree_file import DEEPEST
 from consilience.stores.block_storage import BlockStorage, RowLayout
 from consilience.stores.client_rows import NOWHERE, ClientRows
 
-WHOLE = 1 << 20  # bytes of all clients' rows up to which a checkpoint holds all of them by itself
-SLACK = 1 << 20  # bytes by which the file may be longer than twice the rows that it is needed for
+WHOLE = 1 << 20  # bytes of all clients' rows up to which a checkpoint stores them itself
+SLACK = 1 << 20  # bytes by which the file may exceed twice the size of the current rows
 MOST_CLIENTS = 10**8
 _AT_ONCE = 32 << 20  # bytes that are read, or fetched from the device, together
 _NAME = r"clients-(\d{8,18})\.log"
@@ -123,7 +123,7 @@ def _layout(source: ClientRows | ClientVector) -> RowLayout:
 
 
 def _leaves(values: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, RemoteTensor]]:
-    """Those that can be tables; what a checkpoint cannot hold is refused where the tree is described."""
+    """Leaves that can be tables; unsupported values are refused when the tree is described."""
     for key, value in values.items() if isinstance(values, dict) and depth <= DEEPEST else ():
         if isinstance(value, dict):
             yield from _leaves(value, f"{prefix}{key}{tree.SEPARATOR}", depth + 1)
@@ -134,20 +134,20 @@ def _leaves(values: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str
 class ClientLog:
     """Writes the file; one object for one run from its start, or resume, to its end.
 
-    It begins a new file at its first save, when the tables are other ones, and where the file has become longer than
-    twice what is needed. The old file stays until no checkpoint refers to it.
+    It begins a new file at its first save, when the tables have changed, and when the file is longer than twice the
+    current rows. The old file stays until no checkpoint refers to it.
     """
 
     def __init__(self) -> None:
         self._path: Path | None = None
         self._length, self._digest = 0, hashlib.sha256()
-        self._bound = SLACK  # bytes up to which the file is not longer than twice what is needed
+        self._bound = SLACK  # bytes up to which the file is not longer than twice the current rows
         self._known: list[TableEntry] = []
         self._saved: list[Mark] = []
         self._next: list[Mark] = []
 
     def append(self, root: Path, tables: Sequence[Table]) -> LogEntry:
-        """Add what has changed, durably; `commit` it when the checkpoint that counts on it is durable, too."""
+        """Add the changed rows, durably; call `commit` when the checkpoint that refers to them is durable, too."""
         known = [table.entry for table in tables]
         changed: list[np.ndarray | None] = [None] * len(tables)
         if self._path is not None and self._path.parent == root and known == self._known:
@@ -161,11 +161,11 @@ class ClientLog:
         return LogEntry(file=self._path.name, bytes=self._length, sha256=self._digest.hexdigest())
 
     def commit(self) -> None:
-        """What was added last belongs to a checkpoint now."""
+        """Mark the rows added last as part of a checkpoint."""
         self._saved = self._next
 
     def _is_long(self, tables: Sequence[Table]) -> bool:
-        if self._length > self._bound:  # what is needed is counted only here: that looks at all clients
+        if self._length > self._bound:  # current rows are counted only here, since that visits all clients
             needed = sum((len(table.source.written()) + 1) * (table.layout.length + 8) for table in tables)
             self._bound = 2 * needed + SLACK
         return self._length > self._bound
@@ -192,7 +192,7 @@ class ClientLog:
         self._bound = 2 * length + SLACK
 
     def _add_all(self, records: Iterator[bytes]) -> None:
-        path, self._path = self._path, None  # what an error leaves behind is not added to
+        path, self._path = self._path, None  # after an error the file is not continued
         assert path is not None
         for record in records:
             append_file(path, record, at=self._length, sync=False)
@@ -219,7 +219,7 @@ def log_files(root: Path) -> set[str]:
 
 
 def read(path: Path, entry: LogEntry, tables: Sequence[TableEntry]) -> dict[tuple[str, str], Tensor]:
-    """The tensors of all tables, by tree and path; rows stay in the file until something asks for them.
+    """The tensors of all tables, by tree and path; rows are read from the file on demand.
 
     `ValueError` with the reason if the file is not what the manifest says.
     """
@@ -280,7 +280,7 @@ def _example(table: TableEntry) -> Tree:
 
 
 class _OpenFile:
-    """A file that stays readable when its name is removed."""
+    """A file that stays readable after its name is removed."""
 
     def __init__(self, fd: int) -> None:
         self._file = open(fd, "rb", buffering=0)  # noqa: SIM115

@@ -21,7 +21,7 @@ from consilience.runs.names import plain
 
 
 def possible(path: Path, facts: dict[str, Any]) -> str:
-    """'stop' or 'resume', whichever this process may do with the run; '' for neither."""
+    """'stop' or 'resume', whichever this process may do with the run; '' if neither."""
     if not _is_ours(path) or facts.get("deployed"):
         return ""
     known = owner(path / "lock")
@@ -59,7 +59,7 @@ def resume(path: Path) -> int:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # no signal to this process, nor its end, reaches the run
+            start_new_session=True,  # the run gets no signals to this process and survives its end
             close_fds=True,
         )
     _children.append(process)

@@ -1,7 +1,7 @@
-"""Writing that survives a crash; all calls that change the disk go through `disk`, so tests can fail each.
+"""Crash-safe writing; all calls that change the disk go through `disk`, so that tests can make each fail.
 
 A run folder may come from an archive or be writable by others, so nothing inside it is
-trusted to be what its name says: symbolic links are not followed, pipes and devices not waited on, and a file with a
+trusted: symbolic links are not followed, pipes and devices not waited on, and a file with a
 second name (a hard link) is not written to, since that would change a file elsewhere. Where a system has no O_NOFOLLOW
 (Windows), links are looked for just before a file is opened, which leaves a short race.
 """
@@ -48,7 +48,7 @@ disk = Disk()
 
 
 def temporary(path: Path) -> Path:
-    """Where `path` is built before it is renamed into place: hidden, beside it, marked with our process."""
+    """The temporary name under which `path` is written before the rename: hidden, in the same folder, with our pid."""
     return path.with_name(f".{path.name}.tmp-{os.getpid()}")
 
 
@@ -58,7 +58,7 @@ def is_temporary(name: str, of: str) -> bool:
 
 
 def open_file(path: Path, flags: int) -> int:
-    """A descriptor of a regular file, or an `OSError` that says what stands in its place and what to do about it."""
+    """A descriptor of a regular file, or an `OSError` that says what is there instead, and the fix."""
     writing = bool(flags & (os.O_WRONLY | os.O_RDWR))
     if not _NO_LINKS:
         check_file(path)
@@ -82,7 +82,7 @@ def open_file(path: Path, flags: int) -> int:
 
 
 def check_file(path: Path) -> None:
-    """Raise an `OSError` if anything but a regular file stands at `path`; nothing at all is fine."""
+    """Raise an `OSError` if `path` exists and is not a regular file."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         mode = os.lstat(path).st_mode
         if not stat.S_ISREG(mode):
@@ -125,7 +125,7 @@ def write_file(path: Path, chunks: Iterable[Bytes], *, mode: int = 0o666) -> tup
 
 
 def append_file(path: Path, data: bytes, *, at: int, sync: bool) -> None:
-    """Add `data` behind byte `at`, the present end of the file; all of it, or nothing."""
+    """Append `data` at byte `at`, the current end of the file; all of it, or nothing."""
     with _naming(path):
         fd = open_file(path, os.O_WRONLY | os.O_APPEND)
         with _closing(fd):
@@ -143,7 +143,7 @@ def append_file(path: Path, data: bytes, *, at: int, sync: bool) -> None:
 
 
 def cut_file(path: Path, length: int) -> None:
-    """Drop everything behind byte `length`, durably."""
+    """Truncate the file to `length` bytes, durably."""
     with _naming(path):
         fd = open_file(path, os.O_WRONLY)
         with _closing(fd):
@@ -186,7 +186,7 @@ def write_all(fd: int, data: Bytes) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """A folder that the user named and those above it, durably; one that is there already is left as it is."""
+    """Make a folder named by the user and its parents, durably; an existing one is unchanged."""
     if path.is_dir():
         return
     make_folder(path.parent)
@@ -196,7 +196,7 @@ def make_folder(path: Path) -> None:
 
 
 def make_inner_folder(path: Path) -> None:
-    """A folder of our own inside another; a link in its place is refused, even one to a folder."""
+    """Make a folder of our own inside another; a link of that name is refused, even one to a folder."""
     make_folder(path.parent)
     if not is_folder(path):
         disk.mkdir(path)
@@ -260,7 +260,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _closing(fd: int) -> Iterator[None]:
-    """Close on the way out; a failing close counts, unless something failed before it."""
+    """Close on exit; an error of close is raised unless another error came first."""
     try:
         yield
     except BaseException:

@@ -22,7 +22,7 @@ FIXED = ("format", "name", "created", "digest", "files")
 
 
 def prepare_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts as they are stored; those that describe the folder itself are not for the caller to set."""
+    """Facts as they are stored; the caller may not set those that describe the folder itself."""
     for name in FIXED:
         if name in facts:
             raise Invalid(f"the fact {name!r} of a run cannot be changed: record it under another name")

@@ -1,4 +1,4 @@
-"""An error becomes one readable message and an exit code.
+"""Errors of commands: one readable message and an exit code.
 
 0 done, 1 unexpected, 2 bad settings or missing files, 3 the run diverged, 4 the run folder cannot be used (locked, disk
 full or damaged), 5 too few clients of a deployment are connected or answer, 130 and 143 stopped by SIGINT and SIGTERM
@@ -50,7 +50,7 @@ def explained(problem: Exception) -> tuple[str, int]:
 
 
 def fail(message: str, code: int) -> int:
-    """Say what is wrong, on the error stream."""
+    """Print the message on the error stream."""
     printable = "\n".join(
         "".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in message.split("\n")
     )

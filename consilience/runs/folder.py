@@ -36,10 +36,10 @@ __all__ = ["History", "RecordError", "RunFolder", "RunSummary", "redacted", "run
 
 CONFIG = "config.toml"
 NODES = "nodes.json"
-"""What the server of a deployed run has seen of its nodes."""
+"""The health of a deployed run's nodes, as seen by the server."""
 DEPLOY_LOG = "deploy.log"
 RESUME_LOG = "resume.log"
-"""What a run printed that was resumed by another program, such as the dashboard."""
+"""The output of a run that was resumed by another program, such as the dashboard."""
 _MOST_JSON_BYTES = 1 << 24
 
 
@@ -55,7 +55,7 @@ class RunFolder:
     path: Path
     version: int = FORMAT
     metrics: RowLog = field(init=False, repr=False)  # reproducible byte for byte
-    timing: RowLog = field(init=False, repr=False)  # wall-clock things, kept apart for that reason
+    timing: RowLog = field(init=False, repr=False)  # wall-clock times, separate because they are not reproducible
     clients: RowLog = field(init=False, repr=False)  # client by client, reproducible as well; old runs have none
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class RunFolder:
 
     @staticmethod
     def create(root: Path, name: str, config_text: str, facts: Mapping[str, Any] | None = None) -> RunFolder:
-        """A new folder `root/name`, made in one step or not at all; one that holds anything is left alone."""
+        """Make a new folder `root/name` atomically; a non-empty one is refused."""
         path = Path(root) / safe_name(name, "run name")
         _refuse_occupied(path)
         _check_config(config_text)
@@ -117,7 +117,7 @@ class RunFolder:
             raise RecordError(f"{self.path / 'run.json'} is damaged: {plain(problem)}") from problem
 
     def read(self, name: str) -> bytes:
-        """A file of the folder, compared with its digest in `run.json`; `RecordError` if it is another."""
+        """Read a file of the folder; `RecordError` if it does not match its digest in `run.json`."""
         data = self._read(name)
         if self.version > 1 and sha256(data) not in self.facts()["files"].get(name, ()):
             raise RecordError(
@@ -127,7 +127,7 @@ class RunFolder:
         return data
 
     def store(self, name: str, data: bytes, *, doing: str = "store") -> None:
-        """Write a file of the folder with its digest: a crash leaves the old file or the new one, both known."""
+        """Write a file of the folder with its digest; after a crash either the old or the new file is there."""
         known = self.facts().get("files", {})
         before, now = known.get(name, []), sha256(data)
         path = self.path / name
@@ -141,18 +141,18 @@ class RunFolder:
         self._write_facts(files={**known, name: [now]})
 
     def cover(self, *names: str) -> None:
-        """Take files that others wrote under the digests of `run.json`."""
+        """Add the digests of files that other code wrote to `run.json`."""
         found = {name: [sha256(self._read(name))] for name in names}
         self._write_facts(files={**self.facts().get("files", {}), **found})
 
     def uncover(self, *names: str) -> None:
-        """Forget the digests of files that are about to be written anew."""
+        """Remove the digests of files that are about to be rewritten."""
         known = self.facts().get("files", {})
         if set(names) & set(known):
             self._write_facts(files={name: digests for name, digests in known.items() if name not in names})
 
     def record(self, **facts: Any) -> None:
-        """Add facts to `run.json`, or replace those of the same name; secrets are redacted, NaN turns null."""
+        """Add facts to `run.json`, or replace those of the same name; secrets are redacted, NaN becomes null."""
         self._write_facts(**prepare_facts(facts))
 
     def _write_facts(self, **facts: Any) -> None:
@@ -163,7 +163,7 @@ class RunFolder:
             raise RecordError(explain("record facts in", self.path / "run.json", problem)) from problem
 
     def describe_clients(self, facts: Mapping[str, Any]) -> None:
-        """Store who the clients are and what they hold, unless that is what is there already."""
+        """Store the description of the clients, unless it is stored already."""
         data = canonical.encode(canonical.to_json_types(facts, "clients")) + b"\n"
         self.store(self.federation.name, data, doing="describe the clients")
 
@@ -179,9 +179,9 @@ class RunFolder:
         return self.metrics.append(row, sync=sync)
 
     def cut_back(self, metrics: tuple[int, str], clients: tuple[int, str] | None) -> None:
-        """Cut metrics and clients back to where a checkpoint counted on them, the timing to its last whole line.
+        """Truncate metrics and clients to the positions in a checkpoint, the timing to its last complete line.
 
-        None: the checkpoint is of an older version and says nothing of the clients; rows of later rounds go.
+        None: the checkpoint is of an older version without the clients' position; rows of later rounds are removed.
         """
         self.metrics.truncate(*metrics)
         self.timing.drop_torn_line()
@@ -192,7 +192,7 @@ class RunFolder:
             self.clients.truncate(*clients)
 
     def rows(self) -> History:
-        """The metrics rows, with a note if the last line is torn."""
+        """The metrics rows, with a note if the last line is incomplete."""
         return self.metrics.read()
 
     def _read(self, name: str) -> bytes:
@@ -210,7 +210,7 @@ class RunFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """One line of a list of runs; `note` tells what is wrong with the folder, if anything."""
+    """One line of a list of runs; `note` says what is wrong with the folder, if anything."""
 
     name: str
     path: Path
@@ -262,7 +262,7 @@ def _check_config(text: str) -> None:
 
 
 def _build(path: Path, config: bytes, facts: bytes) -> None:
-    """Build the folder beside its place, then rename it: no system renames over a folder that holds files."""
+    """Build the folder under a temporary name, then rename it: no system renames over a non-empty folder."""
     for leftover in path.parent.iterdir():
         # Another process may be building the same run just now: only drafts of ended processes are removed.
         if is_temporary(leftover.name, re.escape(path.name)):
@@ -284,7 +284,7 @@ def _build(path: Path, config: bytes, facts: bytes) -> None:
         sync_folder(path.parent)
     except OSError:
         with contextlib.suppress(OSError):
-            if renaming and not draft.exists():  # the rename took effect, what came after it failed
+            if renaming and not draft.exists():  # the rename succeeded, a later step failed
                 disk.rename(path, draft)
             disk.remove_folder(draft)
         raise

@@ -1,4 +1,4 @@
-"""What must be equal for a resumed run to give the same numbers, and how it differs."""
+"""What must be equal for a resumed run to give the same results, and the differences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HARMLESS = (
     *("engine.min_workers", "engine.num_cpus", "engine.resources", "engine.placement"),
     *("validation.patience", "validation.export", "evaluation.maps"),
 )
-"""Settings that change no number of a run."""
+"""Settings that do not affect results."""
 
 MEASURED = ("lane", "clients_at_once", "compile")
 """Engine settings that the first round may find out: the fields of the engine's `Choice`."""
@@ -51,13 +51,13 @@ HARMLESS_CODE = {
     "stores rows, trees and settings, and finds out by digests if they are not what was stored": ("runs",),
     "copies rows to other programs": ("experiments/trackers.py",),
 }
-"""Our code that decides no number of a run, by the reason; all the rest belongs to the fingerprint, new files too."""
+"""Our code that does not affect results, by the reason; all other code, also new files, is in the fingerprint."""
 
 _ABSENT = object()
 
 
 def code() -> dict[str, str]:
-    """Versions of what computes, and the SHA-256 of our own part of it."""
+    """Versions of the libraries that compute, and the SHA-256 of our own code."""
     return {
         "source": source_digest(),
         "torch": str(torch.__version__),
@@ -75,7 +75,7 @@ def own_version() -> str:
 
 
 def source_digest() -> str:
-    """SHA-256 of the source files that decide the numbers of a run."""
+    """SHA-256 of the source files that affect results."""
     top, digest = Path(consilience.__path__[0]), hashlib.sha256()
     for name in computing_files():
         digest.update(name.encode() + b"\0" + (top / name).read_bytes() + b"\0")
@@ -83,7 +83,7 @@ def source_digest() -> str:
 
 
 def computing_files() -> list[str]:
-    """The source files that decide the numbers of a run, as paths below the package."""
+    """The source files that affect results, as paths below the package."""
     top = Path(consilience.__path__[0])
     harmless = {path for paths in HARMLESS_CODE.values() for path in paths}
     names = sorted(file.relative_to(top).as_posix() for file in top.rglob("*.py"))
@@ -98,7 +98,7 @@ def settings(table: Mapping[str, Any]) -> dict[str, Any]:
 def differences(
     stored: Mapping[str, Any], now: Mapping[str, Any], *, computed: bool = True, prefix: str = ""
 ) -> list[str]:
-    """'key: old -> new' for all that decides the numbers; `computed` says whether any round is saved already.
+    """'key: old -> new' for everything that affects results; `computed` says whether any round is saved already.
 
     Before the first checkpoint the config may know the measured lane and the facts not yet: it has no effect then.
     """
@@ -125,7 +125,7 @@ def _shown(key: str, value: Any) -> str:
 
 
 def _same_bits(stored: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
-    """Engine settings that change no number where clients run one by one: how many workers share them.
+    """Engine settings that do not affect results in the serial lane: the number of workers.
 
     And which engine it is, if server and clients also have the same number of processor threads on both.
     """

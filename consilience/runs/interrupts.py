@@ -10,7 +10,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_NOTE = b"\x1b[?25h" if os.isatty(2) else b""  # a live display hides the cursor, and may not get to show it again
+_NOTE = b"\x1b[?25h" if os.isatty(2) else b""  # show the cursor, which a live display hides
 
 
 class Interrupts:

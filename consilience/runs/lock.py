@@ -1,4 +1,4 @@
-"""One process at a time on one run folder, by a lock the system releases however the process ends.
+"""One process at a time in one run folder, by a lock that the system releases however the process ends.
 
 `filelock` takes the lock, on a descriptor that we open ourselves: before version 4 its own `FileLock` empties whatever
 stands at the lock's path, also a hard link to a file elsewhere. Ours are the note of who holds the lock, which its
@@ -33,7 +33,7 @@ class RunLock:
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
         self._fd: int | None = None
-        self._claim: Any = None  # a filelock.SoftFileLock, where the disk knows no locks
+        self._claim: Any = None  # a filelock.SoftFileLock, for file systems without locks
 
     def acquire(self) -> RunLock:
         """Take the lock now or refuse; never waits."""
@@ -46,7 +46,7 @@ class RunLock:
         try:
             self._take(fd)
             os.ftruncate(fd, 0)
-            with contextlib.suppress(OSError):  # the note only serves the message: a full disk is no obstacle
+            with contextlib.suppress(OSError):  # the note is for the message only: a full disk must not prevent locking
                 write_all(fd, canonical.encode({"pid": os.getpid(), "host": socket.gethostname()}))
         except BaseException:
             os.close(fd)
@@ -73,7 +73,7 @@ class RunLock:
         self.release()
 
     def _take(self, fd: int) -> None:
-        """Lock the open file; where the disk knows no locks, a claim file that only one process can make."""
+        """Lock the open file; on file systems without locks, create a claim file exclusively."""
         import filelock
 
         try:
@@ -85,7 +85,7 @@ class RunLock:
             place = self.path.with_name(self.path.name + ".claim")
             claim = filelock.SoftFileLock(place, thread_local=False)
             try:
-                claim.acquire(timeout=0.5, poll_interval=0.1)  # time to take over what a dead process left
+                claim.acquire(timeout=0.5, poll_interval=0.1)  # time to take over a lock left by a dead process
             except (filelock.Timeout, RuntimeError) as refused:
                 raise RunLocked(_refusal(self.path, claim=place)) from refused
             self._claim = claim

@@ -28,7 +28,7 @@ class UnknownFormat(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class TreeEntry:
-    """One tree's file: its name gives the file's name, so no path from outside is ever followed."""
+    """One tree's file: the file name is derived from the tree's name, so no external path is ever followed."""
 
     name: str
     bytes: int
@@ -51,7 +51,7 @@ class Manifest:
     log: LogEntry | None = None
 
     def to_bytes(self) -> bytes:
-        """The one spelling of this manifest; `Invalid` when it is too long to be read back."""
+        """The canonical bytes of this manifest; `Invalid` if it is too long to be read back."""
         content: dict[str, Any] = {
             "format": FORMAT,
             "round": self.round,

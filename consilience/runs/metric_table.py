@@ -1,4 +1,4 @@
-"""Which metrics a run has and how they are shown: the rows stored with it, and the columns that follow from them."""
+"""A run's metrics and how they are shown: the stored metric rows, and the columns derived from them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LONGEST = 300  # characters of a caption
 class Column:
     """A field of the record as it is shown.
 
-    better: "" where no value is best. heading, axis, caption: of its figure, if it has one. detail: left out of
+    better: "" if neither direction is. heading, axis, caption: of its figure, if it has one. detail: left out of
     overviews.
     """
 
@@ -46,7 +46,7 @@ class Column:
 
 
 def stored(rows: Iterable[MetricRow]) -> list[dict[str, Any]]:
-    """The rows as facts of a run; what is called "key" there would be taken for a secret."""
+    """The rows as facts of a run; "key" is renamed, since it would be redacted as a secret."""
     found = [asdict(row) for row in rows]
     return [{"name": row.pop("key"), **row} for row in found]
 
@@ -194,7 +194,7 @@ def _one_main(rows: Sequence[MetricRow]) -> tuple[MetricRow, ...]:
 
 
 def _row(entry: Any) -> MetricRow | None:
-    """A row as it was stored; None for anything else: the file is not trusted."""
+    """A stored row; None if it is malformed, since the file is not trusted."""
     if not isinstance(entry, Mapping) or not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", str(entry.get("name"))):
         return None
     key, better = str(entry["name"]), entry.get("better")

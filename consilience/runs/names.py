@@ -1,4 +1,4 @@
-"""Names from outside: an allow-list for what becomes a path (`plain` is for what gets printed)."""
+"""External names: an allow-list for names used as paths (`plain` is for printed text)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DEVICES = {"con", "prn", "aux", "nul"} | {f"{port}{n}" for port in ("com", "lpt
 
 
 def safe_name(text: Any, what: str) -> str:
-    """A run, client or metric name fit to be a path component on any system, or `Invalid` with the reason."""
+    """A run, client or metric name that is a valid path component on any system, or `Invalid` with the reason."""
     reason = _why_not(text)
     if reason:
         raise Invalid(

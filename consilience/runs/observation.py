@@ -1,4 +1,4 @@
-"""One finished round, with what is recorded of it."""
+"""One finished round and its record."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from consilience.runs.text import quality
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Observation:
-    """One finished round and what is to be recorded of it."""
+    """One finished round and its rows for the record."""
 
     round: Round
     row: dict[str, Any]  # a function of the run's settings alone
     timing: dict[str, Any]  # wall-clock times
     traffic: tuple[int, int]  # bytes up and down since the first round
     clients: dict[str, Any]  # client by client, a function of the settings as well
-    metrics: tuple[MetricRow, ...] = ()  # what the row's metrics are
+    metrics: tuple[MetricRow, ...] = ()  # description of the row's metrics
     is_best: bool = False  # the model is the best so far on the validation rows
 
     def quality(self) -> str:
-        """How good the model is, in words."""
+        """The quality of the model, as text."""
         return quality(self.row, self.metrics)

@@ -1,4 +1,4 @@
-"""Secrets do not belong in run folders: find them by the names of their keys, and redact them."""
+"""Finds secrets by the names of their keys and redacts them, to keep them out of run folders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOGIN = re.compile(r"(?<=://)[^/\s@]+(?=@)|(?i:(?<=\bbearer )\s*\S+)")  # in an
 
 
 def redacted(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy with the values of secret-looking keys (`hub.token`, `apiKey`) and logins in other values gone."""
+    """A copy without the values of secret-looking keys (`hub.token`, `apiKey`) and without logins in other values."""
     return {key: _redact(value, key, key, []) for key, value in mapping.items()}
 
 

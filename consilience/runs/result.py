@@ -1,4 +1,4 @@
-"""What a finished training gives back."""
+"""The result of a training."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Result:
 
     @torch.no_grad()
     def predict(self, x: Any) -> Any:
-        """What the model says of these rows: names of classes where there are any, class numbers, or real values."""
+        """Predictions for these rows: class names if there are any, class numbers, or real values."""
         output, _ = self.task.apply(self.values, x, train=False)
         if self.task.kind.decide is None:
             return output
@@ -104,9 +104,9 @@ class Result:
         return draw(self.history, {key: self._titles().get(key, key) for key in keys}, axes)
 
     def save(self, folder: Path | str) -> Path:
-        """Write model, history and what they are into a folder that `consilience.load` reads; the folder.
+        """Write model, history and their description to a folder that `consilience.load` reads; the folder.
 
-        A folder that holds something else is refused.
+        A folder with other files is refused.
         """
         return write_result(self, Path(folder))
 

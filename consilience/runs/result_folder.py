@@ -1,4 +1,4 @@
-"""A result on disk, without a run folder: its model, its history and what they are; and its curves."""
+"""A result on disk, without a run folder: model, history and their description; and plots of the history."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def write_result(result: Result, folder: Path) -> Path:
         MODEL: b"".join(bytes(part) for part in chunks(flat)),
     }
     make_folder(folder)
-    for name in (HISTORY, MODEL, FACTS):  # the facts last: without them it is no result
+    for name in (HISTORY, MODEL, FACTS):  # the facts last: without them the folder is not a result
         replace_file(folder / name, encoded[name])
     return folder
 
@@ -106,7 +106,7 @@ def read_result(folder: Path) -> StoredResult:
 
 
 def refuse_other_model(values: Tree, fresh: Tree, folder: Path, module: str) -> None:
-    """Refuse stored values that are not those of this module, by the first that differs."""
+    """Refuse stored values that do not match this module, naming the first difference."""
     before, now = ({path: tuple(leaf.shape) for path, leaf in tree.flatten(t).items()} for t in (values, fresh))
     for path in (*before, *now):
         if before.get(path) != now.get(path):
@@ -137,10 +137,10 @@ def draw(history: Sequence[Mapping[str, Any]], titles: Mapping[str, str], axes: 
 
 
 def _shown_in_notebooks(figure: Any) -> Any:
-    """The class of figures with a picture for notebooks, which know those of pyplot alone."""
+    """The figure's class with a notebook representation, which otherwise only pyplot figures have."""
 
     class Drawing(figure):
-        """A figure that no window owns."""
+        """A figure without a window."""
 
         def _repr_png_(self) -> bytes:
             picture = io.BytesIO()

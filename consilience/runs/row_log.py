@@ -1,7 +1,7 @@
-"""A file that grows by one JSON row at a time: each row whole or absent, the bytes so far under a digest.
+"""An append-only file of JSON rows: each row is written atomically, and the bytes so far have a digest.
 
 A row of a chained log ends with `chain`, the SHA-256 of the chain before it and of the row itself: a row that is
-changed, removed, added or moved breaks it there. Only rows missing at the end leave it whole; the folder counts those.
+changed, removed, added or moved breaks it. Only rows missing at the end do not; the folder detects those by count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RecordError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """The rows of a log; `note` mentions a torn last line that was left out."""
+    """The rows of a log; `note` mentions an incomplete last line that was left out."""
 
     rows: list[dict[str, Any]]
     note: str = ""
@@ -75,7 +75,7 @@ class RowLog:
         return self._chain
 
     def truncate(self, length: int, sha256: str) -> None:
-        """Drop the rows behind byte `length`, after checking that those before it are the ones written."""
+        """Remove the rows after byte `length`, after checking that those before it are unchanged."""
         kept = self._bytes()[:length] if length >= 0 else b""
         if len(kept) != length:
             raise RecordError(f"{self.path} holds {len(kept)} bytes where the checkpoint counted on {length}")

@@ -1,4 +1,4 @@
-"""A run's numbers as text."""
+"""Formats a run's numbers as text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def quality(row: Mapping[str, Any], metrics: Sequence[MetricRow]) -> str:
 
 
 def rate(clients_per_second: float | None) -> str:
-    """'512 clients/s', with the digits that matter."""
+    """'512 clients/s', rounded."""
     value = clients_per_second or 0.0
     return f"{value:,.0f} clients/s" if value >= 10 else f"{value:.2g} clients/s"
 
@@ -33,7 +33,7 @@ def duration(seconds: float) -> str:
 
 
 def best_model(facts: Mapping[str, Any]) -> str:
-    """Which round was the best on the validation rows, and whether the run stopped for want of a better one."""
+    """The best round on the validation rows, and whether the run stopped early."""
     best, early = facts.get("best"), facts.get("stopped_early")
     if not isinstance(best, dict) or not isinstance(best.get("value"), float):
         return ""

@@ -1,4 +1,4 @@
-"""Where keys and strings stand in a TOML text, so that it can be edited without losing comments, order or layout."""
+"""Positions of keys and strings in a TOML text, for edits that keep comments, order and layout."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Places:
             self._skip(_BLANK)
 
     def _skip(self, pattern: re.Pattern[str]) -> Span:
-        """Go past what matches here; its span."""
+        """Skip a match at the current position; returns its span."""
         found = pattern.match(self.text, self._at)
         if found is None:
             raise ValueError(f"no {pattern.pattern} at character {self._at}")

@@ -1,4 +1,4 @@
-"""TOML in and out: read with limits, since a config is not trusted; written in exactly one spelling.
+"""Reads and writes TOML: reading has limits, since a config is not trusted; writing is canonical.
 
 The writer is ours because every run stores its config, also where nothing but PyTorch and its own dependencies can be
 installed, and `tomli-w` is not among those.

@@ -1,4 +1,4 @@
-"""Whether everything in a run folder is as it was written: files, rows of logs, checkpoints, and their counts."""
+"""Verifies that a run folder is unchanged: files, log rows, checkpoints, and their counts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from consilience.runs.disk import read_file
 from consilience.runs.folder import RunFolder
 from consilience.runs.row_log import RecordError, RowLog
 
-ENDED = ("finished", "interrupted")  # a run that says so has saved its last round
+ENDED = ("finished", "interrupted")  # a run with this status has saved its last round
 
 
 def problems(folder: RunFolder) -> list[str]:
-    """What is missing or not as it was written, one line each; nothing for a folder that is whole."""
+    """Missing or changed parts, one line each; empty for an intact folder."""
     facts, found = folder.facts(), []
     ended = facts.get("status") in ENDED
     for name in facts.get("files", {}):
@@ -48,7 +48,7 @@ def problems(folder: RunFolder) -> list[str]:
         if rounds[shortest] < max(rounds.values()):
             found.append(f"{folder.path / shortest} ends after round {rounds[shortest]}, other logs later")
     newest, damaged = latest(folder)
-    older = [] if newest is None else checkpoint.generations(folder.checkpoints)  # without it all were looked at
+    older = [] if newest is None else checkpoint.generations(folder.checkpoints)  # without it all were checked
     for path in older:
         try:
             checkpoint.load(path)
@@ -58,7 +58,7 @@ def problems(folder: RunFolder) -> list[str]:
 
 
 def newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
-    """What a resume starts from, with the reasons in `skipped` if it is not the last one; refused if that is gone."""
+    """The checkpoint that a resume starts from; `skipped` says why newer ones are unusable; refused if all are gone."""
     saved, reasons = latest(folder)
     if saved is None and reasons:
         raise RecordError(reasons[0])
@@ -76,7 +76,7 @@ def latest(folder: RunFolder) -> tuple[Checkpoint | None, list[str]]:
         try:
             rounds = len(folder.rows().rows)
         except RecordError:
-            return saved, found  # told elsewhere
+            return saved, found  # reported elsewhere
         if saved is None and rounds:
             found.append(f"{folder.checkpoints} holds no checkpoint, but {rounds} rounds were saved: it was removed")
         elif saved is not None and saved.round != rounds:
@@ -88,14 +88,14 @@ def latest(folder: RunFolder) -> tuple[Checkpoint | None, list[str]]:
 
 
 def _not_covered(folder: RunFolder, saved: Checkpoint) -> list[str]:
-    """Logs that do not hold what a checkpoint counted on."""
+    """Logs without the rows that a checkpoint refers to."""
     found = []
     for log in (folder.metrics, folder.clients):
         length, sha256 = saved.facts.get(log.path.stem, (0, ""))
         try:
             data = read_file(log.path)[:length]
         except OSError:
-            continue  # told by who reads its rows
+            continue  # reported by the reader of its rows
         if sha256 and hashlib.sha256(data).hexdigest() != sha256:
             found.append(f"{log.path} does not hold what the checkpoint of round {saved.round} counted on")
     return found

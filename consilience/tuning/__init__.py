@@ -1,1 +1,1 @@
-"""Searching the options of several methods with equal budgets, on validation rows; `consilience tune`."""
+"""Hyperparameter search for several methods with equal budgets, on validation rows; `consilience tune`."""

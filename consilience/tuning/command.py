@@ -28,18 +28,18 @@ def tune(
     ] = None,
     sampler: Annotated[str, typer.Option(help="What proposes options: tpe or random.")] = "",
     pruner: Annotated[str, typer.Option(help="What cuts trials short: median, halving or none.")] = "",
-    metric: Annotated[str, typer.Option(help="What is tuned for: accuracy, clients_mean ...")] = "",
+    metric: Annotated[str, typer.Option(help="Metric to optimise: accuracy, clients_mean ...")] = "",
     out: Annotated[Path | None, typer.Option(help="The study's folder; runs/tune-NAME.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes that search methods side by side.")] = 1,
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="Stop after so many minutes; the same command goes on.")
+        float | None, typer.Option(min=0, help="Stop after so many minutes; the same command continues.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and the folder.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
     """Search the options of several methods, with equal budgets, on validation rows; `compare` takes the result.
 
-    Started again, it goes on with what is missing of the budget.
+    Started again, it continues with the rest of the budget.
     """
 
     def work() -> int:

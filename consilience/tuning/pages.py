@@ -1,4 +1,4 @@
-"""A study for people: a table of the methods' best options, and curves of the best value against the trials."""
+"""The report of a study: a table of the methods' best options, and curves of the best value over trials."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from consilience.reporting.charts import METHOD, Axis, Figure, Lines, Series
 from consilience.reporting.tables import Table
 from consilience.runs.disk import replace_file
 
-_CURVES = 8  # in one figure: more cannot be told apart
+_CURVES = 8  # in one figure: more are not distinguishable
 
 
 def write(found: Tuned, folder: Path) -> list[Path]:

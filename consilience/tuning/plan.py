@@ -1,4 +1,4 @@
-"""What is searched: the methods of a file, the ranges of their options, and the budget that all of them have."""
+"""The plan of a study: the methods of a file, the ranges of their options, and their common budget."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodStudy:
-    """One method's search; plain values alone, so that a process of its own can make it."""
+    """One method's search, in plain values so that it can be sent to another process."""
 
     folder: Path
     method: Method
@@ -65,7 +65,7 @@ class MethodStudy:
         return [cell.config for cell in cells_of(base, tried, self.search.seeds)]
 
     def plain(self) -> Table:
-        """What decides which options are tried, as a later start of the same study is checked against."""
+        """The values that determine the trials, against which a later start of the same study is checked."""
         search = {key: getattr(self.search, key) for key in ("seeds", "seed", "validation", "sampler", "pruner")}
         return {
             "algorithm": self.method.algorithm,

@@ -1,4 +1,4 @@
-"""What a study found: every trial out of the journals, and each method's best options."""
+"""The results of a study: every trial in the journals, and each method's best options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
 
 
 def collect(tuning: Tuning) -> Tuned:
-    """What the journals hold now."""
+    """Read the journals as they are now."""
     search = tuning.search
     return Tuned(
         base=identity.settings(tuning.base.table()),

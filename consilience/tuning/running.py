@@ -1,4 +1,4 @@
-"""Making a study: every method is checked before the first trial, then searched in turn or in processes of its own."""
+"""Runs a study: every method is checked before the first trial, then searched in turn or in parallel processes."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from consilience.tuning.results import write
 from consilience.tuning.trials import Stopped, search
 
 Told = Callable[[str, int, str], None]
-"""What is told of every trial: the method's label, its number and how it ended."""
+"""Called after every trial with the method's label, the trial's number and how it ended."""
 
 _PLAN = "study.json"
-_WAIT = 0.5  # seconds between two looks at signals and at whether the workers still live
+_WAIT = 0.5  # seconds between two checks for signals and dead workers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Made:
-    """How a study ended: whether its budget is spent, and by which signal (0: none) it was stopped if not."""
+    """How a study ended: whether its budget is spent, else the signal that stopped it (0: none)."""
 
     complete: bool
     signal: int = 0
@@ -44,7 +44,7 @@ class Made:
 
 
 def execute(tuning: Tuning, *, jobs: int = 1, minutes: float | None = None, tell: Told) -> Made:
-    """Search what is missing of every method's budget; after `minutes` it stops, and can go on later."""
+    """Search the rest of every method's budget; after `minutes` it stops, and can be continued later."""
     sampling.needed()
     until = time.monotonic() + (minutes * 60 if minutes is not None else 1e9)
     make_folder(tuning.folder)
@@ -61,7 +61,7 @@ def execute(tuning: Tuning, *, jobs: int = 1, minutes: float | None = None, tell
 
 
 def checked(study: MethodStudy, data: Data) -> MethodStudy:
-    """The study with the direction of its metric; what does not fit together is refused by the method's name."""
+    """The study with the direction of its metric; incompatible settings are refused with the method's name."""
     config = study.configs(study.start)[0]
     try:
         with contextlib.closing(assemble(config, data.of(config))) as simulation:
@@ -114,10 +114,10 @@ def _in_turn(studies: Sequence[MethodStudy], data: Data, tell: Told, until: floa
 
 
 def _side_by_side(studies: Sequence[MethodStudy], jobs: int, tell: Told, until: float) -> Made:
-    """Workers take methods from a queue; a signal to this process is passed on to them, who save and stop."""
+    """Workers take methods from a queue; a signal to this process is passed on to them, and they save and stop."""
     context = multiprocessing.get_context("spawn")  # a forked CUDA context or thread pool would hang
     tasks, events = context.Queue(), context.Queue()
-    tasks.cancel_join_thread()  # stopped workers leave methods in it, which this process must not wait to hand over
+    tasks.cancel_join_thread()  # stopped workers leave methods in it: this process must not wait for them on exit
     for study in studies:
         tasks.put(study)
     for _ in range(jobs):
@@ -141,7 +141,7 @@ def _side_by_side(studies: Sequence[MethodStudy], jobs: int, tell: Told, until: 
 
 
 def _events(events: Any, workers: Sequence[Any]) -> Iterator[tuple[str, str, int, str]]:
-    """What workers tell, as long as any lives; an empty event now and then, so that signals are seen."""
+    """Events of the workers while any is alive; an empty event from time to time, so that signals are handled."""
     while True:
         alive = any(worker.is_alive() for worker in workers)
         try:
@@ -155,7 +155,7 @@ def _events(events: Any, workers: Sequence[Any]) -> Iterator[tuple[str, str, int
 def work(tasks: Any, events: Any, until: float) -> None:
     """The main function of a worker: methods from the queue, until none is left or a signal or the time stops it."""
     if hasattr(os, "setpgrp"):
-        os.setpgrp()  # Ctrl-C at the terminal reaches the parent alone, which passes it on once
+        os.setpgrp()  # Ctrl-C at the terminal is handled by the parent, which passes it on once
     parent, data = os.getppid(), Data()
     while (study := tasks.get()) is not None:
         label = study.method.label
@@ -163,11 +163,11 @@ def work(tasks: Any, events: Any, until: float) -> None:
         def tell(number: int, text: str, label: str = label) -> None:
             events.put(("trial", label, number, text))
             if os.getppid() != parent:
-                raise SystemExit(1)  # nobody is left to search for; every trial so far is in the journal
+                raise SystemExit(1)  # the parent has ended; every trial so far is in the journal
 
         try:
             stopped = search(study, data, tell, until)
-        except Exception as problem:  # the other methods are still worth having
+        except Exception as problem:  # the other methods are still searched
             events.put(("failed", label, 0, explained(problem)[0]))
             continue
         if isinstance(stopped, Stopped):

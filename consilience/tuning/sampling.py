@@ -1,7 +1,7 @@
-"""Which options are tried next: Optuna's samplers and pruners, over a journal that a killed study goes on from.
+"""Proposes the next options: Optuna's samplers and pruners, with a journal from which a killed study continues.
 
 The sampler is made anew for every trial, from the study's seed, the method and the number of the trial: what trial n
-tries depends on the trials before it alone, not on how often the study was stopped or on what runs beside it.
+tries depends only on the trials before it, not on how often the study was stopped or what runs in parallel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ JOURNAL = "journal.jsonl"
 
 
 def needed() -> Any:
-    """Optuna, or how to get it."""
+    """Import Optuna; the error says how to install it."""
     try:
         import optuna
     except ImportError as problem:
@@ -31,7 +31,7 @@ def needed() -> Any:
 
 
 def opened(study: MethodStudy) -> Study:
-    """The method's study with all trials so far; only one process may have it open."""
+    """Open the method's study with all trials so far; only one process may have it open."""
     optuna = needed()
     from optuna.storages.journal import JournalFileBackend
 
@@ -58,7 +58,7 @@ def current(journal: Study, study: MethodStudy) -> Trial:
         trial = optuna.trial.Trial(journal, begun[0]._trial_id)
     else:
         if not journal.get_trials(deepcopy=False, states=(states.WAITING,)):
-            journal.enqueue_trial(_proposed(journal, study))  # one record: a kill leaves all of it or nothing
+            journal.enqueue_trial(_proposed(journal, study))  # one record, written completely or not at all
         trial = journal.ask()
     for key, range_ in study.space.items():
         if range_.whole:
@@ -105,7 +105,7 @@ def _pruner(study: MethodStudy) -> Any:
 
 
 def _mend(study: MethodStudy) -> None:
-    """Cut off a last record that a killed process did not finish: Optuna would write the next one behind it."""
+    """Remove an incomplete last record of a killed process: Optuna would append the next one to it."""
     path = study.folder / JOURNAL
     if path.exists():
         text = read_file(path)

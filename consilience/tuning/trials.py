@@ -1,4 +1,4 @@
-"""One method's search: trial after trial, each an ordinary run for every seed, cut short where it falls behind."""
+"""One method's search: trial after trial, each an ordinary run for every seed, pruned if it falls behind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import optuna
 
 Told = Callable[[int, str], None]
-"""What is told of every trial: its number and how it ended."""
+"""Called after every trial with its number and how it ended."""
 
 Judge = Callable[[int, float], bool]
 """Whether a run shall end after this round, given the validation metric there."""
@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
 
 
 def search(study: MethodStudy, data: Data, tell: Told, until: float) -> Stopped | None:
-    """Try options until the budget is spent; what was tried before counts."""
+    """Try options until the budget is spent; earlier trials count."""
     make_folder(study.folder)
     with RunLock(study.folder / "lock"):
         journal = opened(study)
@@ -73,7 +73,7 @@ def _ended(journal: optuna.Study) -> int:
 def _tried(
     journal: optuna.Study, trial: optuna.Trial, study: MethodStudy, data: Data, tell: Told, until: float
 ) -> Stopped | None:
-    """Run one trial to its end, and write down how it went."""
+    """Run one trial to its end, and record the outcome."""
     from optuna.trial import TrialState
 
     try:
@@ -90,7 +90,7 @@ def _tried(
                 tell(trial.number, found.status)
                 return None
             values.append(found.value)
-    except Exception as problem:  # the other trials are still worth having
+    except Exception as problem:  # the other trials are still run
         trial.set_user_attr("reason", explained(problem)[0][:1000])
         journal.tell(trial, state=TrialState.FAIL)
         tell(trial.number, f"failed: {explained(problem)[0]}")
@@ -141,7 +141,7 @@ def _carried_out(
             elif time.monotonic() >= until:
                 ended[0] = "stopped"
             if ended[0]:
-                run.stopped = signal.SIGTERM  # it is not finished: what follows the last checkpoint is run again
+                run.stopped = signal.SIGTERM  # not finished: the rounds after the last checkpoint are run again
                 return
 
     try:
@@ -154,7 +154,7 @@ def _carried_out(
     except Diverged:
         return "diverged", 0
     finally:
-        gc.collect()  # an engine and its programs refer to each other
+        gc.collect()  # an engine and its programs are a reference cycle
     if ended[0]:
         return ended[0], 0
     return ("stopped", found.stopped) if found.stopped else ("finished", 0)

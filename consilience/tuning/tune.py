@@ -1,4 +1,4 @@
-"""`cs.tune`: the same study as the command's, from Python."""
+"""`cs.tune`: the command `consilience tune` as a function."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Tuner:
 
     @property
     def told(self) -> str:
-        """What will be done, in a line."""
+        """The plan in one line."""
         methods, trials = len(self.tuning.studies), self.tuning.search.trials
         return f"{methods} methods x {trials} trials in {self.tuning.folder}"
 
     def run(self, *, jobs: int, minutes: float | None, tell: Told) -> tuple[Made, Tuned, list[Path]]:
-        """Search what is missing, and write the table and the curves."""
+        """Search the rest of the budget, and write the table and the curves."""
         made = execute(self.tuning, jobs=jobs, minutes=minutes, tell=tell)
         found = tuned.read(self.tuning.folder)
         return made, found, [self.tuning.folder / tuned.NAME, *pages.write(found, self.tuning.folder)]
@@ -59,7 +59,7 @@ def tune(
     algorithms: recipes by name; by default those in the file's [[compare.methods]].
     folder: where the study is; runs/tune-NAME. What is there already counts.
     jobs: processes that search methods side by side (1); they need a script with `if __name__ == "__main__":`.
-    minutes: stop after so many; the same call goes on.
+    minutes: stop after so many; the same call continues.
     progress: print a line for every trial.
     search: keys of the [tune] table: trials, seeds, seed, validation, sampler, pruner, metric, metrics, ranges.
     """

@@ -1,4 +1,4 @@
-// Line charts that are redrawn in place: hover or arrow keys read values, the legend hides lines, CSV takes them away.
+// Line charts that are redrawn in place: hover or arrow keys show values, the legend hides lines, CSV export.
 
 import { colour, decimal, el, svg } from "./core.js";
 
@@ -78,7 +78,7 @@ export class Chart {
       return;
     }
     const log = options.log && low > 0;
-    const least = low >= 0 && !log ? 0 : -Infinity; // what is never negative gets no axis below 0
+    const least = low >= 0 && !log ? 0 : -Infinity; // no axis below 0 for non-negative values
     const pad = low === high ? Math.abs(low) * 0.1 || 0.1 : log ? 0 : (high - low) * 0.05;
     low = Math.max(least, low - pad); high += pad;
     const x0 = Math.min(...xs), x1 = Math.max(...xs, x0 + 1);

@@ -1,4 +1,4 @@
-// One client of a run over rounds: what it holds, how good the models are for it, its weight, drift and refused replies.
+// One client of a run over rounds: its data, scores, weight, drift and refused replies.
 
 import { $, ask, cards, decimal, el, keep, number, page, say } from "./core.js";
 import { drawingOptions, Gallery } from "./chart.js";

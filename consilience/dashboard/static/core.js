@@ -1,4 +1,4 @@
-// What all pages share: asking the server without repeating what has not changed, elements, numbers, colours.
+// Shared by all pages: requests with caching, elements, number formats, colours.
 
 const root = document.getElementById("dashboard");
 export const page = root.dataset;
@@ -36,7 +36,7 @@ export async function act(what, run) {
   return content;
 }
 
-// Calls `update` now and again; while the page is hidden it waits, and after an error it tells and goes on.
+// Calls `update` now and periodically; it pauses while the page is hidden, and after an error it shows it and continues.
 export function keep(update) {
   const every = 1000 * Number(page.refresh);
   let timer = 0;
@@ -121,7 +121,7 @@ export function status(run) {
   return el("span", { class: `pill ${kind}` }, run.status);
 }
 
-// A button that stops or resumes a run, after a question; nothing where that is not possible.
+// A button that stops or resumes a run, after a confirmation; nothing if that is not possible.
 export function control(run, after) {
   if (!run.can) return null;
   const stops = run.can === "stop";

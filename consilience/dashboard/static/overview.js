@@ -1,4 +1,4 @@
-// All runs: search, filter, sort, group, select; the curves of those selected, or else of those that go on.
+// All runs: search, filter, sort, group, select; the curves of those selected, or else of those in progress.
 
 import { $, ask, cards, control, decimal, duration, el, keep, number, page, runLink, say, sortableHead, sorted, status } from "./core.js";
 import { Chart, drawingOptions, spark } from "./chart.js";
@@ -48,7 +48,7 @@ function groupsOf(shown) {
   return [...found].map(([key, members]) => [by === "settings" ? describe(members[0], first) : `${by} = ${key || "(top)"}`, members]);
 }
 
-// The algorithm and data of a group, and the settings that tell it from other groups of the same two.
+// The algorithm and data of a group, and the settings that distinguish it from other groups of the same two.
 function describe(run, others) {
   const alike = others.filter((one) => one.algorithm === run.algorithm && one.data === run.data);
   const words = Object.entries(run.settings).filter(([key, value]) => !["algorithm.name", "data.name"].includes(key) && alike.some((one) => one.settings[key] !== value))

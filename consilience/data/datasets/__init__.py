@@ -38,7 +38,7 @@ def catalogue() -> dict[str, Callable[..., Dataset]]:
 
 
 def load(name: str, *, data_dir: str | Path | None = None, **options: Any) -> Dataset:
-    """A data set by name, its options checked first; files are looked for in `data_dir` (else $CONSILIENCE_DATA).
+    """Load a data set by name, after checking its options; files are searched in `data_dir` (else $CONSILIENCE_DATA).
 
     `load_data("digits")` needs no files; `consilience list datasets` shows all names with their options.
     """

@@ -88,6 +88,6 @@ def _array(file: str, data_dir: str | Path | None) -> ArrayFile:
 
 
 def _numbers(file: str, data_dir: str | Path | None, rows: int) -> np.ndarray:
-    """Whole numbers, one for each row."""
+    """An array of integers, one for each row."""
     values = stored(_array(file, data_dir))[:].numpy()
     return class_numbers(values, rows=rows, classes=MOST_CLASSES, where=file)

@@ -67,7 +67,7 @@ def _array_set(
 
 
 def _parts(path: Path, validation: Validation, split: tuple[float, int]) -> tuple[Pair, Pair]:
-    """Training and test rows with their labels, as they are in the file or drawn from it."""
+    """Training and test rows with their labels: as the file splits them, or drawn at random."""
     pairs = read_pairs(path, validation)
     if "test" in pairs:
         return pairs["train"], pairs["test"]
@@ -78,7 +78,7 @@ def _parts(path: Path, validation: Validation, split: tuple[float, int]) -> tupl
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ArrayRows:
-    """Reads new arrays as the training arrays were read; those are read once more, for their statistics."""
+    """Reads new arrays as the training arrays were read; the training arrays are read again for their statistics."""
 
     path: Path
     validation: Validation

@@ -73,7 +73,7 @@ def cifar100(
 
 
 def _read_batches(paths: Sequence[Path], read: ReadBatch, column: int, classes: int) -> tuple[Pair, Pair]:
-    """All files but the last are training pictures; `column` chooses among several labels."""
+    """Read batches: the last file holds the test pictures; `column` selects one of several labels."""
     pairs = []
     for path in paths:
         pictures, labels = read(path)

@@ -1,4 +1,4 @@
-"""A folder of one file per client: each hospital, shop or person its own .npz or .csv."""
+"""A folder with one .npz or .csv file per client (hospital, shop or person)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def client_files(
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Client name -> file, in name order; other files (a README) are passed over."""
+    """Client name -> file, in name order; other files (a README) are ignored."""
     paths = sorted(path for path in folder.iterdir() if path.name.endswith((*TABLES, ".npz")) and path.name[0] != ".")
     if not paths:
         raise FileNotFoundError(f"{folder} holds no client files. {HOW}")
@@ -109,7 +109,7 @@ def _same_columns(first: Table, part: Table) -> None:
 def _archive_clients(
     name: str, train: dict[str, Path], test: dict[str, Path], normalise: Scaling, split: tuple[float, int]
 ) -> Dataset:
-    """Clients whose features are arrays of any one shape."""
+    """Clients whose features are arrays, all of one shape."""
     parts: dict[str, list[Owned]] = {"train": [], "test": []}
     for number, (client, path) in enumerate(train.items()):
         pairs = read_pairs(path)
@@ -145,6 +145,6 @@ def _same_rows(path: Path, x: np.ndarray, first: np.ndarray) -> None:
 
 
 def _join(entries: list[Owned]) -> Owned:
-    """Features, labels and owners of all clients, one behind the other."""
+    """Features, labels and owners of all clients, concatenated."""
     x, y, owners = (np.concatenate(values) for values in zip(*entries))
     return x, y, owners

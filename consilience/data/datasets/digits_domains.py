@@ -97,6 +97,6 @@ def _at_most(pair: Pair, most: int | None, seed: int) -> Pair:
 
 
 def _join(pairs: list[Pair]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pictures, labels and style numbers of all styles, one behind the other."""
+    """Pictures, labels and style numbers of all styles, concatenated."""
     pictures, labels = (np.concatenate(values) for values in zip(*pairs))
     return pictures, labels, np.repeat(np.arange(len(pairs)), [len(y) for _, y in pairs])

@@ -46,7 +46,7 @@ def breast_cancer(*, test_fraction: HeldOut = 0.2, seed: Whole = 0) -> Dataset:
 
 
 def diabetes(*, test_fraction: HeldOut = 0.2, seed: Whole = 0) -> Dataset:
-    """442 patients, 10 measurements; how far diabetes went on within a year, in deviations of the training rows."""
+    """442 patients, 10 measurements; target: diabetes progression after a year, standardised over the training rows."""
     from sklearn.datasets import load_diabetes
 
     bunch = load_diabetes(scaled=False)

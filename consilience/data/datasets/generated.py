@@ -1,4 +1,4 @@
-"""Small generated federations, one for each kind of task that is no classification of rows: nothing to download."""
+"""Small generated federations, one for each kind of task other than classification: nothing to download."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from consilience.data.datasets.prepare.splits import HeldOut, held_out
 from consilience.task.kinds import KINDS
 from consilience.task.losses import IGNORED
 
-STREAM = 0x6E  # keeps these draws apart from others made with the same seed
+STREAM = 0x6E  # a stream of its own: independent of other draws with the same seed
 PADDING, MASK = "<pad>", "<mask>"
 SHAPES = ("background", "square", "disc", "cross")
 
@@ -29,7 +29,7 @@ def synthetic_regression(
     test_fraction: HeldOut = 0.2,
     seed: Whole = 0,
 ) -> Dataset:
-    """Real-valued targets, several a row: y = tanh(x W_k) + noise, W_k = W + `spread` times a draw of the client."""
+    """Regression with several targets a row: y = tanh(x W_k) + noise, W_k = W + `spread` times a draw of the client."""
     rng = np.random.default_rng([seed, STREAM, 1])
     common = rng.normal(0, features**-0.5, (features, outputs))
     x = rng.standard_normal((clients, rows, features))
@@ -73,7 +73,7 @@ def synthetic_text(
 ) -> Dataset:
     """Sequences of a Markov chain over `words`, of different lengths; a share `spread` of a client's chain is its own.
 
-    objective: "next" the next token (the targets are the sequence), "masked" the words behind masks, "labels" for
+    objective: "next" the next token (the targets are the sequence), "masked" the masked words, "labels" for
     every word whether it comes before, behind or far from the word in front of it. Token 0 is padding, 1 the mask.
     """
     rng = np.random.default_rng([seed, STREAM, 3])
@@ -122,7 +122,7 @@ def shapes(
     pictures = np.zeros((clients, rows, 1, side, side))
     masks = np.zeros((clients, rows, side, side), np.int64)
     for client in range(clients):
-        level = 0.6 + 0.8 * client / max(1, clients - 1)  # a scanner of its own
+        level = 0.6 + 0.8 * client / max(1, clients - 1)  # brightness of the client's pictures
         shares = rng.dirichlet(np.full(3, 1.0))
         for row in range(rows):
             radius = rng.integers(max(1, side // 8), max(2, side // 4) + 1)

@@ -49,7 +49,7 @@ def leaf(
 ) -> Dataset:
     """LEAF JSON in `folder`/train and `folder`/test (Caldas et al. 2018), users as groups.
 
-    Kept are the first `max_users` users with at least `min_samples` training samples; `text` and what
+    Uses the first `max_users` users with at least `min_samples` training samples; `text` and what
     follows it are for sent140. Shakespeare's numbers are LEAF's own, places in its 80-character alphabet.
     """
     top = chosen_source(folder, data_dir, how=HOW)

@@ -1,4 +1,4 @@
-"""One .npz file per client, on whichever machine of a cluster it lies."""
+"""One .npz file per client, on any machine of a Ray cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Class-per-folder picture trees: CINIC-10, DomainNet, Stanford Dogs, Tiny-ImageNet and their like."""
+"""Picture folders with one folder per class: CINIC-10, DomainNet, Stanford Dogs, Tiny-ImageNet and similar."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def picture_folders(
 ) -> Dataset:
     """Pictures in class folders, below `train` and `test`, or below a folder for each group (DomainNet's styles).
 
-    Every picture is brought to size x size by `fit`; `classes` and `groups` keep only those named, and
+    Every picture is resized to size x size by `fit`; `classes` and `groups` keep only those named, and
     `max_per_class` at most so many of each class in each group. Test rows are drawn where no folder has them.
     With `encoder`, the folder or installed package of a vision transformer or a model of the zoo (random weights), x is
-    what it makes of each picture, [N, features]: its first token's state (`pooling="cls"`) or the mean of all.
+    the encoding of each picture, [N, features]: the first token's state (`pooling="cls"`) or the mean of all tokens.
     rows: "file" decodes pictures as batches need them, with the same results; "memory" all at the start.
     """
     if encoder is not None:
@@ -148,7 +148,7 @@ def _keep_named(
 
 
 def _thin(listing: list[PictureFile], most: int | None, seed: int) -> list[PictureFile]:
-    """At most so many pictures of each class, group and part, drawn by the seed."""
+    """At most `most` pictures of each class, group and part, drawn by the seed."""
     if most is None:
         return listing
     cells: dict[tuple[str, str, str], list[int]] = {}
@@ -161,7 +161,7 @@ def _thin(listing: list[PictureFile], most: int | None, seed: int) -> list[Pictu
 def _split(
     listing: list[PictureFile], label: np.ndarray, owner: np.ndarray, fraction: float, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Training and test rows: what the tree says, and a seeded draw among the rest."""
+    """Training and test rows: as the folders say, and a seeded draw among the rest."""
     part = np.array([picture.part for picture in listing])
     rest = np.flatnonzero(part == "")
     train, test = held_out(label[rest], fraction=fraction, seed=seed, groups=owner[rest])

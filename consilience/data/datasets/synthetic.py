@@ -1,4 +1,4 @@
-"""The synthetic federation of the FedProx paper, with its two dials of heterogeneity."""
+"""The synthetic federation of the FedProx paper, with its two parameters of heterogeneity."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from consilience.data.dataset import Dataset
 from consilience.data.datasets.prepare.assemble import assemble
 from consilience.data.datasets.prepare.splits import HeldOut, held_out
 
-STREAM = 0x5F  # keeps these draws apart from others made with the same seed
+STREAM = 0x5F  # a stream of its own: independent of other draws with the same seed
 
 
 def synthetic(

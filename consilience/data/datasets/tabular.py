@@ -81,7 +81,7 @@ def heart_disease(
     seed: Whole = 0,
     data_dir: str | Path | None = None,
 ) -> Dataset:
-    """920 patients of four hospitals, 13 measurements with gaps; is there heart disease (UCI, Detrano et al. 1989)?
+    """920 patients of four hospitals, 13 measurements with gaps, heart disease or none (UCI, Detrano et al. 1989).
 
     Gaps are filled with the training median and marked by columns of their own; `zero_is_missing` counts a
     blood pressure or cholesterol of 0 as a gap.

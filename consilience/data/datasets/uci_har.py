@@ -1,4 +1,4 @@
-"""UCI HAR: what a person is doing, from the accelerometer at the waist."""
+"""UCI HAR: activity recognition from an accelerometer at the waist."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _check(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _join(series: list[tuple[np.ndarray, int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Windows, activities and people of all series, one behind the other."""
+    """Windows, activities and people of all series, concatenated."""
     counts = [len(windows) for windows, _, _ in series]
     activities, people = (np.repeat([entry[k] for entry in series], counts) for k in (1, 2))
     return np.concatenate([windows for windows, _, _ in series]), activities, people

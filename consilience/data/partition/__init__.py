@@ -1,4 +1,4 @@
-"""Who gets which rows: true partitions, seeded, saved with a fingerprint, never searched for without end."""
+"""Partitions of rows over clients: disjoint, seeded, saved with a fingerprint, drawn in bounded time."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _build(key: str, table: Mapping[str, Any]) -> Partition:
 
 
 def _build_inner(key: str, value: Any) -> Any:
-    """Tables with a name, wherever they are in an option, become partitions."""
+    """Build partitions from tables with a name, at any depth of an option."""
     if isinstance(value, Mapping):
         return _build(key, value)
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Whole rows out of real-valued shares, and the bookkeeping that every partition needs."""
+"""Rounds real-valued shares to whole rows, and helper functions that partitions share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from consilience.core.settings import Invalid
 
-HALVINGS = 200  # of an interval of doubles: far more than its 64 bits can tell apart
+HALVINGS = 200  # of an interval of doubles: far more than 64 bits can resolve
 
 
 def apportion(total: int, weights: Any, *, least: Any = 0, most: Any = None) -> np.ndarray:
@@ -46,14 +46,14 @@ def _within_limits(total: int, weights: np.ndarray, least: np.ndarray, most: np.
 
 
 def row_count(labels: np.ndarray) -> int:
-    """How many rows there are to share out; none is refused."""
+    """The number of rows to partition; zero is an error."""
     if len(labels) == 0:
         raise Invalid("labels is empty: a partition needs at least one row")
     return len(labels)
 
 
 def refuse_too_few(key: str, min_size: int, clients: int, rows: int) -> None:
-    """Refuse a least number of rows each that all rows together do not make."""
+    """Refuse a minimum number of rows per client that there are not enough rows for."""
     if min_size * clients > rows:
         raise Invalid(
             f"{key} = {min_size} for {clients} clients needs {min_size * clients} rows, "
@@ -75,7 +75,7 @@ def rows_by_class(labels: np.ndarray, partition: str) -> tuple[np.ndarray, list[
 
 
 def by_owner(owner: np.ndarray, rows: np.ndarray, clients: int) -> list[np.ndarray]:
-    """Rows per client, ascending; `owner[i]` is the client of `rows[i]`, below 0 when nobody has it."""
+    """Rows per client, ascending; `owner[i]` is the client of `rows[i]`, negative if no client has it."""
     order = np.lexsort((rows, owner))
     owner, rows = owner[order], rows[order].astype(np.int64)
     edges = np.searchsorted(owner, np.arange(clients + 1))

@@ -1,4 +1,4 @@
-"""What a partition gives: rows per client and, where it knows them, natural groups and feature shifts."""
+"""The result of a partition: rows per client and, if known, natural groups and feature shifts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from consilience.data.partition.shifts import Shift
 
 @runtime_checkable
 class Partition(Protocol):
-    """Who gets which rows: a true partition, a function of labels, groups and seed alone."""
+    """Assigns disjoint rows to clients, as a function of labels, groups and seed only."""
 
     def split(self, labels: np.ndarray, *, groups: np.ndarray | None, seed: int) -> list[np.ndarray]:
         """Row numbers per client."""
@@ -22,7 +22,7 @@ class Partition(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Assignment:
-    """Per client: its rows, the one natural group it stands for (or None), its feature shifts in order."""
+    """Per client: its rows, its natural group (None if it has no single one), its feature shifts in order."""
 
     parts: list[np.ndarray]
     owners: list[int | None]
@@ -30,7 +30,7 @@ class Assignment:
 
 
 def assign(partition: Partition, labels: np.ndarray, *, groups: np.ndarray | None, seed: int) -> Assignment:
-    """The full assignment: partitions that know more than rows say so in an `assign` method of their own."""
+    """The full assignment; partitions with groups or shifts have an `assign` method of their own."""
     own = getattr(partition, "assign", None)
     if own is not None:
         return own(labels, groups=groups, seed=seed)
@@ -40,5 +40,5 @@ def assign(partition: Partition, labels: np.ndarray, *, groups: np.ndarray | Non
 
 def check_inner(key: str, value: Any) -> None:
     """Refuse what is not a partition where one is needed."""
-    if isinstance(value, str) or not isinstance(value, Partition):  # text can be split too
+    if isinstance(value, str) or not isinstance(value, Partition):  # str has a `split` method too
         raise Invalid(f"{key} = {value!r} must be a partition, such as Iid(clients=10)")

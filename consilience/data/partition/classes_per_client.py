@@ -1,4 +1,4 @@
-"""A fixed number of classes each."""
+"""A fixed number of classes per client."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ClassesPerClient:
         return np.minimum(totals // self.min_per_class, self.clients)
 
     def _what_works(self, totals: np.ndarray) -> str:
-        """The largest settings that the class sizes allow, each with the others kept."""
+        """The largest value of each setting that the class sizes allow, with the other settings unchanged."""
         sizes = totals // self.min_per_class
         least_clients, each = -(-len(totals) // self.classes_per_client), self.classes_per_client
         clients = next(
@@ -90,8 +90,8 @@ class ClassesPerClient:
     def _draw_holders(self, holders: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """[classes, clients] flags with `holders` in every row and `classes_per_client` in every column.
 
-        A class that still needs every client left is forced; the rest are drawn in proportion to their needs.
-        What is left can then always be completed, so nothing is ever drawn again.
+        A class that needs every remaining client is forced; the rest are drawn in proportion to their needs.
+        The remainder can then always be completed, so nothing is ever redrawn.
         """
         holds = np.zeros((len(holders), self.clients), dtype=bool)
         needs = holders.copy()

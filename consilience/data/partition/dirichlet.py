@@ -11,8 +11,8 @@ from consilience.core.rng import host
 from consilience.core.settings import Count, Invalid, Positive, Whole, check
 from consilience.data.partition.apportion import deal, refuse_too_few, rows_by_class
 
-TRIES = 1000  # draws before `min_size` is given up
-PROBES = 20  # draws for each setting that a refusal might suggest
+TRIES = 1000  # draws before `min_size` is an error
+PROBES = 20  # draws for each setting that the error might suggest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Dirichlet:
             counts = np.empty(weights.shape, dtype=np.int64)
             held = np.zeros(self.clients, dtype=np.int64)
             for c, total in enumerate(totals):
-                # Someone always holds less than the mean while rows are left, so the mask is never empty.
+                # While rows are left, some client holds less than the mean, so the mask is never empty.
                 full = held * self.clients >= totals.sum() if self.balance else np.zeros(self.clients, dtype=bool)
                 counts[c] = _cut(int(total), np.where(full, -np.inf, weights[c]))
                 held += counts[c]

@@ -1,4 +1,4 @@
-"""Clients that see the same things differently."""
+"""Feature shift: the inputs differ from client to client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from consilience.data.partition.shifts import Noise, Rotation, Shift
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureShift:
-    """`inner` says who gets which rows; every client then sees its own, training and test, in its own way.
+    """`inner` assigns the rows; each client's training and test inputs are then changed in its own way.
 
     rotation: client k's pictures are turned by `angles[k mod len(angles)]` degrees, counter-clockwise.
     noise: client k = 1..K gets Gaussian noise of deviation `sigma` k / K (NIID-Bench, Li et al. 2022).

@@ -1,4 +1,4 @@
-"""Everyone draws from the same pot."""
+"""Independent and identically distributed rows."""
 
 from __future__ import annotations
 

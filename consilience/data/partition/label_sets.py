@@ -1,4 +1,4 @@
-"""Label skew written out by hand."""
+"""Label skew given explicitly: the classes of each client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from consilience.data.partition.apportion import apportion, deal, rows_by_class
 class LabelSets:
     """Client k holds the classes `labels[k]`, and `sizes[k]` rows: as many of each (to within one).
 
-    Without sizes, holders of a class share all of it equally. `allow_rest` permits rows that nobody holds.
+    Without sizes, holders of a class share all of it equally. `allow_rest` permits rows that no client holds.
     """
 
     labels: tuple[tuple[int, ...], ...]

@@ -15,7 +15,7 @@ from consilience.data.partition.shifts import Missing
 
 @dataclass(frozen=True, kw_only=True)
 class MissingModality:
-    """`inner` says who gets which rows; some clients then have no `modality`, in training and test rows alike.
+    """`inner` assigns the rows; some clients then lack `modality`, in training and test rows.
 
     They are a random `share` of the clients, rounded to the nearest number, or those whose numbers are in `lacking`.
     """
@@ -34,7 +34,7 @@ class MissingModality:
         return self.assign(labels, groups=groups, seed=seed).parts
 
     def assign(self, labels: np.ndarray, *, groups: np.ndarray | None, seed: int) -> Assignment:
-        """Rows per client, and who lacks the modality."""
+        """Rows per client, and which clients lack the modality."""
         inner = assign(self.inner, labels, groups=groups, seed=seed)
         without = self._without(len(inner.parts), seed)
         missing = Missing(modality=self.modality)

@@ -1,4 +1,4 @@
-"""The clients that the data came from."""
+"""The natural clients of the data."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from consilience.data.partition.apportion import rows_by_class
 
 @dataclass(frozen=True, kw_only=True)
 class Shards:
-    """Rows sorted by label are cut into equal shards (to within one row), dealt at random, so many each."""
+    """Rows sorted by label are cut into equal shards (to within one row); each client gets the same number of them."""
 
     clients: Count
     shards_per_client: Count = 2

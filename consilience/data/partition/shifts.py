@@ -1,4 +1,4 @@
-"""What can happen to one client's features: turned pictures, noisy numbers, a modality that it does not have."""
+"""Feature shifts of one client: rotated pictures, noise, a missing modality."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Noise:
 
 @dataclass(frozen=True, kw_only=True)
 class Missing:
-    """One modality that no row of the client has: its values become 0, and the mask "present" says so."""
+    """A modality that the client lacks: its values become 0, and so does its column of the mask "present"."""
 
     modality: str
 
@@ -105,7 +105,7 @@ Shift = Rotation | Noise | Missing
 
 
 def apply(shift: Shift, x: Any, rng: np.random.Generator) -> Any:
-    """`shift` on every tensor of a tree that it fits; a tree without one is refused."""
+    """Apply `shift` to every tensor of a tree that it fits; a tree without such a tensor is an error."""
     if isinstance(shift, Missing):
         return shift(x)
     leaves = list(tree.leaves(x))

@@ -18,7 +18,7 @@ from consilience.core.settings import Invalid
 
 
 def fingerprint(parts: Sequence[np.ndarray]) -> str:
-    """SHA-256 of who has which rows: client count, sizes, row numbers, all as little-endian int64."""
+    """SHA-256 of a partition: client count, sizes, row numbers, all as little-endian int64."""
     digest = hashlib.sha256(np.array([len(parts)], dtype="<i8").tobytes())
     digest.update(np.array([len(part) for part in parts], dtype="<i8").tobytes())
     for part in parts:
@@ -55,7 +55,7 @@ def encoded(parts: Sequence[np.ndarray]) -> bytes:
 
 
 def load(path: str | os.PathLike[str]) -> list[np.ndarray]:
-    """Read what `save` wrote; anything else, and anything changed since, is refused."""
+    """Read what `save` wrote; other or modified files are refused."""
     return decoded(_bytes(path), str(path))
 
 

@@ -1,4 +1,4 @@
-"""A split made elsewhere."""
+"""A partition from a file."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One file format per module: bytes on disk become numpy arrays, or an error that names the file and its defect."""
+"""Readers, one file format per module: files to numpy arrays, or an error that names the file and its defect."""

@@ -34,7 +34,7 @@ class Source:
     how: str
 
     def locate(self, forms: Mapping[str, Sequence[str]]) -> tuple[str, list[Path]]:
-        """The first form all of whose files lie in one folder (each plain or .gz), or `FileNotFoundError`."""
+        """The first form whose files are all in one folder (each plain or .gz), or `FileNotFoundError`."""
         for place in self.places:
             for form, names in forms.items():
                 paths = [plain_or_gz(place / name) for name in names]
@@ -47,7 +47,7 @@ class Source:
         return self.locate({name: (name,) for name in names})[1][0]
 
     def missing(self, forms: Mapping[str, Sequence[str]]) -> FileNotFoundError:
-        """What was looked for, where, what is there already and how to get the rest."""
+        """The error: which files were searched, where, which exist and how to get the rest."""
         wanted = "\n  or ".join(_listed_files(names) for names in forms.values())
         lines = [f"the files of data set {self.name!r} were not found. Looked for:\n     {wanted}"]
         lines.append(f"in {', '.join(str(place) for place in self.places)}.")

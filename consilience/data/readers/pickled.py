@@ -1,8 +1,8 @@
-"""Python batches (CIFAR's pickle files), read by Python's own unpickler with everything taken away that could run.
+"""Python batches (CIFAR's pickle files), read by Python's unpickler without anything that could run code.
 
-Names in the file stand for the few stand-ins below and are never imported. Before the unpickler sees a byte, all
-instructions are looked through: only those that make containers, text, numbers and arrays are allowed, and none may
-ask for more memory than the file has bytes (a number in a pickle can make the unpickler reserve gigabytes).
+Names in the file are mapped to the few stand-ins below and never imported. Before unpickling, all instructions are
+checked: only those that make containers, text, numbers and arrays are allowed, and none may ask for more memory than
+the file has bytes (a number in a pickle can make the unpickler reserve gigabytes).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from consilience.data.readers.files import read_bytes
 
 MOST_BYTES = 1 << 30
 MOST_INSTRUCTIONS = 1 << 22  # CIFAR-100's 50,000 pictures take a quarter of a million
-LONGEST_NUMBER = 64  # bits; longer ones could be chosen to collide in a dict, and take for ever
+LONGEST_NUMBER = 64  # bits; longer integers could be chosen to collide in a dict, which takes very long
 
 ALLOWED = {
     *("PROTO", "FRAME", "STOP", "MARK", "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD"),
@@ -57,7 +57,7 @@ def read_pickled(path: Path) -> Any:
 
 
 def _checked_end(content: bytes) -> int:
-    """Where the end mark is, after a look at all instructions before it."""
+    """The position of the STOP instruction, after checking all instructions before it."""
     for number, (instruction, argument, place) in enumerate(pickletools.genops(content)):
         name = instruction.name
         if name not in ALLOWED:

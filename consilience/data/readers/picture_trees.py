@@ -15,7 +15,7 @@ EXPECTED = "It should hold <class>/*.png, or train/<class>/*.png and test/<class
 
 
 class PictureFile(NamedTuple):
-    """Where a picture lies and what its folders say about it."""
+    """The path of a picture, and its class, group and part by its folders."""
 
     path: Path
     label: str

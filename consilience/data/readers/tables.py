@@ -14,7 +14,7 @@ from typing import Any
 from consilience.core.settings import Invalid, nearest
 from consilience.data.readers.files import read_text
 
-_INDEX = re.compile(r"__index_level_\d+__")  # what pandas calls the index of a frame in a Parquet file
+_INDEX = re.compile(r"__index_level_\d+__")  # the name of a frame's index in a Parquet file by pandas
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""Settings: what a config file may say, where its names come from, and how it is checked."""
+"""Settings: the schema of config files, the catalogue of names, and the checks."""

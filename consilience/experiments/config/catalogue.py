@@ -1,4 +1,4 @@
-"""All that a config can name, with its options, read from the code that defines it."""
+"""The catalogue: all names that a config can use, with their options, read from the code that defines them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from consilience.options.parts import parts_of, protocol_in
 from consilience.options.recipes import default_algorithm, default_part, shared_defaults
 
 Factory = Callable[..., Any]
-MANY = 12  # names: more are not spelled out where a near one is known
+MANY = 12  # names: longer lists are not printed if a near match is known
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamedSection:
-    """One section of a config in which a name chooses what the options mean."""
+    """One section of a config whose name determines its options."""
 
     section: str
     factories: Callable[[], Mapping[str, Factory]]
@@ -33,7 +33,7 @@ class NamedSection:
     needs_data: bool = False  # cannot be built from the config alone
 
     def find(self, name: Any) -> tuple[str, Factory]:
-        """The factory of that name, and the name as it is spelled."""
+        """The factory of that name, and the name in its canonical spelling."""
         known = self.factories()
         spelled = name.lower().replace("-", "_") if isinstance(name, str) else ""
         if spelled not in known:
@@ -50,7 +50,7 @@ class NamedSection:
         return self.find(name)[1](**options)
 
     def options(self, name: Any) -> dict[str, Option]:
-        """What may be set for it, apart from what is set elsewhere."""
+        """Its options, without those that are set elsewhere."""
         _, factory = self.find(name)
         known = dict(options_of(factory))
         if self.section == "environment":
@@ -97,7 +97,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 """Defaults for omitted sections."""
 
 SHARED, ALL = "options", "all"
-"""What the options are asked for by that all algorithms share."""
+"""The words of `consilience list` for the options that all algorithms share, and for everything."""
 
 _FROM_DATA = ("vocabulary",)  # options of models taken from the data where the config does not set them
 
@@ -107,7 +107,7 @@ ENGINES: dict[str, Callable[..., RunnerEngine]] = {"vectorised": Vectorised, "ra
 
 
 def engine_options(name: str = "vectorised") -> dict[str, Option]:
-    """The settings of an engine: the arguments of its class, apart from what the run gives it."""
+    """The settings of an engine: the arguments of its class, without those that the run supplies."""
     given = ("self", "task", "federation", "environment", "rounds_ahead", "hosts")
     make: Any = ENGINES[name]
     known = options_of(make.__init__ if inspect.isclass(make) else make)
@@ -115,7 +115,7 @@ def engine_options(name: str = "vectorised") -> dict[str, Option]:
 
 
 def section_options(section: str, name: Any) -> dict[str, Option]:
-    """The options of a named thing, with what the data will supply marked as not required."""
+    """The options of a name; those that the data supply are not required."""
     known = KINDS[section].options(name)
     return {
         key: Option(option.annotation) if section == "model" and key in _FROM_DATA else option
@@ -124,7 +124,7 @@ def section_options(section: str, name: Any) -> dict[str, Option]:
 
 
 def with_defaults(section: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with the plain defaults of those left out, in the order in which they are declared."""
+    """The given options and the plain defaults of the others, in the order of their declaration."""
     _, factory = KINDS[section].find(name)
     known = section_options(section, name)
     own = {key: option.default for key, option in options_of(factory).items() if key in known}
@@ -145,7 +145,7 @@ def filled(known: Mapping[str, Option], given: Mapping[str, Any], defaults: Mapp
 
 
 def offered(section: str, name: str, known: Mapping[str, Option]) -> dict[str, Any]:
-    """The settings of the default run that suit this name: an algorithm's own defaults are left alone."""
+    """The settings of the default run that apply to this name; an algorithm's own defaults are kept."""
     default = DEFAULTS[section]
     settings = {key: value for key, value in default.items() if key in known and key != "name"}
     if section != "algorithm" or name == default["name"]:
@@ -170,7 +170,7 @@ class Entry:
     options: dict[str, Option]
     text: str = ""  # the whole docstring
     recipe: Factory | None = None  # of an algorithm
-    headline: str = ""  # what it is, in a line
+    headline: str = ""  # a one-line description
 
 
 SECTIONS = ("algorithms", "datasets", "partitions", "environments", "models", "engines")
@@ -178,7 +178,7 @@ SECTIONS = ("algorithms", "datasets", "partitions", "environments", "models", "e
 
 
 def listing() -> dict[str, list[Entry]]:
-    """Everything by kind; the parts that algorithms are made of are found by their options' protocols."""
+    """All entries by kind; the parts of algorithms are found by the protocols of the options."""
     shown = {"algorithms": "algorithm", "datasets": "data", "partitions": "partition"}
     shown |= {"environments": "environment", "models": "model"}
     found = {title: [_entry(KINDS[kind], name) for name in KINDS[kind].factories()] for title, kind in shown.items()}
@@ -209,7 +209,7 @@ def narrowed(found: dict[str, list[Entry]], wanted: list[str]) -> dict[str, list
 
 
 def searched(found: dict[str, list[Entry]], words: str) -> dict[str, list[Entry]]:
-    """Entries in whose name, description or options every word occurs; of each kind those named so come first."""
+    """Entries whose name, description or options contain every word; matches in the name come first."""
     wanted = words.lower().split()
     if not wanted:
         raise Invalid("--search needs a word, such as similarity")
@@ -222,7 +222,7 @@ def searched(found: dict[str, list[Entry]], words: str) -> dict[str, list[Entry]
 
 
 def _rank(entry: Entry, wanted: list[str]) -> int | None:
-    shared = () if entry.recipe is None else getattr(entry.recipe, "shared", ())  # said of every algorithm
+    shared = () if entry.recipe is None else getattr(entry.recipe, "shared", ())  # the same in every algorithm
     own = " ".join(key for key in entry.options if key not in shared)
     for rank, text in enumerate(
         (entry.name, f"{entry.name} {entry.headline} {entry.about}", f"{entry.name} {entry.text} {own}")
@@ -263,7 +263,7 @@ def _described(name: str, thing: Any, options: dict[str, Option], recipe: Factor
 
 
 def _with_default(recipe: Factory, key: str, option: Option) -> Option:
-    """A shared option with the default this recipe really has: what it is built with when nothing is given."""
+    """A shared option with this recipe's actual default: the value it is built with if nothing is given."""
     if key in inspect.signature(recipe).parameters or _needs_something(recipe):
         return option
     return Option(option.annotation, default_part(recipe, key) or shared_defaults(recipe).get(key))
@@ -274,7 +274,7 @@ def _needs_something(factory: Factory) -> bool:
 
 
 def _plural(protocol: type) -> str:
-    """'weightings', 'personal_layers': what the catalogue calls all parts of one protocol."""
+    """The catalogue's name for all parts of one protocol, such as 'weightings' or 'personal_layers'."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", protocol.__name__).lower()
     if words.endswith("ss"):
         return f"{words}es"

@@ -1,4 +1,4 @@
-"""The catalogue for people: a line for each thing that can be named, or one thing with its options."""
+"""The catalogue as text: one line per entry, or one entry with its options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WIDEST_NAME = 26  # of the columns of a line
 
 
 def overview(title: str, entries: Sequence[Entry], width: int, *, ranked: bool = False) -> list[str]:
-    """A heading with the number of things, and a line for each; algorithms by their families, unless ranked."""
+    """A heading with the number of entries, and a line for each; algorithms by their families, unless ranked."""
     room = min(max(len(entry.name) for entry in entries), _WIDEST_NAME)
     lines = [f"{title} ({len(entries)})"]
     if ranked or any(entry.recipe is None for entry in entries):
@@ -28,7 +28,7 @@ def overview(title: str, entries: Sequence[Entry], width: int, *, ranked: bool =
 
 
 def in_short(found: Mapping[str, Sequence[Entry]], width: int) -> list[str]:
-    """Every name of every kind, without descriptions: what a config chooses, then the parts of algorithms."""
+    """Every name of every kind, without descriptions: sections of a config first, then parts of algorithms."""
     chosen = {kind: entries for kind, entries in found.items() if kind in SECTIONS}
     lines = []
     for title, kinds in (("A config names", chosen), ("Algorithms are made of", found)):
@@ -52,7 +52,7 @@ def _line(entry: Entry, room: int, width: int) -> str:
 
 
 def entry_text(entry: Entry, width: int) -> list[str]:
-    """One thing with its description and options; of the options that all algorithms share only what is special."""
+    """One entry with its description and options; of the shared options only those with a default of its own."""
     lines = [entry.name, *wrapped(entry.about, width, "  ")]
     own, others = split_options(entry)
     lines += [line for key, option in own.items() for line in wrapped(option_text(key, option), width, "    ")]
@@ -93,7 +93,7 @@ def option_text(key: str, option: Option) -> str:
 
 
 def default_text(default: Any) -> str:
-    """A default as a config spells it; of a part its name and options."""
+    """A default as written in a config; of a part its name and options."""
     written = write(default)
     if isinstance(written, dict):  # a part
         inner = ", ".join(f"{k} = {_plain(v)}" for k, v in written.items() if k != "name")
@@ -116,7 +116,7 @@ def _differs(option: Option, shared: Option) -> bool:
 
 
 def _usual(option: Option) -> Any:
-    """A shared part that is not given is one with no settings: everyone, by_examples, weighted_mean, replace, plain."""
+    """The default of a shared part without settings: everyone, by_examples, weighted_mean, replace, plain."""
     if option.default is None:
         return "usual"
     return "usual" if name_of(type(option.default)) in _USUAL else option.default

@@ -58,7 +58,7 @@ else:
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """A section whose name says what its options mean; the options are read and checked."""
+    """A section whose name determines its options; the options are read and checked."""
 
     name: str
     options: Table = field(default_factory=dict)
@@ -110,11 +110,11 @@ class TaskSettings:
         check(self)
 
     def changed(self) -> Table:
-        """What is not as it is by default."""
+        """The settings that differ from their defaults."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}
 
     def of_kind(self) -> Table:
-        """What the kind is made with."""
+        """The arguments of the kind of task."""
         return {key: value for key, value in self.changed().items() if key not in ("kind", "outputs", "labels")}
 
 
@@ -135,23 +135,23 @@ FIXED: dict[str, type] = {
     "checkpoint": Checkpointing,
     "limits": Limits,
 }
-"""Sections that mean the same in every run, and are written in full."""
+"""Sections with the same fields in every run, written in full."""
 TASK: dict[str, type] = {"task": TaskSettings}
-"""Written only where it is not as by default, since runs of before there were kinds have none."""
+"""Written only if it differs from the default, since older runs have no such section."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Everything that decides a run."""
+    """All settings of a run."""
 
-    name: str = ""  # what the run folder is called; "" is made of algorithm and data
+    name: str = ""  # name of the run folder; "": made of algorithm and data
     seed: Seed = 0
     rounds: Count = 20
     loss: LossName = "auto"
     threads: Count | None = None  # of the processor; None leaves it to PyTorch
     data_dir: str | None = None
     runs: str = "runs"
-    log: Literal["csv", "tensorboard", "mlflow", "wandb"] | None = None  # where metrics go besides the run folder
+    log: Literal["csv", "tensorboard", "mlflow", "wandb"] | None = None  # tracker for metrics besides the run folder
     defence: Literal["auto"] | None = None  # bounds and a robust rule, for so many
     untrusted: Count | None = None  # members that may be hostile
     data: Chosen
@@ -172,7 +172,7 @@ class Config:
 
     @property
     def label(self) -> str:
-        """What the run folder is called when nothing of that name is there yet."""
+        """The name of the run folder if it is free."""
         return self.name or f"{self.algorithm.name}-{self.data.name}"
 
     def table(self) -> Table:
@@ -196,7 +196,7 @@ class Config:
         return hashlib.sha256(canonical.encode(canonical.to_json_types(self.table(), "config"))).hexdigest()
 
     def changed(self, **engine: Any) -> Config:
-        """With some engine settings replaced by what was measured or found."""
+        """A copy with some engine settings replaced by measured or detected values."""
         return dataclasses.replace(self, engine={**self.engine, **engine})
 
 
@@ -264,7 +264,7 @@ def _chosen(section: str, given: Table, rounds: int) -> Chosen:
     if section == "algorithm":
         own = with_horizons(own, rounds)
         wanted = {**wanted, **own}
-        if isinstance(own.get("optimiser"), Mapping):  # it has a rate of its own
+        if isinstance(own.get("optimiser"), Mapping):  # it has a learning rate of its own
             wanted = {key: value for key, value in wanted.items() if key != "lr" or key in own}
         built, options = recipes.built(factory, wanted, key=section, explicit=own)
     else:

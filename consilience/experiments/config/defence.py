@@ -13,11 +13,11 @@ from consilience.server.averaging.averaging import Averaging
 from consilience.server.averaging.weighting.vouched import VouchedWeights
 from consilience.server.protocols import uses_weights
 
-GROWTH = 4.0  # times the running median that an update may be long: more than VouchedWeights.far, which leaves out
+GROWTH = 4.0  # maximal update norm over the running median; above VouchedWeights.far, beyond which updates are left out
 
 
 def defended(algorithm: Algorithm, untrusted: int) -> Algorithm:
-    """The algorithm with weights that leave out whom the others do not vouch for."""
+    """The algorithm with weights that leave out clients for which the others do not vouch."""
     server = algorithm.server
     if capability(server, SpendsPrivacy) is not None:
         raise Invalid(
@@ -37,12 +37,12 @@ def defended(algorithm: Algorithm, untrusted: int) -> Algorithm:
 
 
 def bounded(limits: Limits) -> Limits:
-    """The limits, with a bound on updates unless one was given."""
+    """The limits, with a bound on the update norm unless one is given."""
     return limits if limits.max_growth is not None else replace(limits, max_growth=GROWTH)
 
 
 def check(defence: str | None, untrusted: int | None) -> None:
-    """Refuse one setting without the other."""
+    """Refuse one of the two settings without the other."""
     if (defence is None) != (untrusted is None):
         raise Invalid(
             "defence = 'auto' and untrusted, the number of members that may be hostile, belong together: give both"

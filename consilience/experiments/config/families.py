@@ -1,4 +1,4 @@
-"""Algorithms by what they are for, as `consilience list` shows them."""
+"""Families of algorithms by purpose, as `consilience list` shows them."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Rename:
 
 
 def migrate(text: str) -> tuple[str, list[Rename]]:
-    """The text of a config file with every old name replaced, and the changes; all else is kept."""
+    """The text of a config file with every old name replaced, and the changes; the rest is unchanged."""
     table = toml_text.loads(text)
     found = list(renames(table))
     places, edits = Places(text), []
@@ -46,7 +46,7 @@ def migrate(text: str) -> tuple[str, list[Rename]]:
         text = text[:start] + new + text[end:]
     try:
         same = toml_text.loads(text) == _renamed(table, found)
-    except ValueError:  # such as the old and the new key side by side
+    except ValueError:  # such as both the old and the new key
         same = False
     if not same:
         raise Invalid(f"the file cannot be rewritten; change by hand: {'; '.join(map(str, found))}")
@@ -60,7 +60,7 @@ def renames(table: Mapping[str, Any], at: Path = ()) -> Iterator[Rename]:
         if isinstance(given, Mapping):
             try:
                 known = kind.options(given.get("name", DEFAULTS[section]["name"]))
-            except Invalid:  # an unknown name: nothing can be said of its options
+            except Invalid:  # an unknown name has unknown options
                 continue
             yield from _options((*at, section), given, known)
     for section, fixed in FIXED.items():
@@ -114,7 +114,7 @@ def _value(at: Path, value: Any, annotation: Any) -> Iterator[Rename]:
 
 
 def _part_options(name: Any, protocol: type) -> Known:
-    """The options of a part; of all parts of its kind where it has no name, or none that is known."""
+    """The options of a part; of all parts of its kind if its name is missing or unknown."""
     try:
         return options_of(parts.find("", name, protocol))
     except Invalid:
@@ -129,7 +129,7 @@ def _protocol_inside(annotation: Any) -> type | None:
 
 
 def _renamed(table: Any, found: list[Rename], at: Path = ()) -> Any:
-    """The tables with the renames made, for comparison with what the edited text holds."""
+    """The tables with the renames applied, to be compared with the edited text."""
     keys = {rename.path: rename.new for rename in found if rename.is_key}
     values = {rename.path: rename.new for rename in found if not rename.is_key}
     if isinstance(table, Mapping):

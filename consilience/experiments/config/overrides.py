@@ -15,7 +15,7 @@ Table = dict[str, Any]
 
 
 def overridden(table: Table, overrides: Iterable[str], source: str) -> Table:
-    """A copy of the table with every `key=value` applied in turn; `source` is where the table came from."""
+    """A copy of the table with every `key=value` applied in turn; `source` names the table's origin."""
     changed = _copied(table)
     for override in overrides:
         _apply(changed, override)
@@ -28,7 +28,7 @@ def _copied(value: Any) -> Any:
 
 
 def _apply(table: Table, text: str) -> None:
-    """Apply `section.key=value`; an empty value takes the setting back to its default."""
+    """Apply `section.key=value`; an empty value resets the setting to its default."""
     key, equals, value = text.partition("=")
     key, value = key.strip(), value.strip()
     path = key.split(".")
@@ -54,7 +54,7 @@ def _apply(table: Table, text: str) -> None:
 
 
 def _refuse_leftovers(before: Table, after: Table, source: str) -> None:
-    """An override chose another name, but the file still holds options of the first one: say which, and the fix."""
+    """Refuse an override with another name while the file still has options of the first; name them, and the fix."""
     for section, kind in KINDS.items():
         if not isinstance(after.get(section, {}), Mapping):
             continue  # refused where the table is read

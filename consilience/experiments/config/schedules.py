@@ -1,4 +1,4 @@
-"""Learning-rate schedules and the number of rounds: horizons are filled in, rounds without learning are refused."""
+"""Learning-rate schedules and the number of rounds: fills in horizons, refuses rounds with a rate of zero."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BY_ROUND = ("lr_schedule", "server_lr_schedule")
 
 
 def with_horizons(given: Mapping[str, Any], rounds: int) -> dict[str, Any]:
-    """The options of an algorithm, in which schedules over rounds that do not say how long get the run's rounds.
+    """The options of an algorithm, in which round schedules without a horizon get the run's number of rounds.
 
     The horizon becomes part of the stored config: more rounds on resume do not change it.
     """
@@ -45,7 +45,7 @@ def _filled(key: str, given: Any, rounds: int) -> Any:
 
 
 def refuse_idle_rounds(algorithm: Algorithm, rounds: int) -> None:
-    """Refuse more rounds than a schedule has a rate for."""
+    """Refuse more rounds than a schedule has nonzero rates for."""
     for schedule in _by_round(algorithm):
         end = schedule.zero_from
         if end is not None and end < rounds:
@@ -56,7 +56,7 @@ def refuse_idle_rounds(algorithm: Algorithm, rounds: int) -> None:
 
 
 def _by_round(part: Any) -> Iterator[RateSchedule]:
-    """The schedules over rounds of an algorithm, wherever they are."""
+    """All round schedules of an algorithm, at any depth."""
     if isinstance(part, Scheduled) and part.rounds is not None:
         yield part.rounds
     elif isinstance(part, ScheduledStep):

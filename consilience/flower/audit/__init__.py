@@ -1,1 +1,1 @@
-"""The audit log of a deployed run, the receipts that nodes keep of it, and the check of both."""
+"""The audit log of a deployed run, the nodes' receipts, and the check of both."""

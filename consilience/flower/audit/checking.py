@@ -1,4 +1,4 @@
-"""Whether an audit log is whole, signed and consistent in itself; nothing that the server says now is needed."""
+"""Checks that an audit log is complete, signed and self-consistent, without contacting the server."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from consilience.runs.disk import read_file
 from consilience.runs.row_log import RecordError, RowLog
 
 EVENTS = ("started", "joined", "turned_away", "left", "sent", "received", "round", "ended", "signed")
-TRAIN, TEST = "train", "test"  # rules whose broadcast holds the model
+TRAIN, TEST = "train", "test"  # rules whose broadcast contains the model
 
 
 @dataclass(eq=False, kw_only=True)
 class AuditReport:
-    """What was found: `problems` refute a log, `notes` are for people to read."""
+    """The findings: `problems` invalidate a log, `notes` are for information."""
 
     path: Path
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -57,9 +57,9 @@ def check(path: Path, *, authority: Path | None = None, unfinished: bool = False
         _check_signatures(report, authority)
         _Story(report).check()
         _check_end(report, path if path.is_dir() else None, unfinished)
-    except Invalid:  # what was given, not the log
+    except Invalid:  # an argument, not the log
         raise
-    except (KeyError, TypeError, AttributeError, ValueError) as problem:  # other contents, chained anew
+    except (KeyError, TypeError, AttributeError, ValueError) as problem:  # changed contents with a recomputed chain
         why = f"{type(problem).__name__} {plain(problem, most=80)}"
         report.problems.append(f"{file} has rows that no server writes: {why}")
     return report
@@ -96,7 +96,7 @@ def _check_signatures(report: AuditReport, authority: Path | None) -> None:
 
 
 class _Story:
-    """Goes through the rows in order: what each may say depends on those before it."""
+    """Checks the rows in order: what is valid in a row depends on those before it."""
 
     def __init__(self, report: AuditReport) -> None:
         self._report = report
@@ -173,7 +173,7 @@ class _Story:
 
 
 def _check_end(report: AuditReport, folder: Path | None, unfinished: bool) -> None:
-    """Rows that are missing at the end break no chain."""
+    """Check the end of the log: rows missing at the end do not break the chain."""
     closed = [row["event"] for row in report.rows[-2:]] == ["ended", "signed"]
     if not closed:
         told = report.notes if unfinished else report.problems

@@ -53,7 +53,7 @@ def audit(
 
 
 def summary(report: AuditReport) -> list[str]:
-    """What was found, for people."""
+    """The findings as text."""
     events = [row.get("event") for row in report.rows]
     rounds = len({row["round"] for row in report.rows if row.get("event") == "round"})
     lines = [f"{report.path}: {len(events)} rows, {rounds} rounds, {events.count('started')} starts of the server"]

@@ -1,4 +1,4 @@
-"""Receipts of nodes against the server's log, and against each other."""
+"""Compares the nodes' receipts with the server's log and with each other."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from consilience.runs.row_log import RecordError, RowLog
 
 
 def compare(report: AuditReport, places: Iterable[Path]) -> None:
-    """Add to a report what receipts say; each place is a file, or a folder of such files."""
-    told: dict[int, tuple[str, Path]] = {}  # rows of the log -> the chain that a member was told, and its receipts
+    """Add the comparison with receipts to a report; each place is a file, or a folder of such files."""
+    told: dict[int, tuple[str, Path]] = {}  # number of rows in the log -> the chain sent to a member, and its receipts
     for file in _files(places):
         try:
             history = RowLog(file, chained=True).read()
@@ -72,7 +72,7 @@ def _check(report: AuditReport, file: Path, row: dict[str, Any], told: dict[int,
 
 
 def _compare_exchange(report: AuditReport, what: str, row: dict[str, Any], place: int) -> None:
-    """What was sent and received according to both; the head that a node is told ends with the row of its message."""
+    """Compare what both say was sent and received; the head sent to a node ends with the row of its message."""
     sent = report.rows[place]
     mine = [to for to in sent.get("to", ()) if to["node"] == row["node"]]
     if sent["event"] != "sent" or (sent["round"], sent["rule"]) != (row["round"], row["rule"]) or not mine:

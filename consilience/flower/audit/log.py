@@ -1,7 +1,7 @@
-"""The server's side: a row for all that happens in a deployed run, chained to the rows before and signed.
+"""The server's audit log: a row for each event of a deployed run, chained to the rows before and signed.
 
 Rows are only added, also when a run is continued from an earlier checkpoint: rounds that were computed twice are in the
-log twice. A row is on disk before what it tells of leaves the server.
+log twice. A row is on disk before the data it describes leave the server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from consilience.runs.row_log import RowLog
 from consilience.wire import arrays
 
 FILE = "audit.jsonl"
-RECORD = "audit"  # of a message: the head that its node is told
+RECORD = "audit"  # key of a message's record with the log's head
 KEYS = "CONSILIENCE_SERVER_KEYS"
 """Environment variable in which the launcher names the folder of the server's certificate and key; empty: unsigned."""
 
@@ -35,8 +35,8 @@ class AuditLog:
         self._log, self._signer = RowLog(path, chained=True), signer
         if not path.exists():
             replace_file(path, b"")
-        self._log.drop_torn_line()  # of a server that was killed: nobody was told of it
-        rows = self._log.read().rows  # refused, by name, if it was changed
+        self._log.drop_torn_line()  # left by a killed server; it was never sent
+        rows = self._log.read().rows  # raises, with its name, if it was changed
         self._rows = len(rows)
         self._id = str(rows[0]["id"]) if rows else secrets.token_hex(16)
 
@@ -47,7 +47,7 @@ class AuditLog:
         self._rows += 1
 
     def sign(self) -> Head:
-        """The head of the log as it is, on disk, its signature in a row of its own."""
+        """The current head of the log, with its signature in a row of its own, on disk."""
         head = Head(id=self._id, rows=self._rows, chain=self._log.chain)
         if self._signer is not None:
             head = replace(head, signature=self._signer.sign(head))
@@ -76,7 +76,7 @@ class AuditLog:
     def sent(
         self, round: int, rule: str, shared: Tree, nodes: Mapping[int, tuple[Sequence[int], Tree]]
     ) -> dict[str, Any]:
-        """What goes to which node, with its clients and their own parts; the head that they are told."""
+        """Log what is sent to each node, with its clients and personal parts; returns the head sent with it."""
         to = [
             {"node": str(node), "clients": list(clients)}
             | ({"personal": arrays.digest(own)} if tree.flatten(own) else {})
@@ -96,7 +96,7 @@ class AuditLog:
         *,
         masked: bool = False,
     ) -> None:
-        """What came back: digests by client, refusals with their reasons, and who did not answer."""
+        """Log the replies: digests by client, refusals with their reasons, and clients that did not answer."""
         digests = {str(client): digest for client, digest in sorted(replies.items())}
         refused, without = [_refused(refusal) for refusal in refusals], sorted(silent)
         self.add(
@@ -112,7 +112,7 @@ class AuditLog:
     def concluded(
         self, number: int, chosen: Sequence[int], used: Sequence[int], refusals: Iterable[Refusal], model: Tree
     ) -> None:
-        """A round has ended: whose replies are in the model, and its digest."""
+        """A round has ended: the clients whose replies were aggregated, and the model's digest."""
         refused = [_refused(refusal) for refusal in refusals]
         self.add(
             "round", round=number, chosen=list(chosen), used=list(used), refused=refused, model=model_digest(model)
@@ -120,7 +120,7 @@ class AuditLog:
         self.sign()
 
     def ended(self, status: str, reason: str = "", files: Mapping[str, str] | None = None) -> None:
-        """The server has stopped in good order; `files`: SHA-256 of what it leaves in the run folder."""
+        """The server has stopped regularly; `files`: SHA-256 of its files in the run folder."""
         self.add("ended", status=status, reason=plain(reason, most=400), files=dict(files or {}))
         self.sign()
 
@@ -131,13 +131,13 @@ def model_digest(model: Tree) -> str:
 
 
 def received_digests(shared: Tree, personal: Tree) -> dict[str, str]:
-    """What a node has received, as both sides write it down."""
+    """The digests of what a node has received, as both sides record them."""
     own = {"personal": arrays.digest(personal)} if tree.flatten(personal) else {}
     return {"shared": arrays.digest(shared), **_model(shared), **own}
 
 
 def masked_digest(vectors: Sequence[bytes]) -> str:
-    """SHA-256 of a masked reply: it tells nothing of the reply itself."""
+    """SHA-256 of a masked reply, which reveals nothing about the reply."""
     return hashlib.sha256(b"".join(vectors)).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""A node's side: what it received, what it answered, and which head of the server's log it was told, row by row."""
+"""A node's receipts, row by row: what it received, what it answered, and the head of the server's log it was sent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MASKED = "secaggplus_configs", "masked_params"  # record and key of a masked rep
 
 
 def keep(folder: Path, message: Any, reply: Any) -> None:
-    """Write down, before the reply is sent, an order and its answer; messages without an order need no receipt."""
+    """Record an order and its answer before the reply is sent; messages without an order need no receipt."""
     content = message.content
     if "order" not in content:
         return
@@ -48,7 +48,7 @@ def _replies(reply: Any) -> dict[str, str]:
 
 
 def _append(path: Path, row: dict[str, Any]) -> None:
-    """Add a row; processes that answer at one time take turns."""
+    """Add a row, under a lock for processes that answer at the same time."""
     import filelock
 
     make_folder(path.parent)
@@ -61,7 +61,7 @@ def _append(path: Path, row: dict[str, Any]) -> None:
 
 
 def _name(run: Any) -> str:
-    """The server names the run, and it names a file here."""
+    """The name of the run's file; checked, since the server chooses the name of the run."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", str(run)):
         raise Invalid(f"{plain(run)!r} is no name of a run: letters, digits, '.', '_' and '-' only")
     return str(run)

@@ -12,13 +12,13 @@ from consilience.core.settings import Invalid
 from consilience.runs import canonical
 from consilience.runs.disk import read_file
 
-PURPOSE = "consilience audit log"  # so that no other signature of this key passes as one of a log
+PURPOSE = "consilience audit log"  # so that no other signature of this key is valid for a log
 MOST = 1 << 20  # bytes of a certificate or key
 
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """What a log holds up to some row: its id, how many rows, and the chain after the last of them; signed, or not."""
+    """The state of a log after some row: its id, the number of rows, the chain after the last, and its signature."""
 
     id: str
     rows: int
@@ -64,7 +64,7 @@ def is_signed(head: Head, certificate: str) -> bool:
 
 
 def why_not_issued(certificate: str, authority: Path) -> str:
-    """Why a certificate is none of this CA's; "" if it is. Its dates are not looked at: a log outlives them."""
+    """Why a certificate was not issued by this CA; "" if it was. Its dates are ignored, since a log outlives them."""
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
 

@@ -1,1 +1,1 @@
-"""From a simulation to several organisations: a Flower app around a config, a local deployment of it, `verify`."""
+"""Deployment between organisations: a Flower app around a config, a local deployment of it, `verify`."""

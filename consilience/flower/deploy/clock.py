@@ -1,4 +1,4 @@
-"""How far this machine's clock is from the SuperLink's: Flower refuses a SuperNode for it without a message.
+"""Clock difference from the SuperLink, for which Flower refuses a SuperNode without a message.
 
 Nodes sign the time with every request. The SuperLink answers 401 to a stamp out of bounds, whatever the key, and the
 SuperNode then ends with code 0. Every answer, also that to an unknown address, carries the server's date.
@@ -35,7 +35,7 @@ def difference(address: str, authority: Path | None, *, seconds: float = 10.0) -
         began, here = time.monotonic(), time.time()
         connection.request("GET", "/")
         there = connection.getresponse().getheader("date")
-        here += (time.monotonic() - began) / 2  # the answer was stamped about half-way
+        here += (time.monotonic() - began) / 2  # the server's date is taken as that of the middle of the request
     except (OSError, http.client.HTTPException) as problem:
         doubt = ": is this machine's clock right?" if getattr(problem, "verify_code", 0) in OUT_OF_DATE else ""
         raise Invalid(f"the SuperLink at {address} cannot be reached: {problem}{doubt}") from problem
@@ -47,7 +47,7 @@ def difference(address: str, authority: Path | None, *, seconds: float = 10.0) -
 
 
 def refused(ahead: float) -> bool:
-    """Whether Flower refuses a node whose clock is so many seconds ahead of the SuperLink's, as far as is known."""
+    """Whether Flower refuses a node whose clock is `ahead` seconds ahead of the SuperLink's, within the precision."""
     return ahead > AHEAD - COARSE or -ahead > BEHIND - COARSE
 
 

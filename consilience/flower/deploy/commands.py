@@ -120,7 +120,7 @@ def keys(
 
 @deploy.command()
 def digest(arguments: Arguments = None, debug: Debug = False) -> None:
-    """Print the SHA-256 of an app with its settings, by which both sides can check that they have the same."""
+    """Print the SHA-256 of an app with its settings, so that both sides can check that they have the same."""
 
     def work() -> int:
         from consilience.flower.deploy import pins
@@ -279,7 +279,7 @@ def _table(outcomes: Sequence[Outcome], wrong: list[str]) -> Table:
 
 
 def _app(arguments: Sequence[str] | None) -> tuple[Path, tuple[str, ...]]:
-    """The app's folder and the settings among a command's words."""
+    """The app's folder and the settings among a command's arguments."""
     from consilience.core.settings import Invalid
 
     folders = [text for text in arguments or () if "=" not in text]

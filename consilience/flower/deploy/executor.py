@@ -47,11 +47,11 @@ class PinnedExecutor:
         return getattr(self._flower, name)
 
     def get_eligible_capacity(self, supported: set[Any], **connection: Any) -> tuple[set[Any], set[str]]:
-        """Of all tasks, those of one kind are asked for."""
+        """Request tasks of one kind only."""
         return supported & {self._kind}, set()
 
     def launch(self, spec: Any) -> Any:
-        """Start what the spec describes, if it is a task of the right kind; its process checks the list."""
+        """Start the task of the spec, if it is of the right kind; its process checks the list."""
         from flwr.supercore.superexec.executor.types import LaunchResult
 
         if spec.task_type != self._kind:
@@ -71,7 +71,7 @@ class PinnedExecutor:
         command = [sys.executable, "-m", __spec__.name, self._role, "--allowed", str(self._allowed), "--task"]
         child = subprocess.Popen(command, stdin=subprocess.PIPE)
         assert child.stdin is not None
-        child.stdin.write(json.dumps(task).encode())  # not as an argument, where other users could read the token
+        child.stdin.write(json.dumps(task).encode())  # not as an argument, which other users could read
         child.stdin.close()
         self._children.append(child)
         return LaunchResult.accepted()
@@ -129,13 +129,13 @@ def main() -> None:
         for module in PRELOADED:
             with contextlib.suppress(ImportError):
                 importlib.import_module(module)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that have ended are not kept
-    if given.role == pins.SERVER:  # runs are rare, and each poll is written into the SuperLink's database
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forget forks that have ended
+    if given.role == pins.SERVER:  # runs are rare, and each poll writes to the SuperLink's database
         os.environ["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "1"
     from flwr.supercore.cli.flower_superexec import flower_superexec
     from flwr.supercore.superexec import run_superexec
 
-    if not hasattr(run_superexec, "get_executor"):  # to be replaced: Flower's own runs any app
+    if not hasattr(run_superexec, "get_executor"):  # replaced, because Flower's own executor runs any app
         raise SystemExit("this version of Flower is not known: its SuperExec cannot be restricted to allowed apps")
     run_superexec.get_executor = lambda *_, **__: PinnedExecutor(  # type: ignore[assignment]
         given.role, given.allowed, warm=warm

@@ -1,8 +1,8 @@
-"""The only listener of a deployment that other machines reach: TLS, and of a SuperLink's routes only those of nodes.
+"""The only listener of a deployment that other machines can reach: TLS, and only the SuperLink's node routes.
 
 Flower's SuperLink serves nodes (fleet), users who start runs (control) and running apps (runtime) on one address, and
-its control routes need no account. So the SuperLink stays on loopback, and this passes on the routes below, compared
-byte by byte. What goes to the SuperLink is made anew: its path is one of these constants, never what was asked for.
+its control routes need no account. So the SuperLink stays on loopback, and this forwards the routes below, compared
+byte by byte. The forwarded request is built anew: its path is one of these constants, never the requested text.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 log = logging.getLogger("consilience.flower")
 
-SMALL = 1 << 16  # bytes of a request that only names things
-LARGE = 256 << 20  # of one that carries values: arrays come in chunks of 5 MiB, a secure sum's vector in one piece
+SMALL = 1 << 16  # bytes of a request without arrays
+LARGE = 256 << 20  # of one with arrays: they come in chunks of 5 MiB, a secure sum's vector in one piece
 ROUTES: dict[bytes, int] = {
     **dict.fromkeys((b"/v1/fleet/activate-node", b"/v1/fleet/deactivate-node"), SMALL),
     **dict.fromkeys((b"/v1/fleet/send-node-heartbeat", b"/v1/fleet/pull-messages"), SMALL),
@@ -25,7 +25,7 @@ ROUTES: dict[bytes, int] = {
     b"/v1/fleet/confirm-message-received": SMALL,
     **dict.fromkeys((b"/v1/fleet/push-messages", b"/v1/fleet/push-object"), LARGE),
 }
-"""What a node with a registered key needs, and the largest body; register-node and unregister-node are not among it."""
+"""The routes that a node with a registered key needs, with the largest body; without (un)register-node."""
 TOGETHER = 1 << 30  # bytes of all requests that are being read or answered
 ARRIVAL = 300.0  # seconds for a request to arrive
 ANSWER = 60.0  # seconds for the SuperLink to answer
@@ -43,7 +43,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class RequestRefused(Exception):
-    """A request that is not passed on, with the code that is answered."""
+    """A request that is not forwarded, with the status code of the answer."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -65,7 +65,7 @@ def admit(scope: Scope) -> tuple[str, dict[str, str], int]:
 
 
 class Gateway:
-    """An ASGI app that passes nodes' requests on to the SuperLink at `superlink`, an `https://127.0.0.1:port`."""
+    """An ASGI app that forwards nodes' requests to the SuperLink at `superlink`, an `https://127.0.0.1:port`."""
 
     def __init__(self, client: Any, superlink: str) -> None:
         self._client, self._superlink, self._held = client, superlink.rstrip("/"), 0
@@ -119,7 +119,7 @@ class Gateway:
 
 
 def listener(app: Gateway, host: str, port: int, **tls: str) -> Any:
-    """The HTTP server in front of it: HTTP/1.1 by a strict parser, no websockets, no server header."""
+    """The HTTP server of the gateway: HTTP/1.1 by a strict parser, no websockets, no server header."""
     import uvicorn
 
     config = uvicorn.Config(

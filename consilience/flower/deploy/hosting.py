@@ -1,4 +1,4 @@
-"""The client side of an app: from Flower's context to the site that answers."""
+"""The client side of an app: makes the site that answers from Flower's context."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from consilience.flower.deploy.settings import DeployedConfig, load
 from consilience.flower.deploy.sources import source_of
 from consilience.flower.engine.client import Site, SiteClient
 
-SHARED = ("dtype", "precision", "deterministic", "lane")  # settings of the engine that hold on every node
+SHARED = ("dtype", "precision", "deterministic", "lane")  # engine settings that apply to every node
 
 
 def folder_client(folder: Path | str) -> SiteClient:
@@ -34,7 +34,7 @@ def site_of(folder: Path, context: Any, case: str) -> Site:
     """The site that a node config describes: `clients`, `memory`, `device` and whatever federation.py reads.
 
     A process that answers several messages of a run (Flower's simulation, tests) opens its site once. A SuperNode
-    starts a process for every message, also where `executor` forks it: what it opens ends with it.
+    starts a process for every message, also if `executor` forks it, and its site ends with the process.
     """
     node = tuple(sorted(context.node_config.items()))
     return _site(folder, case, tuple(settings_of(context.run_config)), node, context.run_id)

@@ -15,7 +15,7 @@ DAYS = 365
 
 
 class Keys(NamedTuple):
-    """Where the files are; private ones are readable by their owner only."""
+    """The paths of the files; private ones are readable by their owner only."""
 
     authority: Path  # CA certificate: everyone needs it
     certificate: Path  # the SuperLink's
@@ -24,7 +24,7 @@ class Keys(NamedTuple):
 
 
 def make(folder: Path, *, hosts: tuple[str, ...] = ("127.0.0.1", "localhost"), nodes: int = 0) -> Keys:
-    """A CA, a server certificate for these names and addresses, and so many node keys, in a folder of their own."""
+    """Make a CA, a server certificate for these names and addresses, and `nodes` node keys, in a new folder."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -75,7 +75,7 @@ def private(path: Path) -> Path:
 
 
 def node_key(path: Path) -> Path:
-    """A private key for a SuperNode at `path`, and its public half at `path`.pub: what the server's side registers."""
+    """Make a SuperNode's private key at `path`, and its public key at `path`.pub, which the server's side registers."""
     from cryptography.hazmat.primitives import serialization as form
 
     key = _key()
@@ -86,7 +86,7 @@ def node_key(path: Path) -> Path:
 
 
 def secret(path: Path) -> Path:
-    """A secret that a SuperLink shares with what starts its ServerApps; one that is there already is kept."""
+    """Make a secret that a SuperLink shares with its ServerApp executor; an existing one is kept."""
     return path if path.exists() else _write(path, secrets.token_hex(32).encode(), secret=True)
 
 

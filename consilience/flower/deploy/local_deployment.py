@@ -27,11 +27,11 @@ from consilience.flower.deploy.processes import (
 from consilience.flower.deploy.programs import LOOPBACK, is_loopback
 from consilience.flower.deploy.serving import CONNECTION
 
-LINK = "local"  # what Flower's own config calls the connection
+LINK = "local"  # name of the connection in Flower's config
 
 
 class LocalDeployment:
-    """`with LocalDeployment(app, shares=[[0], [1]]) as stage: stage.run()`; all it started is stopped at the end.
+    """`with LocalDeployment(app, shares=[[0], [1]]) as stage: stage.run()`; all started processes end with it.
 
     shares: the clients of each SuperNode. place: folder for Flower's homes, keys and logs. secure: TLS, node keys,
     and a gateway on `host`, the only listener for SuperNodes; otherwise everything is on 127.0.0.1. node_config: more
@@ -65,12 +65,12 @@ class LocalDeployment:
         self._runs: list[Process] = []
         self._beside: list[Process] = []  # of the SuperLink: what starts ServerApps, and the gateway
         self._helpers: list[Process] = []  # what starts the nodes' client processes
-        self._before: Any = None  # what SIGTERM did
+        self._before: Any = None  # the previous SIGTERM handler
         self._node_config, self._lasting = dict(node_config or {}), lasting
         self._digests: list[str] = []  # apps, with their settings, that were submitted here
 
     def __enter__(self) -> LocalDeployment:
-        if threading.current_thread() is threading.main_thread():  # SIGTERM must stop what was started, too
+        if threading.current_thread() is threading.main_thread():  # SIGTERM must stop the started processes, too
             self._before = signal.signal(signal.SIGTERM, interrupt)
         try:
             self.start()
@@ -109,7 +109,7 @@ class LocalDeployment:
         """The SuperLink, on a free port of loopback, its executor and gateway, and the nodes' keys registered."""
         self.control_port = self.port = free_port()
         if self._lasting:
-            for file in self.place.glob("state.db*"):  # of another local deployment: its runs are not this one's
+            for file in self.place.glob("state.db*"):  # left by another local deployment
                 file.unlink()
         self._launch_link("superlink")
         authority = self.keys.authority if self.keys else None
@@ -200,7 +200,7 @@ class LocalDeployment:
         """End everything, nodes before the link; safe to call twice."""
         stop([*self._runs, *self._helpers, *self.nodes])
         stop([*self._beside, *([self.link] if self.link else [])])
-        for server in self.servers:  # Flower gives it a session of its own, and a link that was killed leaves it behind
+        for server in self.servers:  # it has a session of its own, and survives a killed SuperLink
             end(server)
         self.servers = set()
         self._runs, self._helpers, self._beside, self.nodes, self.link = [], [], [], [], None

@@ -1,4 +1,4 @@
-"""Which app may run here: its digest, the list of allowed digests, and why a task of Flower's is refused.
+"""Which apps may run here: digests, the list of allowed ones, and the reason why a Flower task is refused.
 
 A SuperLink sends apps to nodes, which run them. So every task is compared with a list of digests before anything of the
 app is unpacked: SHA-256 of the bundle that Flower makes of the app's folder, and of the `settings` it is run with.
@@ -14,7 +14,7 @@ from typing import Any
 
 from consilience.core.settings import Invalid
 
-SERVER, CLIENT = "server", "client"  # whose tasks: ServerApps, or messages to ClientApps
+SERVER, CLIENT = "server", "client"  # kind of tasks: ServerApps, or messages to ClientApps
 
 
 class AppRefused(RuntimeError):

@@ -1,4 +1,4 @@
-"""Whether the control and runtime routes at a SuperLink's address answer without an account."""
+"""Checks whether the control and runtime routes at a SuperLink's address answer without an account."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from consilience.core.settings import Invalid
 from consilience.flower.deploy.programs import address
 
 ROUTES = {"control": "/v1/control/list-runs", "runtime": "/v1/runtime/acquire-task"}  # an empty request changes nothing
-CLOSED = (404,)  # what the gateway says to everything but nodes' routes
+CLOSED = (404,)  # the gateway's answer to all routes but those of nodes
 ASKS_WHO = (401, 403)
 HARM = {
     "control": "anybody who can reach it may list and register nodes and start runs, whose code every node then runs",
@@ -19,7 +19,7 @@ HARM = {
 
 
 def answers(place: str, authority: Path | None, *, seconds: float = 10.0) -> dict[str, int]:
-    """The codes that the routes answer to a request without key, token or account."""
+    """The status codes of the routes for a request without key, token or account."""
     host, port = address(place, "the SuperLink")
     found = {}
     for name, route in ROUTES.items():

@@ -1,4 +1,4 @@
-"""Flower's own processes on this machine: started in groups of their own, watched, and stopped by their ids."""
+"""Flower's processes on this machine: started in their own process groups, monitored, and stopped by their ids."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def stop(processes: Sequence[Process], seconds: float = 5.0) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process of this machine runs; one that is dead and not yet collected does not."""
+    """Whether a process of this machine runs; a zombie does not."""
     stat = Path(f"/proc/{pid}/stat")
     if stat.parent.parent.joinpath("self").exists():
         try:

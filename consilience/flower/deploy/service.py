@@ -26,7 +26,7 @@ from consilience.flower.deploy.processes import (
 from consilience.flower.deploy.serving import CONNECTION
 
 Say = Callable[[str], None]
-TOLD = (CONNECTION, MEMBERS, KEYS, RECEIPTS)  # what a process may know of from its environment
+TOLD = (CONNECTION, MEMBERS, KEYS, RECEIPTS)  # environment variables that are empty unless given to a process
 RESTARTS = 3  # of a SuperLink that ends: its state is in a file, and its runs continue
 UNIT = """\
 [Unit]
@@ -50,11 +50,11 @@ WantedBy=multi-user.target
 
 
 class Service:
-    """Processes in one folder: started in order, watched, and stopped together, also if SIGTERM comes."""
+    """Processes in one folder: started in order, monitored, and stopped together, also on SIGTERM."""
 
     def __init__(self, place: Path, say: Say) -> None:
         self.place, self.say, self.processes = Path(place).resolve(), say, dict[str, Process]()
-        self._before: Any = None  # what SIGTERM did
+        self._before: Any = None  # the previous SIGTERM handler
 
     def __enter__(self) -> Service:
         for folder in ("home", "logs"):
@@ -75,7 +75,7 @@ class Service:
         return self.processes[name]
 
     def watch(self, again: Callable[[str], bool] = lambda name: False) -> NoReturn:
-        """Until a signal comes, or one of them ends and `again` does not start it again: `ProcessFailed`."""
+        """Wait for a signal; `ProcessFailed` if a process ends and `again` does not restart it."""
         while True:
             for name, process in list(self.processes.items()):
                 if process.code is not None and not again(name):

@@ -1,4 +1,4 @@
-"""The server side of an app: the library's training loop over a Flower Grid, into an ordinary run folder."""
+"""The server side of an app: the library's training loop over a Flower Grid, with an ordinary run folder."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def serve(grid: Any, folder: Path, run_config: Any, case: str = "") -> Path:
             _record_end(run, engine, "refused" if isinstance(problem, Invalid) else status, str(problem))
             log.error("%s", problem)
             raise
-        except Exception as problem:  # a run that has ended must not be called running
+        except Exception as problem:  # an ended run must not have the status running
             _record_end(run, engine, "failed", plain(f"{type(problem).__name__}: {problem}"))
             log.error("%s: %s", type(problem).__name__, plain(problem))
             raise
@@ -95,7 +95,7 @@ def serve(grid: Any, folder: Path, run_config: Any, case: str = "") -> Path:
 
 @contextlib.contextmanager
 def opened(experiment: Experiment, runs: Path) -> Iterator[Run]:
-    """The run in its folder: a new one, or the one of that name, continued; what would change numbers is refused."""
+    """The run in its folder: a new one, or the continued one of that name; changes that affect results are refused."""
     config, path = experiment.config, runs / experiment.config.label
     if not (path / "run.json").exists():
         made = experiment.facts(identity.code(), identity.settings(config.table()))
@@ -136,7 +136,7 @@ def _keep_log(run: Run, engine: FlowerEngine) -> None:
 
 
 def _left(folder: RunFolder) -> dict[str, str]:
-    """SHA-256 of the run's results."""
+    """SHA-256 of the run's result files."""
     names = [*folder.facts()["files"], *(log.path.name for log in (folder.metrics, folder.clients))]
     return {name: hashlib.sha256(read_file(folder.path / name)).hexdigest() for name in sorted(names)}
 
@@ -148,7 +148,7 @@ def _record_end(run: Run, engine: FlowerEngine, status: str, reason: str) -> Non
 
 
 def refuse_another_run(folder: RunFolder, config: Config, *, computed: bool = True) -> None:
-    """Refuse to continue a run with settings or code that would change its numbers."""
+    """Refuse to continue a run with settings or code that would change its results."""
     facts = folder.facts()
     found = identity.differences(facts.get("config", {}), identity.settings(config.table()), computed=computed)
     found += identity.differences(facts.get("code", {}), identity.code(), prefix="code.")
@@ -199,7 +199,7 @@ def _engine(grid: Any, config: DeployedConfig, source: Source, case: str) -> Flo
 
 
 def _experiment(config: DeployedConfig, source: Source, engine: FlowerEngine) -> Experiment:
-    """All the pieces of the run; of the data only the server's own test rows are known."""
+    """All parts of the run; of the data only the server's own test rows are known."""
     test = engine.test_rows
     return Experiment(
         config=config,
@@ -216,7 +216,7 @@ def _experiment(config: DeployedConfig, source: Source, engine: FlowerEngine) ->
 
 
 def _store_health(folder: RunFolder, engine: FlowerEngine) -> None:
-    """Write down what was seen of the nodes, for the dashboard; wall-clock facts, on which nothing depends."""
+    """Store the nodes' health for the dashboard; results do not depend on these wall-clock facts."""
     found = {"nodes": engine.node_health}
     try:
         replace_file(folder.path / NODES, canonical.encode(canonical.to_json_types(found, NODES)) + b"\n")
@@ -225,7 +225,7 @@ def _store_health(folder: RunFolder, engine: FlowerEngine) -> None:
 
 
 def _watched(run: Run, connection: str, engine: FlowerEngine) -> Iterator[Observation]:
-    """Every round as a line in the log, and what was seen of the nodes in their file."""
+    """Log every round as a line, and store the nodes' health."""
     for note in run.notes:
         log.warning("note: %s", note)
     for observation in run.observations():
@@ -247,7 +247,7 @@ def _line(observation: Observation, rounds: int) -> str:
 
 @contextlib.contextmanager
 def _logged(folder: RunFolder) -> Iterator[None]:
-    """What the engine says, into the run folder and onto Flower's own log."""
+    """Copy the engine's log to the run folder and to Flower's own log."""
     form = logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
     stream = folder.open_log(DEPLOY_LOG)
     handlers = [logging.StreamHandler(stream), logging.StreamHandler()]

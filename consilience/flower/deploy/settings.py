@@ -31,7 +31,7 @@ OWN = ("data", "partition", "model", "data_dir")  # federation.py replaces these
 
 @dataclass(frozen=True, kw_only=True)
 class Deploy:
-    """Who takes part, and how long the server waits, in real seconds.
+    """The clients, the server's waiting times in real seconds, and secure aggregation.
 
     clients: in the whole federation. classes: of the targets; left out in a regression. min_available: clients that
     must be connected for a round to begin; left out, all at first and any number later. deadline: for a whole
@@ -41,7 +41,7 @@ class Deploy:
     secure_aggregation (experimental): the server sees only the sum of the replies. secure_clip: no value of an update
     counts for more. secure_levels: number of levels from -clip to clip. secure_threshold: more than this share of the
     nodes must stay connected to the end of a round. secure_neighbours: with how many others, at random, each node
-    shares keys; left out, with all. secure_colluding: in private sums, so many nodes may tell the server their noise.
+    shares keys; left out, with all. secure_colluding: in private sums, nodes that may reveal their noise to the server.
     """
 
     clients: Count = 4
@@ -71,7 +71,7 @@ class Deploy:
 
 @dataclass(frozen=True, kw_only=True)
 class DeployedConfig(Config):
-    """Everything that decides a deployed run; with `own`, data and model come from federation.py."""
+    """All settings of a deployed run; with `own`, data and model come from federation.py."""
 
     deploy: Deploy = field(default_factory=Deploy)
     own: bool = True
@@ -110,7 +110,7 @@ class DeployedConfig(Config):
         )
 
     def build_terms(self) -> SecureTerms | None:
-        """The terms of secure sums; None where replies go in clear."""
+        """The terms of secure sums; None if replies are sent in clear."""
         deploy, algorithm = self.deploy, self.build_algorithm()
         if not deploy.secure_aggregation:
             return None
@@ -158,7 +158,7 @@ def from_given(
         base = from_table(table, source=source)
     if own and base.evaluation.validation is not None:
         raise Invalid(f"{source}: evaluation.validation is not supported with {FEDERATION}: give test rows there")
-    if base.engine.get("lane") == "auto":  # each message is a process of its own, in which measuring would not pay
+    if base.engine.get("lane") == "auto":  # one process per message: measuring would not pay
         base = base.changed(lane="serial")
     settings = {f.name: getattr(base, f.name) for f in dataclasses.fields(Config)}
     config = DeployedConfig(**settings, deploy=deploy, own=own)

@@ -1,4 +1,4 @@
-"""Where an app's model and rows come from: the user's federation.py, or the data that a config names."""
+"""Sources of an app's model and rows: the user's federation.py, or the data and model that a config names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOW = "federation.py must have model() and data(client, node); see `consilience 
 
 
 class OwnFederation:
-    """What the functions of a federation.py give."""
+    """Model and rows from the functions of a federation.py."""
 
     def __init__(self, folder: Path, config: DeployedConfig) -> None:
         self._module, self._config = _loaded(Path(folder) / FEDERATION), config
@@ -125,10 +125,10 @@ class OwnFederation:
 
 
 class NamedFederation:
-    """What a config's data, partition and model sections give."""
+    """Model and rows from a config's data, partition and model sections."""
 
     def __init__(self, config: DeployedConfig) -> None:
-        self._simulation = assemble(config)  # its own engine is not used
+        self._simulation = assemble(config)  # only its parts are used, not its engine
 
     @property
     def task(self) -> contract.Task:
@@ -171,12 +171,12 @@ def _cast(federation: Federation, dtype: torch.dtype) -> Federation:
 
 
 def source_of(folder: Path, config: DeployedConfig) -> Source:
-    """Where this app's model and rows come from."""
+    """The source of this app's model and rows."""
     return OwnFederation(folder, config) if config.own else NamedFederation(config)
 
 
 def _loaded(file: Path) -> ModuleType:
-    """federation.py under a name that no other module has, whatever folder the process runs in."""
+    """Import federation.py under a unique module name, whatever the working directory."""
     spec = importlib.util.spec_from_file_location("consilience_deployed_federation", file)
     if spec is None or spec.loader is None or not file.exists():
         raise Invalid(f"{file} is missing: {HOW}")

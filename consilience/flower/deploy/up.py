@@ -31,11 +31,11 @@ CODES = {
     "interrupted": INTERRUPTED,
     "failed": UNEXPECTED,
 }
-RESTARTS = 1  # of a server that died: more would hide a bug
+RESTARTS = 1  # restarts of a server that died: more would hide a bug
 
 
 class ServerLost(RuntimeError):
-    """The SuperLink or the ServerApp died; what was finished is saved."""
+    """The SuperLink or the ServerApp died; finished rounds are saved."""
 
 
 def up(
@@ -83,7 +83,7 @@ def up(
 
 
 def follow(stage: LocalDeployment, run: Process, folder: Path, say: Say) -> None:
-    """Pass on what the server logs until the run ends; `ServerLost` if its processes die before."""
+    """Print the server's log until the run ends; `ServerLost` if its processes die before."""
     log, before = folder / DEPLOY_LOG, facts_of(folder).get("server_pid")
     place = log.stat().st_size if log.exists() else 0
     dead: set[str] = set()
@@ -136,7 +136,7 @@ def _pass_on(log: Path, place: int, say: Say) -> int:
 
 
 def facts_of(folder: Path) -> dict[str, Any]:
-    """What a run's run.json says; nothing where there is none yet."""
+    """The facts in a run's run.json; empty if there is none yet."""
     if not (folder / "run.json").exists():
         return {}
     with contextlib.suppress(RecordError, OSError):

@@ -1,4 +1,4 @@
-"""`consilience verify`: one short experiment in process, on Ray and over deployed Flower, and whether bits agree."""
+"""`consilience verify`: runs one short experiment in process, on Ray and over Flower, and compares the bits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STANDARD: dict[str, Any] = {
 }
 """The default experiment: every algorithm of `ALGORITHMS` can train this model."""
 NORMALISED = {"model": {"name": "resnet20"}, "algorithm": {"name": "fedbn", "lr": 0.1, "epochs": 0.1, "batch_size": 32}}
-"""FedBN needs batch norm that trains, which the standard model has in a head that only siamese algorithms use."""
+"""FedBN needs trained batch norm; the standard model has it only in a head that siamese algorithms use."""
 PATIENCE = {"deadline": 240.0, "wait": 180.0, "retries": 1}
 
 
@@ -93,7 +93,7 @@ def differing(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _table(given: Mapping[str, Any], algorithm: str, rounds: int) -> dict[str, Any]:
-    """The settings of one experiment: those given, this algorithm's, and what makes bits comparable."""
+    """The settings of one experiment: those given, this algorithm's, and those that make results equal bit for bit."""
     name, recipe = KINDS["algorithm"].find(algorithm)
     if given is STANDARD and name == "fedbn":
         given = {**STANDARD, **NORMALISED}
@@ -194,7 +194,7 @@ def write_app(app: Path, tables: Mapping[str, Mapping[str, Any]], clients: int) 
 
 
 def _wait_for(folder: Path, stage: LocalDeployment, run: Any) -> None:
-    """Until the run in this folder has finished; `ProcessFailed` if it cannot any more."""
+    """Wait until the run in this folder has finished; `ProcessFailed` if its processes have ended before."""
     while True:
         ended, facts = run.code is not None, facts_of(folder)
         if facts.get("status") == "finished":

@@ -1,4 +1,4 @@
-"""What both sides must have in common, as digests that name what differs."""
+"""The agreement of server and nodes: digests of what must be equal on both sides, by name."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def agreement(
 
 
 def differences(ours: Mapping[str, str], theirs: Any) -> str:
-    """What is not the same, in words; nothing if all is."""
+    """The differences, in words; empty if there are none."""
     if not isinstance(theirs, Mapping):
         return "everything"
     differing = [
@@ -71,7 +71,7 @@ class RuleAndChannel(NamedTuple):
 
 
 def rules_of(algorithm: Algorithm) -> dict[str, RuleAndChannel]:
-    """What the clients of an algorithm may be asked to do."""
+    """The rules that the clients of an algorithm may be asked to run, by name."""
     client, plain = algorithm.client, Plain()
     known = {
         TRAIN: RuleAndChannel(client, algorithm.channel),
@@ -92,7 +92,7 @@ def rules_of(algorithm: Algorithm) -> dict[str, RuleAndChannel]:
 
 
 def name_of(known: dict[str, RuleAndChannel], rule: ClientRule, channel: Channel) -> str:
-    """What a rule is called on both sides."""
+    """The name of a rule on both sides."""
     for name, asked in known.items():
         if asked.rule == rule and asked.channel == channel:
             return name

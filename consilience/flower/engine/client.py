@@ -52,7 +52,7 @@ class Site:
 
     @property
     def agreement(self) -> dict[str, str]:
-        """What must be the same on the server."""
+        """The digests that must equal the server's."""
         dtype = self.engine.get("dtype", "float32")
         return agreement(self.algorithm, self.task, dtype, self.clients, self.secure)
 
@@ -60,7 +60,7 @@ class Site:
 Open = Callable[[Any, str], Site]
 """From Flower's Context and the name of a case to the site."""
 Terms = Callable[[Any, str], SecureTerms | None]
-"""From the same to the terms of its secure sums, without reading any rows; None where replies go in clear."""
+"""From the same to the terms of its secure sums, without reading any rows; None if replies are sent in clear."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -69,7 +69,7 @@ class SiteClient:
 
     open_site: Open
     secure: Terms = lambda context, case: None
-    receipts: Path | None = None  # a folder for what was received and answered
+    receipts: Path | None = None  # a folder for receipts
 
     def query(self, message: Any, context: Any) -> Any:
         """The introduction of the site."""
@@ -132,12 +132,12 @@ class ExecutedOrder(NamedTuple):
 
 
 def answer(content: Any, context: Any, open_site: Open) -> Any:
-    """Do what an order says for each client it names."""
+    """Execute an order for each client it names."""
     return _packed(_executed(content, context, open_site))
 
 
 def answer_for_sum(content: Any, context: Any, open_site: Open, terms: SecureTerms) -> Any:
-    """Do what an order says for the one client here, for SecAgg+ to mask."""
+    """Execute an order for the one client here; SecAgg+ masks the reply."""
     done = _executed(content, context, open_site, in_clear=False)
     if len(done.order.clients) != 1:
         raise Invalid(f"a secure sum needs one client on each node, and clients {done.order.clients} were asked here")
@@ -170,11 +170,11 @@ def _executed(content: Any, context: Any, open_site: Open, *, in_clear: bool = T
 
 
 def _engine(site: Site, ids: np.ndarray) -> Vectorised:
-    """The engine of these clients: the same from message to message, with its traces, while the process lives."""
+    """The engine of these clients, reused with its traces for all messages in this process."""
     clients = tuple(ids.tolist())
     if clients not in site.engines:
         mine = site.federation.among(np.searchsorted(site.hosts, ids))
-        site.engines.clear()  # rows of other selections of clients are not kept
+        site.engines.clear()  # engines of other selections of clients are dropped
         site.engines[clients] = Vectorised(site.task, mine, hosts=ids, **_settings(site.engine))
     return site.engines[clients]
 
@@ -207,7 +207,7 @@ def _look_workload(engine: Vectorised, rule: ClientRule, ids: np.ndarray) -> Wor
 
 
 def _packed(done: ExecutedOrder) -> Any:
-    """The replies as records, with what is said about each; memories are stored."""
+    """The replies as records, with a report on each; memories are stored."""
     content = wire.records().RecordDict()
     said = []
     for place, client in enumerate(done.order.clients):
@@ -231,7 +231,7 @@ def _facts(done: ExecutedOrder, place: int) -> dict[str, Any]:
 
 
 def _said(done: ExecutedOrder, place: int, *, digest: str) -> wire.ReplyReport:
-    """What is said about one reply; its memory is stored."""
+    """The report on one reply; its memory is stored."""
     order, before = done.order, done.found[place]
     memory = order.memory[place]
     if rules_of(done.site.algorithm)[order.rule].rule.work.trains:
@@ -252,7 +252,7 @@ def _memories(store: MemoryStore, algorithm: Algorithm, order: wire.Order, start
 
 
 def _settings(engine: Mapping[str, Any]) -> dict[str, Any]:
-    """A message is answered by a process of its own, in which measuring lanes would take longer than using one."""
+    """Engine settings without lane measurement: each message has its own process, too short for measuring to pay."""
     return {**engine, "lane": "serial" if engine.get("lane", "auto") == "auto" else engine["lane"]}
 
 

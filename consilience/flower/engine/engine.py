@@ -119,7 +119,7 @@ class FlowerEngine:
         self._templates: dict[str, Template] = {}
         self._turn = 0  # secure sums begun
         self._log = ExchangeLog()
-        self._stale: list[Refusal] = []  # replies to earlier messages, to be counted with the next round's
+        self._stale: list[Refusal] = []  # late replies to earlier messages, counted with the next round's
 
     @property
     def task(self) -> Task:
@@ -153,21 +153,21 @@ class FlowerEngine:
 
     @property
     def audit(self) -> AuditLog | None:
-        """The log of what happens, if one is kept."""
+        """The audit log, if there is one."""
         return self._log.audit
 
     @property
     def agreement(self) -> dict[str, str]:
-        """What must be the same on every node."""
+        """The digests that must be equal on every node."""
         return self._agreement
 
     @property
     def node_health(self) -> list[dict[str, Any]]:
-        """What was seen of each node: connected since when, last answer, answers, refusals by reason."""
+        """The health of each node: connected since, last answer, number of answers, refusals by reason."""
         return self._roster.health.facts()
 
     def count_refused(self, refusals: Iterable[Refusal]) -> None:
-        """Count a finished round's refused replies, those that were screened out among them, at their nodes."""
+        """Count a finished round's refused replies, including screened ones, at their nodes."""
         self._roster.health.refused(refusals, self._roster.node_of)
 
     def place(self, values: Tree) -> Tree:
@@ -178,7 +178,7 @@ class FlowerEngine:
         """Do nothing: the grid belongs to Flower."""
 
     def keep_log(self, audit: AuditLog) -> None:
-        """Write down from now on who joins, what is sent, and what comes back."""
+        """Log joining nodes, sent messages and replies from now on."""
         self._log.audit = self._roster.audit = audit
 
     def meet(self) -> None:
@@ -193,7 +193,7 @@ class FlowerEngine:
         return self._placement.start(self._task)
 
     def available(self, round: int, seed: int) -> np.ndarray:
-        """[K] who could take part: online, and available by the environment's draw."""
+        """[K] which clients can participate: online, and available by the environment's draw."""
         here = self._roster.wait_for(self._least)
         return here & self.environment.available(round, len(here), seed)
 
@@ -218,11 +218,11 @@ class FlowerEngine:
     def exchange(
         self, client: ClientRule, channel: Channel, broadcast: Broadcast, ids: np.ndarray, *, round: int, seed: int
     ) -> Cohort:
-        """Send, wait until all have answered or the deadline has passed, and keep what may be used."""
+        """Send, wait until all have answered or the deadline has passed, and return the valid replies."""
         name = name_of(self._rules, client, channel)
         sizes = self._roster.sizes[client.work.rows][ids]
         workload = Workload.of(self.environment, client.work, ids, sizes, round=round, seed=seed)
-        if name == PRE_TRAINING:  # clients do this pass when they train, and do not send its result
+        if name == PRE_TRAINING:  # clients run this pass when they train, and do not send its result
             workload = workload.only(np.zeros(len(workload.ids), dtype=bool))
         if not len(workload.ids):
             return self._cohort(workload, Inbox(), round)
@@ -232,7 +232,7 @@ class FlowerEngine:
         for attempt in range(self._waiting.retries + 1):
             post = self._ask(name, broadcast, workload, round, seed)
             found = read(post, workload, template, self._roster.node_of, round, self._run, self._limits)
-            # asking again because nobody answered would let one client's reply decide about the others' (privacy)
+            # a retry because no client answered would make one client's reply affect the others' (privacy)
             if len(found.admitted.ids) or not client.work.trains or self._asks_once:
                 break
             self._log.received(name, workload, found.digests, found.admitted.refusals, round)
@@ -247,7 +247,7 @@ class FlowerEngine:
     def _exchange_sum(
         self, terms: SecureTerms, broadcast: Broadcast, workload: Workload, template: Template, round: int, seed: int
     ) -> Cohort:
-        """Training of which only the sum is seen; if the sum fails, the round changes nothing."""
+        """Training of which the server sees only the sum; if the sum fails, the round leaves the model unchanged."""
         for attempt in range(self._waiting.retries + 1):
             self._turn += 1
             nodes = self._roster.alone()
@@ -297,7 +297,7 @@ class FlowerEngine:
         return self._content(TRAIN, broadcast, workload.only(places), round, seed, head)
 
     def _pause(self, attempt: int, round: int) -> None:
-        """Give clients that did not answer some time, unless this was the last attempt."""
+        """Wait before the next attempt, unless this was the last."""
         if attempt < self._waiting.retries:
             pause = self._waiting.pause * 2**attempt
             log.warning("round %d: no client answered; asking again in %g seconds", round + 1, pause)
@@ -368,7 +368,7 @@ class FlowerEngine:
         wire.put_tree(content, "personal", tree.to(personal_part(broadcast, mine), "cpu"))
         if head is not None:
             wire.put_json(content, RECORD, head)
-        if self._remembers and not all(known):  # the initial memory is made from it
+        if self._remembers and not all(known):  # needed for the initial memory
             wire.put_tree(content, "start", tree.to(self.start(), "cpu"))
         return content
 

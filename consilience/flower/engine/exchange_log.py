@@ -1,4 +1,4 @@
-"""What one exchange adds to the audit log, if one is kept."""
+"""The entries of one exchange in the audit log, if there is one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from consilience.flower.secure.sum import refusals_of
 
 
 class ExchangeLog:
-    """Writes down what is sent and what comes back; without a log it does nothing."""
+    """Logs messages and replies; without a log it does nothing."""
 
     def __init__(self) -> None:
         self.audit: AuditLog | None = None
@@ -29,7 +29,7 @@ class ExchangeLog:
     def sent(
         self, rule: str, broadcast: Broadcast, workload: Workload, nodes: Mapping[int, Sequence[int]], round: int
     ) -> dict[str, Any] | None:
-        """What is about to be sent to the clients of each node; the head of the log then, which they are told."""
+        """Log what is about to be sent to the clients of each node; returns the log's head, which is sent with it."""
         if self.audit is None:
             return None
         parts = {}
@@ -48,7 +48,7 @@ class ExchangeLog:
         *,
         masked: bool = False,
     ) -> None:
-        """Which replies came, and who was refused or silent."""
+        """Log which replies came, and which clients were refused or silent."""
         if self.audit is not None:
             refusals = tuple(refusals)
             heard = {*digests, *(refusal.client for refusal in refusals)}
@@ -56,7 +56,7 @@ class ExchangeLog:
             self.audit.received(round, rule, digests, refusals, silent, masked=masked)
 
     def summed(self, asked: SecureRound, found: SumResult, stale: Iterable[Refusal]) -> None:
-        """Which masked replies came to a secure sum."""
+        """Log the masked replies of a secure sum."""
         client_of = {node: client for client, node in asked.nodes.items()}
         digests = {client_of[node]: digest for node, digest in found.digests.items()}
         refusals = (*refusals_of(found, client_of), *stale)
@@ -64,6 +64,6 @@ class ExchangeLog:
 
 
 def personal_part(broadcast: Broadcast, mine: Workload) -> Tree:
-    """What is sent to these clients only."""
+    """The part of a broadcast that is sent to these clients only."""
     place = torch.from_numpy(mine.place)
     return tree.map_leaves(lambda leaf: leaf[place.to(leaf.device)], broadcast.personal)

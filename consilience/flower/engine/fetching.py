@@ -1,4 +1,4 @@
-"""Fetches replies one by one in other threads: a slow one delays neither the round nor the other replies.
+"""Fetches replies in other threads, so that a slow one delays neither the round nor the other replies.
 
 Flower shows a reply as soon as its header is there, and then waits inside `pull_messages` for the tensors: up to two
 hours, as long as the client sends a piece every three minutes.
@@ -19,24 +19,24 @@ LAST = 5.0  # seconds beyond the deadline for fetching what the clients had sent
 
 
 class Fetching:
-    """Whole replies from a Flower Grid; `look` returns in time whatever a client does."""
+    """Complete replies from a Flower Grid; `look` returns in time whatever a client does."""
 
     def __init__(self, grid: Any) -> None:
         self._pull = puller(grid)
         self._bounds: dict[str, Bound] = {}
         self._found: queue.SimpleQueue[list[Any] | BaseException] = queue.SimpleQueue()
-        self._slow: dict[str, threading.Thread] = {}  # message -> who is still fetching its reply
+        self._slow: dict[str, threading.Thread] = {}  # message -> the thread that is fetching its reply
 
     def expect(self, bounds: Mapping[str, Bound]) -> None:
-        """What the replies to these messages may hold."""
+        """Set the size limits of the replies to these messages."""
         self._bounds |= bounds
 
     def forget_all_but(self, messages: Collection[str]) -> None:
-        """No other messages will be looked for."""
+        """Stop looking for replies to other messages."""
         self._bounds = {m: bound for m, bound in self._bounds.items() if m in messages}
 
     def look(self, messages: Sequence[str], until: float) -> list[Any]:
-        """Replies to these messages that are whole by now, at the latest `LAST` seconds after `until` (monotonic)."""
+        """Complete replies to these messages so far; returns at most `LAST` seconds after `until` (monotonic)."""
         self._slow = {message: thread for message, thread in self._slow.items() if thread.is_alive()}
         left = [message for message in messages if message not in self._slow]
         replies = self._collected()
@@ -46,7 +46,7 @@ class Fetching:
         return replies + self._collected()
 
     def _walk(self, messages: list[str], end: float) -> list[str] | None:
-        """Fetch one after another; those after one that is slow, to be fetched by the next walk, or None at the end."""
+        """Fetch replies in order; returns the messages after a slow one, for the next walk, or None at the end."""
         walk = _Walk(self._pull, {message: self._bounds[message] for message in messages}, self._found)
         walk.thread.start()
         while walk.thread.is_alive():
@@ -71,7 +71,7 @@ class Fetching:
 
 
 class _Walk:
-    """One thread that fetches some replies in order; after `leave` it ends with the current one."""
+    """One thread that fetches replies in order; after `leave` it ends with the current one."""
 
     def __init__(
         self, pull: Pull, messages: dict[str, Bound], found: queue.SimpleQueue[list[Any] | BaseException]
@@ -79,8 +79,8 @@ class _Walk:
         self._pull, self._messages, self._found = pull, messages, found
         self._lock = threading.Lock()
         self._at, self._left = 0, False
-        self.since = time.monotonic()  # when it began with the message it is at
-        self.thread = threading.Thread(target=self._go, daemon=True)  # it must not keep a finished server running
+        self.since = time.monotonic()  # start time of the current message
+        self.thread = threading.Thread(target=self._go, daemon=True)  # must not keep a finished server running
 
     def leave(self) -> int | None:
         """End after the current message, which is returned; None if it has just ended."""

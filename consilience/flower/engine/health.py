@@ -1,4 +1,4 @@
-"""What the server has seen of each node: since when it is connected, when it last answered, and what was refused."""
+"""The health of each node: since when it is connected, when it last answered, and its refused replies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from consilience.core.refusal import Refusal
 from consilience.flower.engine.mail import Post
 
-MOST_NODES = 2000  # that are remembered: those not seen for longest are forgotten first
+MOST_NODES = 2000  # nodes remembered; those not seen for longest are dropped first
 
 
 @dataclass(eq=False, kw_only=True)
@@ -27,13 +27,13 @@ class _Node:
 
 
 class NodeHealth:
-    """Counts by node, in wall-clock time: no number of the run depends on it."""
+    """Counts and wall-clock times by node; results of the run do not depend on them."""
 
     def __init__(self) -> None:
         self._nodes: dict[int, _Node] = {}  # those seen last come last
 
     def connected(self, online: Iterable[int], node_of: Mapping[int, int], problems: Mapping[int, str]) -> None:
-        """Who is online, with which clients, and why nodes without clients have none."""
+        """Update which nodes are online, with which clients, and why nodes without clients have none."""
         here, now = set(online), _now()
         held: dict[int, list[int]] = {}
         for client, node in node_of.items():
@@ -49,7 +49,7 @@ class NodeHealth:
             del self._nodes[node]
 
     def replied(self, post: Post) -> None:
-        """The answers to one round of messages; silence is seen by `answered` standing still."""
+        """Update by the answers to one round of messages; `answered` does not change for silent nodes."""
         now = _now()
         for node in post.replies:
             self._seen(node, now).answered += 1
@@ -60,7 +60,7 @@ class NodeHealth:
             self._seen(node, now)
 
     def refused(self, refusals: Iterable[Refusal], node_of: Mapping[int, int]) -> None:
-        """Replies that were not used, counted by reason at the node that sent them."""
+        """Count refused replies by reason at the node that sent them."""
         for refusal in refusals:
             client = refusal.client
             node = node_of.get(client) if isinstance(client, int) else _named(client)

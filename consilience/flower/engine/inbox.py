@@ -1,4 +1,4 @@
-"""What may be used of the replies to a round of messages: nothing is trusted before it was checked."""
+"""Checks the replies to a round of messages; nothing is used unchecked."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def _no_replies() -> Admitted:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Inbox:
-    """The accepted replies, and what their clients say about their memories."""
+    """The accepted replies, and their clients' reports about memories."""
 
     admitted: Admitted = field(default_factory=_no_replies)
     memory: dict[int, str] = field(default_factory=dict)  # client -> digest of its memory now
-    lost: int = 0  # clients that had to start with a new one
+    lost: int = 0  # clients that had lost their memory and started with a new one
     digests: dict[int, str] = field(default_factory=dict)  # client -> digest of its reply
 
     def reasons(self, post: Post) -> str:
-        """Why there is nothing, in words."""
+        """Why there are no replies, in words."""
         failures = [*post.failures.values(), *(str(refusal) for refusal in self.admitted.refusals)]
         return "; ".join(failures[:3]) or "no answer before the deadline"
 
@@ -120,7 +120,7 @@ def _arrival(said: wire.ReplyReport, content: Any, asked: Mapping[int, tuple[int
 
 
 def memory_of(said: wire.ReplyReport) -> tuple[str, bool]:
-    """A memory's digest and whether the one before was lost, if they are that."""
+    """A memory's digest and whether the previous memory was lost, if the report is well-formed."""
     text = said.memory
     if not isinstance(text, str) or len(text) not in (0, 64) or not all(c in "0123456789abcdef" for c in text):
         raise Refused("memory", detail="what it says of its memory is no digest")

@@ -1,4 +1,4 @@
-"""A limited number of warnings about nodes: what one node says must not fill the server's disk."""
+"""A limited number of warnings about nodes, so that one node cannot fill the server's disk."""
 
 from __future__ import annotations
 

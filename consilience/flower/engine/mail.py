@@ -16,7 +16,7 @@ from consilience.flower.engine.members import keys_of
 from consilience.flower.engine.pulling import Bound, UnreadReply
 
 GRACE = 30.0  # seconds that a message lives beyond its deadline: then the SuperLink drops it
-UNANSWERED = (3, 4)  # Flower's codes for a question or an answer that the SuperLink has dropped: not the node's doing
+UNANSWERED = (3, 4)  # Flower's codes for a message or reply that the SuperLink has dropped: not the node's fault
 POLLS = (0.2, 1.0)  # seconds between two polls: at first, and at last
 
 
@@ -48,12 +48,12 @@ class Post:
 
 
 class Mail:
-    """Sends through a Flower Grid; remembers what was not answered in time."""
+    """Sends through a Flower Grid; remembers messages that were not answered in time."""
 
     def __init__(self, grid: Any) -> None:
         self._grid, self._fetching = grid, Fetching(grid)
         self._overdue: dict[str, tuple[int, str, float]] = {}  # message -> node, group, when to forget it
-        self._open: dict[str, tuple[int, float]] = {}  # questions whose answers may come later: node, when to forget it
+        self._open: dict[str, tuple[int, float]] = {}  # messages whose replies may come later: node, when to forget it
 
     def nodes(self) -> list[int]:
         """The nodes that are online."""
@@ -75,7 +75,7 @@ class Mail:
     ) -> Post:
         """Send each node its content and wait for whole replies, at most `deadline` seconds.
 
-        open_for: seconds in which an answer is not too late, though it is no longer waited for: `later` returns it.
+        open_for: seconds in which an answer is still accepted after the wait has ended: `later` returns it.
         """
         from flwr.app import Message
 
@@ -107,7 +107,7 @@ class Mail:
         return post
 
     def later(self) -> tuple[Post, set[int]]:
-        """Answers to open questions that are here by now, and the nodes that may still answer one."""
+        """Late answers that have arrived by now, and the nodes that may still answer."""
         post, now = Post(), time.monotonic()
         sent = {message: node for message, (node, _) in self._open.items()}
         with LimitedLog("later answers") as warnings:

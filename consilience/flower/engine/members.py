@@ -1,4 +1,4 @@
-"""Which node key may speak for which clients, and how many rows these have at most: the server's list of members."""
+"""The server's list of members: which node key may represent which clients, and their maximal numbers of rows."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from consilience.core.settings import Invalid
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One node: the clients that its key may speak for, and the rows that each was declared to have, if any were."""
+    """One node: the clients that its key may represent, and the declared rows of each, if any."""
 
     clients: tuple[int, ...]
     train: Mapping[int, int] = field(default_factory=dict)  # client -> rows
     test: Mapping[int, int] = field(default_factory=dict)
 
     def refuse_claims(self, said: Mapping[int, Sequence[int]]) -> None:
-        """`Refused` if a node with this key says it is another client, or has more rows than were declared."""
+        """`Refused` if a node with this key claims another client, or more rows than were declared."""
         for client, (train, test, validation) in said.items():
             if client not in self.clients:
                 mine = ", ".join(map(str, self.clients))
@@ -37,7 +37,7 @@ Members = Mapping[str, Member]
 
 
 def refuse_shared(members: Members, clients: int) -> None:
-    """`Invalid` if two keys have one client, or a client is none of the federation's."""
+    """`Invalid` if two keys share a client, or a client is not in the federation."""
     seen: dict[int, str] = {}
     for key, member in members.items():
         for client in member.clients:
@@ -55,7 +55,7 @@ def fingerprint(public_key: bytes) -> str:
     for load in (form.load_pem_public_key, form.load_ssh_public_key):
         try:
             key = load(public_key)
-        except Exception:  # of many kinds, for whatever is no key
+        except Exception:  # invalid keys raise many kinds of exceptions
             continue
         return hashlib.sha256(key.public_bytes(form.Encoding.DER, form.PublicFormat.SubjectPublicKeyInfo)).hexdigest()
     return ""

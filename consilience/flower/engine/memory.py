@@ -47,11 +47,11 @@ class MemoryStore:
     def __post_init__(self) -> None:
         if not re.fullmatch(
             r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", str(self.run)
-        ):  # the server says it; it names a folder
+        ):  # checked: the server chooses it, and it names a folder
             raise Invalid(f"{plain(self.run)!r} is no name of a run: letters, digits, '.', '_' and '-' only")
 
     def find(self, client: int, digest: str, initial: Tree) -> FoundMemory:
-        """The memory of that digest; `initial` is what a client remembers before its first round."""
+        """The memory of that digest; `initial` is a client's memory before its first round."""
         if not tree.flatten(initial):
             return FoundMemory({}, False)
         if not digest:
@@ -65,7 +65,7 @@ class MemoryStore:
         return FoundMemory(initial, True)
 
     def keep(self, client: int, before: Tree, now: Tree) -> str:
-        """Store a memory and the one before it; its digest."""
+        """Store a memory and the one before it; returns its digest."""
         if not tree.flatten(now):
             return ""
         for generation, memory in zip(GENERATIONS, (now, before)):
@@ -91,7 +91,7 @@ class MemoryStore:
                 yield tree.unflatten(safetensors.torch.load(read_file(path, most=LARGEST)))
 
     def _write(self, client: int, digest: str, memory: Tree) -> None:
-        """One file per memory, whole or absent; the oldest go."""
+        """Write one file per memory, atomically; the oldest are removed."""
         path = self._path(client, digest)
         if path is None:
             return

@@ -1,8 +1,8 @@
-"""Replies from a SuperLink, bounded in size: counted part by part, before they are fetched and joined.
+"""Replies from a SuperLink, bounded in size: each part is counted before it is fetched and joined.
 
 A reply is a tree of objects that name each other by their digests: message, records, arrays, chunks of arrays. An array
 may name one chunk any number of times, and Flower's `pull_messages` joins them before any check: 5 MB became
-4.3 GB. Here every object is fetched once, and a reply is refused as soon as what it says or holds is too much.
+4.3 GB. Here every object is fetched once, and a reply is refused as soon as its declared or actual size is too large.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from consilience.wire import arrays
 TEXT = 2**16  # bytes of a reply beside its arrays: names, digests, counts
 TEXT_EACH = 2**12  # more of them for each client's reply in a message
 NAMED = 2**10  # and for each array, which is named, described and referred to
-PAUSES = (0.2, 10.0)  # seconds between two tries for an object that is still on its way: at first, and at last
+PAUSES = (0.2, 10.0)  # seconds between two tries for an object that has not arrived: first, and longest
 PATIENCE = 7200.0  # seconds for all of a reply, as in Flower
 FRAME = 1024  # bytes of a response around an object
-_PARTS = {  # what an object may be made of
+_PARTS = {  # the kinds of objects
     "Message": ("RecordDict",),
     "RecordDict": ("ArrayRecord", "ConfigRecord", "MetricRecord"),
     "ArrayRecord": ("Array",),
@@ -58,7 +58,7 @@ class UnreadReply:
 
 
 Pull = Callable[[str, Bound], list[Any]]
-"""From a message and what the reply may hold to the reply (or `UnreadReply`), if it is there."""
+"""From a message and the reply's size limit to the reply (or `UnreadReply`), if it has arrived."""
 
 
 def puller(grid: Any) -> Pull:
@@ -67,10 +67,10 @@ def puller(grid: Any) -> Pull:
 
 
 def _pulled(grid: Any, message: str, bound: Bound) -> list[Any]:
-    """The reply that a grid has assembled itself; one that it cannot assemble is refused, and nothing else."""
+    """The reply that a grid has assembled itself; one that it cannot assemble is refused."""
     try:
         return list(grid.pull_messages([message]))
-    except ConnectionError:  # of the server itself, and no node's doing
+    except ConnectionError:  # an error of the server itself, not of a node
         raise
     except Exception as found:
         problem = Refused("format", detail=f"{type(found).__name__}: {plain(found, most=80)}")
@@ -112,7 +112,7 @@ class _Bounded:
             try:
                 read: Any = assembled(name, self._fetch, bound)
                 with contained():
-                    read.__dict__["_metadata"] = metadata  # as the SuperLink knows it, not as its sender claims
+                    read.__dict__["_metadata"] = metadata  # by the SuperLink's record, not by the sender's claim
             except Refused as problem:
                 read = UnreadReply(metadata=metadata, problem=problem)
             # the SuperLink need not keep it
@@ -125,7 +125,7 @@ class _Bounded:
     def _runtime(self) -> Any:
         """Flower's client, which calls `_look`."""
         try:
-            # Flower has no public way to fetch the parts of a message: if these are removed, nothing is read unbounded
+            # private: Flower has no public way to fetch the parts of a message; without them the run is refused
             found, _ = self._grid._runtime_client, self._grid.run.run_id
             hooks = found._client.event_hooks
         except (AttributeError, TypeError) as problem:
@@ -135,7 +135,7 @@ class _Bounded:
         return found
 
     def _fetch(self, name: str, most: int) -> bytes:
-        """One object, once it is there; `Refused` if it never comes, or before more than `most` bytes are read."""
+        """One object, once it has arrived; `Refused` if it never does, or before more than `most` bytes are read."""
         from flwr.proto.message_pb2 import PullObjectRequest
 
         pause, end = PAUSES[0], time.monotonic() + PATIENCE
@@ -162,7 +162,7 @@ class _Bounded:
 
 @dataclass(eq=False)
 class _Counted:
-    """What a reply has used up of its bound."""
+    """The part of its size limit that a reply has used."""
 
     bound: Bound
     text: int = 0
@@ -172,7 +172,7 @@ class _Counted:
     named: Counter[str] = field(default_factory=Counter)  # chunk -> how often arrays name it
 
     def left(self, kind: str) -> int:
-        """How long the next object may be."""
+        """The maximal size of the next object."""
         return self.bound.arrays - self.stored + FRAME if kind == "ArrayChunk" else self.bound.text - self.text
 
     def add(self, kind: str, name: str, size: int) -> None:
@@ -187,7 +187,7 @@ class _Counted:
         self._arrays(self.joined)
 
     def add_array(self, body: Any, parts: list[str]) -> None:
-        """One array said what it is."""
+        """Count one array by its header."""
         shape, chunks = body["shape"], body["arraychunk_ids"]
         if not all(type(n) is int and n >= 0 for n in shape) or not all(type(n) is int and n >= 0 for n in chunks):
             raise Refused("format", detail="an array whose shape or chunks are no whole numbers")
@@ -246,22 +246,22 @@ def _too_large(what: str) -> Refused:
 
 
 class BoundedGrid:
-    """A grid for Flower's own round loop whose replies are bounded; those refused are errors to it, and kept here."""
+    """A grid with bounded replies for Flower's own round loop; refused replies become errors, and are stored here."""
 
     def __init__(self, grid: Any, bound: Callable[[], Bound]) -> None:
         self._grid, self._bound, self._pull = grid, bound, puller(grid)
-        self.refused: list[tuple[int, Refused]] = []  # (node, why) since they were last taken
+        self.refused: list[tuple[int, Refused]] = []  # (node, reason) since they were last read
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Any]:
-        """The replies that are there."""
+        """The replies that have arrived."""
         found = [reply for message in message_ids for reply in self._pull(message, self._bound())]
         return [self._failed(reply) if isinstance(reply, UnreadReply) else reply for reply in found]
 
     def send_and_receive(self, messages: Iterable[Any], *, timeout: float | None = None) -> list[Any]:
-        """Send, and wait for the replies of all, or for so many seconds."""
+        """Send, and wait for all replies or until the timeout."""
         waiting = {message for message in self._grid.push_messages(messages) if message}
         end = math.inf if timeout is None else time.monotonic() + timeout
         found: list[Any] = []

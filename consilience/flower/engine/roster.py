@@ -27,12 +27,12 @@ log = logging.getLogger("consilience.flower")
 
 SPLITS = get_args(Split)
 EACH = 96  # characters of an introduction for one client: its number, and its rows
-STRANGERS = 64  # nodes beyond the number of clients that are asked at once: more wait until these have answered
+STRANGERS = 64  # nodes beyond the number of clients that are asked at once: others wait until these have answered
 PATIENCE = 30.0  # seconds that a round waits for nodes that are asked for the first time; later answers count later
 
 
 class Roster:
-    """Clients by node, and their sizes; nodes may come and go at any time."""
+    """Clients by node, and their sizes; nodes may connect and disconnect at any time."""
 
     def __init__(
         self,
@@ -49,15 +49,15 @@ class Roster:
             refuse_shared(members, clients)
         self._members = members  # None: a registered node may be any client
         self._introduction = Bound(arrays=0, text=TEXT + EACH * clients)
-        self._asked: Counter[int] = Counter()  # node -> how often it was asked: those asked least come first
+        self._asked: Counter[int] = Counter()  # node -> how often it was asked: those asked least are asked first
         self._mail, self._case, self._agreement = mail, case, agreement
         self._waiting, self._limits = waiting, limits
         self.sizes = {split: np.zeros(clients, dtype=np.int64) for split in SPLITS}
         self.node_of: dict[int, int] = {}  # client -> node that is online
         self._met: set[int] = set()  # nodes that have introduced themselves
         self._refused: dict[int, str] = {}
-        self._logged: Counter[str] = Counter()  # warnings about each sender; many are asked, and refused, every round
-        self._silent: set[int] = set()  # nodes that did not answer in time once: no round waits for them again
+        self._logged: Counter[str] = Counter()  # warnings by sender: the same may be refused every round
+        self._silent: set[int] = set()  # nodes that once did not answer in time: no round waits for them again
         self._strangers: set[int] = set()  # nodes online whose keys are not in the list
         self.audit: AuditLog | None = None
         self.health = NodeHealth()
@@ -66,7 +66,7 @@ class Roster:
         return len(self.sizes["train"])
 
     def present(self) -> np.ndarray:
-        """[K] who is online, after an update."""
+        """[K] which clients are online, after an update."""
         keys = self._online()
         online = set(keys)
         gone = [client for client, node in self.node_of.items() if node not in online]
@@ -83,7 +83,7 @@ class Roster:
         return here
 
     def _online(self) -> dict[int, str]:
-        """The nodes that may speak, with the fingerprints of their keys ("" without a list of members)."""
+        """The permitted nodes that are online, with the fingerprints of their keys ("" without a list of members)."""
         if self._members is None:
             return dict.fromkeys(self._mail.nodes(), "")
         keys = self._mail.keys()
@@ -100,7 +100,7 @@ class Roster:
         return {client: node for client, node in self.node_of.items() if held[node] == 1}
 
     def wait_for(self, least: int) -> np.ndarray:
-        """[K] who is online, once at least so many are; `TooFewClients` when that takes too long."""
+        """[K] which clients are online, once at least `least` are; `TooFewClients` when that takes too long."""
         end, logged = time.monotonic() + self._waiting.wait, -1
         while True:
             here = self.present()
@@ -122,7 +122,7 @@ class Roster:
         )
 
     def _meet(self, keys: dict[int, str], nodes: list[int]) -> None:
-        """Ask new nodes which clients they hold, so many at once that strangers do not hold the others up."""
+        """Ask new nodes which clients they hold, a limited number at once, so that unknown nodes delay no others."""
         if not nodes:
             return
         post, asked = self._mail.later()
@@ -158,7 +158,7 @@ class Roster:
         taking_part: dict[int, dict[int, list[int]]] = {}
         sizes: dict[int, list[int]] = {}
         for node, content in post.replies.items():
-            if node not in keys or node in self._met:  # gone meanwhile, or known by another answer
+            if node not in keys or node in self._met:  # disconnected meanwhile, or known by another answer
                 continue
             try:
                 with contained():
@@ -170,7 +170,7 @@ class Roster:
                 self._refuse(node, str(problem), warnings, keys.get(node, ""))
                 continue
             taken = [client for client in found if self.node_of.get(client, node) != node]
-            if taken:  # the node that was there first stays; once it is gone, this one is asked again
+            if taken:  # the earlier node keeps the client; once it has disconnected, this one is asked again
                 why = f"client {plain(taken, most=80)} is online already"
                 warnings.add(f"node {node}", f"node {node} refused: {why}")
                 self._refused[node] = why
@@ -209,7 +209,7 @@ class Roster:
             self.audit.turned_away(node, key, why)
 
     def _read(self, content: Any) -> dict[int, list[int]]:
-        """Client -> how many rows of each split, as a node says; checked as far as numbers can be."""
+        """Client -> rows of each split, as a node reports; refused if the numbers are invalid."""
         said = wire.get_json(content, "introduction")
         if not isinstance(said, dict):
             raise Refused("format", detail="no introduction")

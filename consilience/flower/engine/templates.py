@@ -1,4 +1,4 @@
-"""What a valid reply of an algorithm looks like, computed without any data."""
+"""Templates of valid replies of an algorithm, computed without any data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from consilience.wire.template import Template
 def reply_template(
     client: ClientRule, channel: Channel, task: Task, broadcast: Broadcast, *, dtype: torch.dtype = torch.float32
 ) -> Template:
-    """The template of what clients send in answer to this broadcast, as encoded by the channel.
+    """The template of clients' replies to this broadcast, as encoded by the channel.
 
     A server without data runs begin, end and encode for one new client that does no step: replies and memories keep
     structure, shapes and types, so those of all clients have the same form. `dtype` is the engine's.

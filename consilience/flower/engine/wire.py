@@ -1,4 +1,4 @@
-"""Trees and orders in Flower's records: named arrays for tensors, JSON texts for the rest; nothing in them can run."""
+"""Trees and orders in Flower's records: named arrays for tensors, JSON texts for the rest; no executable content."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONGEST = 1 << 22  # characters of a JSON text: thousands of clients on one node
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What a node is asked to do with what it was sent, for those of its clients that are named."""
+    """What a node is to do with a broadcast, for those of its clients that are named."""
 
     run: str
     case: str  # which of several experiments of one app; "" where there is one
@@ -31,7 +31,7 @@ class Order:
     clients: list[int]
     steps: list[int]
     heard: list[bool]
-    memory: list[str]  # digests of the memories that the server knows of; "" before the first
+    memory: list[str]  # digests of the memories that the server expects; "" before the first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,19 +45,19 @@ class ReplyReport:
     steps: Any
     digest: Any
     memory: Any  # digest of the memory afterwards
-    lost: Any  # whether the memory that the server asked for was gone
+    lost: Any  # whether the memory that the server asked for was missing
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClearReport:
-    """What a client says in clear beside a reply that only the sum of all will show."""
+    """A client's report in clear beside a masked reply."""
 
     clipped: Any  # values that were beyond the clip
     counters: Any  # path -> whole number: a counter has no mean
 
 
 def records() -> Any:
-    """Flower's record types, or what to install."""
+    """Flower's record types; the error says what to install."""
     try:
         import flwr.app
     except ImportError as problem:
@@ -141,12 +141,12 @@ def get_order(content: Any) -> Order:
 
 
 def put_answer(content: Any, said: list[ReplyReport]) -> None:
-    """Add what is said about the replies of one message."""
+    """Add the reports on the replies of one message."""
     put_json(content, "answer", [asdict(one) for one in said])
 
 
 def get_answer(content: Any) -> list[ReplyReport]:
-    """What a node says about its clients' replies; not checked yet."""
+    """A node's reports on its clients' replies; not checked yet."""
     given = get_json(content, "answer")
     if not isinstance(given, list):
         raise Refused("format", key="answer", detail=f"{type(given).__name__} instead of a list")
@@ -157,7 +157,7 @@ def get_answer(content: Any) -> list[ReplyReport]:
 
 
 def get_aside(content: Any) -> ClearReport:
-    """What a client says beside a masked reply; not checked yet."""
+    """A client's report beside a masked reply; not checked yet."""
     given = get_json(content, ASIDE)
     try:
         return ClearReport(**given)

@@ -1,1 +1,1 @@
-"""Secure sums: Flower's SecAgg+ with masks of our own generator (experimental)."""
+"""Secure aggregation: Flower's SecAgg+ with our own mask generator (experimental)."""

@@ -1,4 +1,4 @@
-"""The client side of a secure sum: Flower's SecAgg+ in front of our answer, and what is checked before it."""
+"""The client side of a secure sum: Flower's SecAgg+ around our answer, and the checks before it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def masked(message: Any, context: Any, terms: SecureTerms, answer: Answer) -> An
     bound = private.bound_in(message.content) if terms.noise is not None and pairs else None
     with _numpy_as_it_was(), masks.bound(info, masks.CLIENT) as drawn:
         reply = secaggplus_mod(message, context, lambda asked, ctx: Message(answer(asked.content, ctx), reply_to=asked))
-    if drawn.drawn != pairs:  # a Flower that draws them elsewhere
+    if drawn.drawn != pairs:  # a version of Flower that draws masks elsewhere
         raise Invalid(f"{drawn.drawn} masks were drawn from the generator of secure sums, not {pairs}: not sent")
     if bound is not None:
         private.add_noise(reply.content.config_records[RECORD_KEY_CONFIGS], terms, bound, _nodes(context))
@@ -44,9 +44,9 @@ def masked(message: Any, context: Any, terms: SecureTerms, answer: Answer) -> An
 
 
 def contribution(context: Any, seed: int, said: wire.ReplyReport, reply: Tree, shared: Tree, terms: SecureTerms) -> Any:
-    """A reply as SecAgg+ takes it: one clipped vector and its weight; beside it, in clear, what is said of it.
+    """A reply in SecAgg+'s form: one clipped vector and its weight, with a report in clear.
 
-    The reply was checked to be finite: behind a mask that cannot be seen. A private one may be anything, and is
+    The reply was checked to be finite, since the server cannot check a masked one. A private reply is not checked but
     clipped; nothing in clear depends on its rows.
     """
     from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
@@ -73,14 +73,14 @@ def contribution(context: Any, seed: int, said: wire.ReplyReport, reply: Tree, s
 
 
 def refuse_repetition(context: Any, order: wire.Order) -> None:
-    """One sum a round: the difference of two, with and without a client, would be its reply."""
+    """Refuse a second sum in a round: the difference of two, with and without a client, would reveal its reply."""
     last = wire.get_json(context.state, _last(order.run)) if _last(order.run) in context.state else -1
     if order.round <= last:
         raise Invalid(f"this node has given its reply of round {last + 1} to a sum, and gives no other up to there")
 
 
 def _masks_of(content: Any, configs: Any) -> tuple[bytes, int]:
-    """What the masks of this stage are bound to, and how many there must be: one of its own, one for each neighbour."""
+    """The binding of this stage's masks, and their number: one of its own and one for each neighbour."""
     from flwr.common.secure_aggregation.secaggplus_constants import Key, Stage
 
     if configs.get(Key.STAGE) != Stage.COLLECT_MASKED_VECTORS:
@@ -120,7 +120,7 @@ def _refuse_other_terms(configs: Any, node: int, terms: SecureTerms) -> None:
 
 
 def _refuse_earlier_turns(content: Any, context: Any, configs: Any) -> None:
-    """A question of an earlier sum that comes late must not touch the keys of the one that has begun since."""
+    """Refuse a late message of an earlier sum, which must not change the keys of the current one."""
     from flwr.common.secure_aggregation.secaggplus_constants import Key, Stage
 
     about = wire.get_json(content, wire.ABOUT)
@@ -139,7 +139,7 @@ def _nodes(context: Any) -> int:
 
 
 def _refuse_overweight(context: Any, weight: int) -> None:
-    """A weight beyond what the sum has room for would spoil it for all."""
+    """Refuse a weight that would overflow the sum."""
     from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_STATE, Key
 
     most = context.state.config_records[RECORD_KEY_STATE][Key.MAX_WEIGHT]

@@ -1,4 +1,4 @@
-"""From one round's orders to a secure sum and back to a cohort, in which the mean replaces every reply."""
+"""Turns one round's orders into a secure sum, and its result into a cohort whose replies are all the mean."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SecureRound:
     def ask(
         self, mail: Mail, terms: SecureTerms, make_content: Callable[[np.ndarray], Any], deadline: float
     ) -> tuple[SumResult, VectorLayout]:
-        """Go through the four stages; `make_content` writes the order of the clients at some places."""
+        """Run the four stages; `make_content` writes the order of the clients at some places."""
         if self.received.personal:
             raise Invalid("a secure sum is of replies to one broadcast, and here every client is sent its own")
         template = self.template if terms.noise is None else private.template_of(self.template, terms.noise)
@@ -63,7 +63,7 @@ class SecureRound:
         return secure_sum(mail, terms, asked, deadline), layout
 
     def cohort(self, found: SumResult, layout: VectorLayout, stale: list[Refusal]) -> Cohort:
-        """The clients whose replies are in the sum, or none; missing ones are counted."""
+        """The cohort of the clients whose replies are in the sum (none if it failed); missing ones are counted."""
         client_of = {node: client for client, node in self.nodes.items()}
         refusals = (*refusals_of(found, client_of), *stale)
         with LimitedLog(f"round {self.round + 1}") as warnings:
@@ -96,7 +96,7 @@ class SecureRound:
         return int(self.workload.sizes[np.searchsorted(self.workload.ids, client)])
 
     def _look(self, node: int, content: Any, layout: VectorLayout) -> InClear:
-        """What a node says in clear, if it is what was ordered: weights were agreed on before the round."""
+        """A node's report in clear, refused if it does not match the order: weights are agreed on before the round."""
         client = next(client for client, its_node in self.nodes.items() if its_node == node)
         place = int(np.searchsorted(self.workload.ids, client))
         expected = {

@@ -1,4 +1,4 @@
-"""Which runs can have secure sums: refused before anything starts, each for its own reason."""
+"""Which runs can use secure sums; others are refused with the reason before anything starts."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def secure_terms(
 def with_noise_shares(
     algorithm: Algorithm, *, clients: int, nodes: int, colluding: int, clip: float, threshold: float
 ) -> Algorithm:
-    """The algorithm; a private one with clients that clip and add the noise, since behind masks the server cannot.
+    """The algorithm; in a private one, clients clip and add the noise, since the server cannot clip masked replies.
 
-    nodes: so many at least begin a sum.
+    nodes: the least number of nodes that begin a sum.
     """
     server = algorithm.server
     if not isinstance(server, PrivateAveraging):
@@ -117,7 +117,7 @@ def _refuse_readers(server: ServerRule) -> None:
 
 
 def _refuse_questions(algorithm: Algorithm) -> None:
-    """Parts beside the server rule that read what single clients reply."""
+    """Refuse parts other than the server rule that read single clients' replies."""
     if capability(algorithm.selection, QueriesBeforeSelection) is not None:
         name = type(algorithm.selection).__name__
         raise Invalid(f"{ON} hides each client's loss, by which {name} chooses: use another selection")

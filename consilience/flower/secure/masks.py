@@ -2,8 +2,8 @@
 
 Flower 1.41 folds the 256 bits on which two clients agree into 32 and draws masks by NumPy's Mersenne twister (its issue
 7522). Its protocol calls one function for that, by a name in its module: here the name is bound to another function,
-which serves sums of ours and hands all others to Flower's own. Nothing else of the protocol changes, so it could not be
-done by subclassing (the client's half of Flower is functions).
+which serves our sums and passes all others to Flower's own. The rest of the protocol is unchanged; subclassing is not
+possible, since Flower's client side is functions.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from consilience.core.settings import Invalid
 
 CLIENT = "flwr.client.mod.secure_aggregation.secaggplus_mod"
 SERVER = "flwr.server.workflow.secure_aggregation.secaggplus_workflow"
-NAME = "pseudo_rand_gen"  # what both modules call
+NAME = "pseudo_rand_gen"  # the function that both modules call
 WORD = np.dtype("<u4")  # masks are uniform in 0 .. 2^32 - 1
 
 
 @dataclass(eq=False)
 class MaskBinding:
-    """What the masks of one sum belong to, and how many were drawn for it."""
+    """The sum that masks belong to, and how many were drawn for it."""
 
     info: bytes
     drawn: int = 0
@@ -39,7 +39,7 @@ _current: ContextVar[MaskBinding | None] = ContextVar("consilience secure sum", 
 
 
 def binding(*, run: str, case: str, round: int, turn: int) -> bytes:
-    """What keys of masks are derived for: no two sums have one in common."""
+    """The context from which mask keys are derived; it is different for every sum."""
     return json.dumps(["consilience secure sum", run, case, round, turn]).encode()
 
 
@@ -58,7 +58,7 @@ def mask(secret: bytes, info: bytes, count: int) -> np.ndarray:
 
 @contextlib.contextmanager
 def bound(info: bytes, *modules: str) -> Iterator[MaskBinding]:
-    """Within it, Flower's code in these modules draws masks from here."""
+    """A context in which Flower's code draws masks from our generator."""
     for name in modules or (CLIENT, SERVER):
         install(name)
     mine = MaskBinding(info)

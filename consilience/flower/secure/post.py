@@ -19,7 +19,7 @@ from consilience.flower.secure.terms import MODULUS
 from consilience.wire import arrays
 
 InClear = tuple[wire.ReplyReport, wire.ClearReport]
-"""What a client says in clear beside its masked reply."""
+"""A client's report in clear beside its masked reply."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -33,24 +33,24 @@ class SumResult:
     silent: set[int] = field(default_factory=set)  # nodes that were asked and are not in the sum
     stale: list[tuple[int, str]] = field(default_factory=list)
     met: int = 0  # nodes that answered the first stage
-    nbytes: int = 0  # that nodes have sent
+    nbytes: int = 0  # sent by nodes
     digests: dict[int, str] = field(default_factory=dict)  # by node: of its masked reply
     why: str = ""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SumRequest:
-    """One round's sum: the orders, the largest weight, and the check of what is said in clear."""
+    """One round's sum: the orders, the largest weight, and the check of the reports in clear."""
 
     contents: Mapping[int, Any]  # by node: the order and what is broadcast
     case: str
     turn: int  # the number of this sum: a node may still answer an earlier one
     group: str  # such as "round 3"
-    binding: bytes  # what keys of masks are derived for
+    binding: bytes  # the context from which mask keys are derived
     heaviest: float  # weight
     length: int  # values in the vector
-    look: Callable[[int, Any], InClear]  # `Refused` if what a node says is invalid
-    bound: float = 0.0  # to which clients clip their updates, in a private sum
+    look: Callable[[int, Any], InClear]  # `Refused` if a node's report is invalid
+    bound: float = 0.0  # clip norm of the clients' updates, in a private sum
 
 
 class SecurePost:
@@ -91,7 +91,7 @@ class SecurePost:
         return replies
 
     def _read(self, node: int, content: Any, configs: Any) -> Any:
-        """An answer of which only what the workflow needs is left."""
+        """The answer, checked and reduced to what the workflow needs."""
         from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 
         app, stage = wire.records(), str(configs[Key.STAGE])
@@ -116,7 +116,7 @@ class SecurePost:
         return SimpleNamespace(metadata=SimpleNamespace(src_node_id=node), content=clean, has_error=lambda: False)
 
     def _look_at_vector(self, masked: list[bytes]) -> None:
-        """Exactly a weight and a vector of whole numbers below the modulus, as the strict parser reads them."""
+        """Check that an answer is exactly a weight and a vector of whole numbers below the modulus."""
         if len(masked) != 2:
             raise Refused("format", detail=f"{len(masked)} arrays instead of a weight and a vector")
         for data, length in zip(masked, (1, self._asked.length)):
@@ -152,7 +152,7 @@ def _nbytes(value: Any) -> int:
 
 
 def _empty_fit() -> Any:
-    """What the workflow keeps of a reply beside its vector: nothing."""
+    """The empty fit result that the workflow stores beside a reply's vector."""
     from flwr.common import Code, FitRes, Parameters, Status
     from flwr.compat.common.recorddict_compat import fitres_to_recorddict
 

@@ -1,4 +1,4 @@
-"""Private secure sums: what of a reply is summed, and the noise that a client adds to what it has masked."""
+"""Private secure sums: the summed part of a reply, and the noise that a client adds to its masked vector."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOUND = "bound"
 
 
 def template_of(whole: Template, noise: NoiseShares) -> Template:
-    """What is summed of a reply: parameters, and with an adapting bound one more value. No loss, no statistics."""
+    """The summed part of a reply: parameters, and one more value with an adaptive clip norm; no loss, no statistics."""
     leaves = {path: leaf for path, leaf in whole.leaves.items() if path.startswith(PARAMS)}
     if noise.adaptive is not None:
         leaves[WITHIN] = Leaf((), torch.float64)

@@ -91,7 +91,7 @@ def _forget_the_silent(state: Any) -> None:
 
 
 def _usable(mean: np.ndarray | None, terms: SecureTerms, asked: SumRequest, found: SumResult) -> np.ndarray | None:
-    """The mean, if it can be one of values within the clip: with masks left on, or an overflow, it is meaningless."""
+    """The mean, refused if its values cannot be a mean within the clip (masks not removed, or an overflow)."""
     shares = sum(terms.weight(said.examples) for said, _ in found.in_clear.values()) / asked.heaviest
     slack = 2 * (len(found.in_clear) + 1) * terms.step / max(shares, 1e-300)
     if mean is None or mean.shape != (asked.length,) or not np.isfinite(mean).all():
@@ -110,7 +110,7 @@ def _usable(mean: np.ndarray | None, terms: SecureTerms, asked: SumRequest, foun
 
 
 def _is_too_long(mean: np.ndarray, terms: SecureTerms, asked: SumRequest, nodes: int) -> bool:
-    """Whether a private sum is longer than its members can make it."""
+    """Whether the norm of a private sum exceeds what its members can contribute."""
     assert terms.noise is not None
     needed = terms.needed(len(asked.contents))
     most = terms.noise.longest_sum(asked.bound, step=terms.step, values=len(mean), needed=needed, nodes=nodes)
@@ -140,7 +140,7 @@ class _Strategy:
 
 
 def _books(strategy: _Strategy) -> Any:
-    """What the stages read of Flower's LegacyContext: a round, no parameters (our messages hold them), the strategy."""
+    """The parts of Flower's LegacyContext that the stages read: round, strategy, no parameters (in our messages)."""
     from flwr.common import Parameters
     from flwr.compat.common.recorddict_compat import parameters_to_arrayrecord
     from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
@@ -153,7 +153,7 @@ def _books(strategy: _Strategy) -> Any:
 
 
 def refusals_of(found: SumResult, client_of: Mapping[int, int]) -> list[Refusal]:
-    """Who was refused why, by client; values that are not finite were refused at the client."""
+    """Refusals with their reasons, by client; non-finite values were refused at the client."""
     refused = [problem.by(client_of[node]) for node, problem in found.refusals]
     for node, why in found.failures.items():
         if why.startswith("Refused: nonfinite"):

@@ -1,4 +1,4 @@
-"""What both sides of a secure sum agree on, and the one vector that a reply becomes before it is masked."""
+"""The terms of a secure sum that both sides agree on, and the vector form of a reply before masking."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ Neighbours = Annotated[int, Range(least=4, most=1 << 16)]
 
 @dataclass(frozen=True, kw_only=True)
 class SecureTerms:
-    """How replies are weighed, clipped and rounded to whole numbers, and how many nodes it takes to unmask a sum.
+    """How replies are weighted, clipped and rounded to whole numbers, and how many nodes are needed to unmask a sum.
 
     threshold: more than this share of the nodes. With half of them or fewer, a server that tells some that a client is
-    gone and others that it is there could take off both of its masks. neighbours: with how many others, at random, each
+    gone and others that it is online could remove both of its masks. neighbours: with how many others, at random, each
     node shares its keys and masks; left out, with all. noise: what each client adds, for a sum that is private.
     """
 
@@ -54,11 +54,11 @@ class SecureTerms:
 
     @property
     def step(self) -> float:
-        """Between two levels: no contribution is off by more."""
+        """The distance of two levels: the largest rounding error of a contribution."""
         return 2 * self.clip / self.levels
 
     def shares(self, nodes: int) -> int:
-        """How many of so many nodes hold a share of a node's keys, itself included."""
+        """How many of `nodes` nodes hold a share of a node's keys, itself included."""
         return nodes if self.neighbours is None else min(nodes, self.neighbours + 1)
 
     def needed(self, nodes: int) -> int:
@@ -79,7 +79,7 @@ class SecureTerms:
         return min(1.0, (nodes - colluding) * ways / math.comb(nodes - 1, around))
 
     def weight(self, examples: int) -> int:
-        """How much a reply counts."""
+        """The weight of a reply."""
         return int(examples) if self.weights == "examples" else 1
 
 

@@ -1,1 +1,1 @@
-"""Our algorithms as strategies and client functions for users of Flower."""
+"""Our algorithms as Flower strategies, and client functions for them."""

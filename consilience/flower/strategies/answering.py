@@ -1,4 +1,4 @@
-"""One message being answered: the client's own engine, what it remembers, and a reply under the server's names."""
+"""Answers one message: the client's engine, its memory, and the reply under the server's names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from consilience.wire.template import Template
 
 
 class Answering:
-    """A client with its rows, what the server sent, and what it remembers (None: nothing yet)."""
+    """A client with its rows, the server's message, and its memory (None: nothing yet)."""
 
     def __init__(
         self,
@@ -63,11 +63,11 @@ class Answering:
 
     @property
     def memory(self) -> dict[str, Tensor]:
-        """What the client remembers now."""
+        """The client's memory now."""
         return tree.flatten(tree.to(self.engine.recall(), "cpu"))
 
     def exchange(self, rule: ClientRule, channel: Channel, broadcast: Broadcast | None = None) -> Tree:
-        """What this client answers."""
+        """This client's reply."""
         sizes = self.engine.store(rule.work.rows).sizes.numpy()
         if not sizes[0]:
             raise Invalid(f"client {self.client} has no {rule.work.rows} rows: it cannot answer")
@@ -79,7 +79,7 @@ class Answering:
         return tree.to(tree.rows(found, 0), "cpu")
 
     def train(self) -> Tree:
-        """The reply, with what the rule sees in its rows before and after."""
+        """The reply, with the passes of the rule before and after training."""
         rule, broadcast = self.algorithm.client, self.broadcast
         before, after = capability(rule, PreTrainingPass), capability(rule, PostTrainingPass)
         if before is not None:
@@ -94,7 +94,7 @@ class Answering:
 
     @property
     def steps(self) -> int:
-        """How many local steps training does here."""
+        """The number of local training steps."""
         work, ids = self.algorithm.client.work, np.array([self.client])
         return int(planned_steps(Environment(), work, ids, self.engine.sizes, self.round, self.seed)[0])
 
@@ -122,7 +122,7 @@ class Answering:
             raise Invalid(f"what client {self.client} remembers is not this algorithm's: {problem}") from problem
 
     def _completed(self, values: dict[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
-        """Under all of the server's names: tied parameters as their twins, frozen ones as zero."""
+        """Values under all of the server's names: tied parameters as copies, frozen ones as zero."""
         first = {id(parameter): name for name, parameter in module.named_parameters()}
         twins = {name: first[id(value)] for name, value in module.named_parameters(remove_duplicate=False)}
         params = StateDictLayout.of(self.received).tree(self.received)["params"]

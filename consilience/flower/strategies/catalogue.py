@@ -1,4 +1,4 @@
-"""The strategies: one line each: a recipe, and what its server needs from clients besides a model."""
+"""The strategies, one line each: a recipe, and what its server needs from clients besides a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from consilience.options.recipes import built
 from consilience.server.protocols import read_by
 
 SERVER_PARTS = ("weighting", "combine", "step")  # of the options that recipes share, those of the server
-TREES = ("control_change",)  # what replies hold in the parameters' shapes; all else is a number
+TREES = ("control_change",)  # reply entries with the parameters' shapes; all others are numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +28,8 @@ class Entry:
     recipe: str
     client: str = ""  # in words, for the documentation
     numbers: tuple[str, ...] = ()
-    steps: bool = False  # replies must hold `num-steps`
-    identity: bool = False  # a client's number means something, so replies must hold it
+    steps: bool = False  # replies must contain `num-steps`
+    identity: bool = False  # the server uses the client's number, so replies must contain it
     local: tuple[str, ...] = ()
 
     @property
@@ -96,12 +96,12 @@ STRATEGIES: dict[str, Entry] = {
 
 
 def needs_of(entry: Entry, algorithm: Algorithm) -> tuple[str, ...]:
-    """What replies must hold beside the model: what the entry says, and what the server's parts say they read."""
+    """What replies must contain beside the model, by the entry and by the server's parts."""
     return tuple(dict.fromkeys((*entry.numbers, *read_by(algorithm.server))))
 
 
 def refuse_unworkable(name: str, algorithm: Algorithm) -> None:
-    """Refuse settings that need what a Flower server does not know."""
+    """Refuse settings that need information that a Flower server does not have."""
     sized = capability(algorithm.server, ReceivesSizes)
     if sized is not None and sized.needs_sizes:
         raise Invalid(

@@ -1,4 +1,4 @@
-"""Answers the messages of Flower strategies by consilience's own client rules."""
+"""Answers the messages of Flower strategies with consilience's client rules."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class StrategyClient:
         return self._reply(message, answering, records, numbers)
 
     def evaluate(self, message: Any, context: Any) -> Any:
-        """The received model, or the client's own where the algorithm is personal, on the client's test rows."""
+        """Test the received model, or the client's personal one, on the client's test rows."""
         answering = self._answering(message.content, context, self.model_fn())
         found = answering.exchange(Evaluate(rule=own_model_of(answering.algorithm.client)), Plain())
         known = answering.engine.task.metrics.values(found)
@@ -64,7 +64,7 @@ class StrategyClient:
         return self._reply(message, answering, {}, numbers)
 
     def _algorithm(self, content: Any) -> Algorithm:
-        """The algorithm with the settings given here, and with the server's where none is given."""
+        """The algorithm with the settings given here, and the server's for the others."""
         sent = dict(content.get(ALGORITHM, {}))
         named = sent.pop("name", self.algorithm)
         if named != self.algorithm:

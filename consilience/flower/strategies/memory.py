@@ -1,4 +1,4 @@
-"""What a client remembers between rounds, in Flower's `Context.state`."""
+"""A client's memory between rounds, in Flower's `Context.state`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def recall(context: Any, name: str) -> dict[str, Tensor] | None:
 
 
 def personal_values(model: nn.Module) -> dict[str, Tensor]:
-    """FedBN: the values of the normalisation layers, which the client keeps for itself."""
+    """FedBN: the values of the normalisation layers, which stay at the client."""
     values = model.state_dict()
     names = Normalisation().personal_names(StateDictLayout.of(values).tree(values))
     return {name: value.detach().clone() for name, value in values.items() if name in names}

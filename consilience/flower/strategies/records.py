@@ -1,4 +1,4 @@
-"""Flower's records as trees, and back: names and their order are the user's own."""
+"""Conversion between Flower's records and trees; names and order are the user's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def flwr(module: str) -> Any:
 class StateDictLayout:
     """Which entries of a state dict are parameters and which are buffers, and in which order the user has them.
 
-    An ArrayRecord does not say it: whatever is not floating is a buffer, and so is what `buffers` matches.
+    An ArrayRecord does not tell: entries that are not floating, or that `buffers` matches, are buffers.
     """
 
     names: tuple[str, ...]
@@ -56,7 +56,7 @@ class StateDictLayout:
         return StateDictLayout(names=tuple(values), buffers=frozenset(found))
 
     def tree(self, values: Mapping[str, Any]) -> Tree:
-        """`{"params": ..., "buffers": ...}`; names that are not there are left out."""
+        """`{"params": ..., "buffers": ...}`; missing names are left out."""
         present = [name for name in self.names if name in values]
         return {
             "params": {name: values[name] for name in present if name not in self.buffers},
@@ -69,12 +69,12 @@ class StateDictLayout:
         return {name: values[name] for name in self.names if name in values}
 
     def path(self, name: str) -> str:
-        """Where a template has this entry; names it does not know are nowhere in it either."""
+        """The path of this entry in a template; unknown names have paths that no template contains."""
         return SEPARATOR.join(("model", "buffers" if name in self.buffers else "params", name))
 
 
 def _nothing_to_average(values: Mapping[str, Tensor]) -> str:
-    """Why a model without parameters is refused; a bag of trees is one array of bytes."""
+    """Why a model without parameters is refused; tree ensembles come as one array of bytes."""
     if values and all(value.dtype == torch.uint8 and value.dim() == 1 for value in values.values()):
         return (
             f"the {len(values)} arrays hold bytes and no parameters, as those of XGBoost's and CatBoost's trees do: "
@@ -84,12 +84,12 @@ def _nothing_to_average(values: Mapping[str, Tensor]) -> str:
 
 
 def to_record(values: Mapping[str, Tensor]) -> Any:
-    """Tensors as Flower's ArrayRecord, to the last bit."""
+    """Tensors as Flower's ArrayRecord, bit for bit."""
     return wire.array_record({name: arrays.to_bytes(value) for name, value in values.items()})
 
 
 def to_tensors(record: Any) -> dict[str, Tensor]:
-    """The tensors of an ArrayRecord that one's own side made; `Invalid` with the name of one that cannot be used."""
+    """The tensors of an ArrayRecord from our own side; `Invalid` with the name of an unusable one."""
     found: dict[str, Tensor] = {}
     name = ""
     try:

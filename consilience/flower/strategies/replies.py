@@ -1,4 +1,4 @@
-"""Flower's reply messages: checked, turned into arrivals, and which metrics are kept."""
+"""Checks Flower's reply messages, converts them to arrivals, and filters their metrics."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ LONGEST_LIST = 1024  # numbers in one metric
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What a strategy looks for in a reply."""
+    """What a strategy expects in a reply."""
 
     layout: StateDictLayout
     needs: tuple[str, ...]  # beside the model
-    personal: frozenset[str]  # entries of the model that clients keep: ignored if they come
+    personal: frozenset[str]  # entries of the model that stay at clients: ignored in replies
     steps: bool
     weighted_by_key: str
     arrayrecord_key: str
@@ -46,7 +46,7 @@ class Expected:
         return Template.of(reply)
 
     def arrival(self, client: int, round: int, content: Any) -> Arrival:
-        """One reply as an arrival; `Refused` if it lacks what every reply must have."""
+        """One reply as an arrival; `Refused` if a required entry is missing."""
         metrics = numbers_of(content)
         if self.weighted_by_key not in metrics:
             raise Refused("examples", detail=f"no metric {self.weighted_by_key!r}")
@@ -96,7 +96,7 @@ def numbers_of(content: Any) -> dict[str, Any]:
 
 
 def metric_name(name: str) -> str:
-    """How a number of a reply is called among Flower's metrics."""
+    """The name of a reply's number among Flower's metrics."""
     return name.replace("_", "-")
 
 
@@ -121,7 +121,7 @@ def cleaned(content: Any, drop: Collection[str]) -> Any:
 
 
 def in_common(contents: list[Any]) -> list[Any]:
-    """The replies with those metrics that all of them have, in one form: only these can be averaged."""
+    """The replies with only the metrics that all have in the same form, which can be averaged."""
     forms = [{key: _form(value) for key, value in numbers_of(content).items()} for content in contents]
     common = {key for key, form in forms[0].items() if all(other.get(key) == form for other in forms[1:])}
     others = {key for form in forms for key in form} - common

@@ -25,8 +25,8 @@ from consilience.flower.strategies.replies import Expected, numbers_of
 from consilience.flower.strategies.slots import ClientSlots
 from consilience.wire.admission import Arrival, admit
 
-LARGE = 2**28  # bytes of a round's models from which on threads are worth it
-LOG = logging.getLogger("flwr")  # Flower's own, so that its lines and ours are in one log
+LARGE = 2**28  # bytes of a round's models above which several threads are faster
+LOG = logging.getLogger("flwr")  # Flower's own logger, so that all lines are in one log
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Settings:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RoundRequest:
-    """What a round sent to which nodes."""
+    """The broadcast of a round, and its nodes."""
 
     round: int  # from 0
     slots: dict[int, int]  # node -> its slot
@@ -77,12 +77,12 @@ class Serving:
         self.algorithm, self.settings, self.name = algorithm, settings, name
         self._identity = identity
         self._state: Tree | None = None
-        self._model: Any = None  # the ArrayRecord that stands for the state
+        self._model: Any = None  # the ArrayRecord that corresponds to the state
         self.layout: StateDictLayout | None = None
         self.slots = ClientSlots(None, key=settings.client_id_key, must_say=identity)
 
     def open(self, record: Any, nodes: int) -> None:
-        """Start from these arrays, unless they are what the last round left."""
+        """Start from these arrays, unless they are the result of the last round."""
         if self._state is not None and (record is self._model or record == self._model):
             return
         values = to_tensors(record)
@@ -94,19 +94,19 @@ class Serving:
         self.slots = ClientSlots(count, key=self.settings.client_id_key, must_say=self._identity)
 
     def model(self) -> Tree:
-        """What to evaluate and ship."""
+        """The model to evaluate and return."""
         assert self._state is not None
         return self.algorithm.server.model(self._state)
 
     def ask(self, round: int, slots: dict[int, int]) -> RoundRequest:
-        """What the nodes with these slots are sent."""
+        """The request to the nodes with these slots."""
         assert self._state is not None
         ids = np.array(sorted(slots.values()), dtype=np.int64)
         broadcast = self.algorithm.server.broadcast(self._state, ids)
         return RoundRequest(round=round, slots=slots, ids=ids, broadcast=broadcast)
 
     def hear(self, asked: RoundRequest, replies: Iterable[Any], expected: Expected) -> RoundResult:
-        """Accept valid replies and update; refused ones are named and logged, and the round goes on."""
+        """Accept valid replies and update; refused ones are logged, and the round continues."""
         with few_threads(len(asked.ids) * tree.nbytes(self.model())):
             return self._hear(asked, replies, expected)
 
@@ -150,7 +150,7 @@ class Serving:
         for refusal in refusals:
             LOG.warning("%s round %d: %s", self.name, asked.round + 1, refusal)
         if isinstance(ended.problem, Invalid) and not refusals and len(ended.cohort) == len(asked.ids):
-            raise ended.problem  # no reply is missing, so it would never work
+            raise ended.problem  # no reply is missing, so a retry would fail too
         if ended.problem is not None:
             LOG.error("%s round %d changes nothing: %s", self.name, asked.round + 1, ended.problem)
         self._state = ended.state
@@ -189,7 +189,7 @@ class Serving:
 
 @contextlib.contextmanager
 def few_threads(nbytes: int) -> Iterator[None]:
-    """One thread for models that fit it: beside simulated clients on every core, waiting for a second takes longer.
+    """Use one thread for small models: beside simulated clients on every core, waiting for a second one takes longer.
 
     Measured with ten models of 0.6 MB on two cores with a load of 14: 30 ms with one thread, 450 ms with two.
     """
@@ -205,7 +205,7 @@ def few_threads(nbytes: int) -> Iterator[None]:
 
 
 def counts_clients(server: ServerRule, start: Tree, clients: int) -> bool:
-    """Whether a server's state depends on the number of clients, so that a client's own number is more than a label."""
+    """Whether a server's state depends on the number of clients, so that client numbers matter."""
     state = tree.flatten(server.init(start, clients))
     try:
         larger = tree.flatten(server.init(start, clients + 1))

@@ -1,4 +1,4 @@
-"""Which node is which client: Flower's node ids are random, server rules count clients from 0."""
+"""Maps Flower's random node ids to client numbers (slots), which server rules count from 0."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ClientSlots:
     def assign(
         self, claims: Iterable[tuple[int, Any]], sent: dict[int, int]
     ) -> tuple[dict[int, int], dict[int, Refusal]]:
-        """(node -> slot, node -> why not) of nodes that answered; `claims`: (node, the number it reports or None)."""
+        """(node -> slot, node -> refusal) of nodes that answered; `claims`: (node, reported number or None)."""
         said = dict(claims)
         wanted = Counter(slot for slot in said.values() if type(slot) is int)
         slots: dict[int, int] = {}
@@ -55,7 +55,7 @@ class ClientSlots:
         return slots, refusals
 
     def keep(self, slots: dict[int, int]) -> None:
-        """These nodes have these slots from now on; nodes that had them and are gone lose them.
+        """Fix these slots of these nodes from now on; disconnected nodes that had them lose them.
 
         Where a number is only a label, nodes that never reported theirs are numbered anew in every round.
         """
@@ -64,7 +64,7 @@ class ClientSlots:
         self._taken = {node: slot for node, slot in self._taken.items() if slot not in taken} | kept
 
     def named(self, refusal: Refusal, nodes: dict[int, int]) -> Refusal:
-        """The refusal with its node, and with its number only if it said one; `nodes` is slot -> node."""
+        """The refusal with its node, and with its number only if it reported one; `nodes` is slot -> node."""
         if not isinstance(refusal.client, int):
             return refusal
         node = nodes[refusal.client]

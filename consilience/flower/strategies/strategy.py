@@ -56,11 +56,11 @@ def strategy(name: str) -> type:
 
 @functools.cache
 def _adapted() -> type:
-    """What all strategies share; it can be defined only once Flower is there."""
+    """The base class of all strategies, defined on demand since it needs Flower."""
     flower = flwr("serverapp.strategy").FedAvg
 
     class Adapted(flower):  # type: ignore[misc, valid-type]
-        """Flower's FedAvg with another server side and checks of every reply."""
+        """Flower's FedAvg with a server rule of ours and checks of every reply."""
 
         _name: str
         _entry: Entry
@@ -82,7 +82,7 @@ def _adapted() -> type:
             refuse_unworkable(self._name, self.algorithm)
             self.sent = {"name": self._entry.recipe, "seed": self.settings.seed, **self._entry.sent(own)}
             self.refusals: list[tuple[int, Refusal]] = []  # (round, refusal), of the whole run
-            self.notes: dict[str, Any] = {}  # what the server rule reports of its last round
+            self.notes: dict[str, Any] = {}  # the server rule's report on its last round
             self._serving = Serving(self.algorithm, self.settings, name=self._name, identity=self._entry.identity)
             self._asked: RoundRequest | None = None
             self._grid: BoundedGrid | None = None
@@ -93,7 +93,7 @@ def _adapted() -> type:
             super().summary()
 
         def start(self, grid: Any, *args: Any, **options: Any) -> Any:
-            """Flower's rounds, in which replies larger than allowed are not assembled."""
+            """Run Flower's rounds; replies larger than allowed are not assembled."""
             self._grid = BoundedGrid(grid, self._bound)
             return super().start(self._grid, *args, **options)
 
@@ -112,7 +112,7 @@ def _adapted() -> type:
             chosen = self._choose(server_round - 1, slots, len(nodes))
             LOG.info("configure_train: Sampled %s nodes (out of %s)", len(chosen), len(nodes))
             config["server-round"] = server_round
-            if "mu" in self.sent:  # where clients of Flower's own FedProx look for it
+            if "mu" in self.sent:  # the key that clients of Flower's own FedProx read
                 config["proximal-mu"] = self.sent["mu"]
             self._asked = self._serving.ask(server_round - 1, chosen)
             return self._messages(self._asked, config)
@@ -137,7 +137,7 @@ def _adapted() -> type:
             return (self._serving.record() if heard.moved else None), metrics
 
         def configure_evaluate(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Iterable[Any]:
-            """Messages to a sample of nodes, the same whenever the same nodes are connected."""
+            """Messages to a sample of nodes, which depends only on the connected nodes."""
             if self.fraction_evaluate == 0.0:
                 return []
             nodes = self._connected(grid, self.fraction_evaluate, self.min_evaluate_nodes)
@@ -173,7 +173,7 @@ def _adapted() -> type:
             return self._averaged(found, self.evaluate_metrics_aggr_fn) if found else None
 
         def _bound(self) -> Bound:
-            """What a reply may hold: the whole model, what else is needed, and metrics."""
+            """The size limit of a reply: the whole model, other required entries, and metrics."""
             limits, layout = self.settings.limits or Limits(), self._serving.layout
             if layout is None:
                 return Bound(0, METRICS)
@@ -182,7 +182,7 @@ def _adapted() -> type:
             return found._replace(text=found.text + METRICS)
 
         def _refuse_unread(self, server_round: int) -> int:
-            """Log the replies that were refused before they were read; how many they are."""
+            """Log the replies that were refused before they were read; returns their number."""
             unread = [] if self._grid is None else self._grid.refused.copy()
             for node, problem in unread:
                 LOG.warning("%s round %d: %s", self._name, server_round, problem.by(f"node {node}"))
@@ -214,7 +214,7 @@ def _adapted() -> type:
                 time.sleep(min(1.0, self.settings.wait_for_nodes))
 
         def _choose(self, round: int, slots: dict[int, int], connected: int) -> dict[int, int]:
-            """node -> slot of those who take part."""
+            """node -> slot of the selected clients."""
             count = max(int(connected * self.fraction_train), self.min_train_nodes)
             selection = selection_of(self.algorithm.selection, self.settings.selection, count)
             size = max(slots.values(), default=-1) + 1
@@ -224,7 +224,7 @@ def _adapted() -> type:
             return {node: slot for node, slot in slots.items() if slot in chosen}
 
         def _messages(self, asked: RoundRequest, config: Any) -> list[Any]:
-            """One message for each node, in the order of their slots; what is shared is written once."""
+            """One message for each node, in the order of their slots; the shared part is serialised once."""
             app = flwr("app")
             layout = self._serving.layout
             assert layout is not None
@@ -261,7 +261,7 @@ def _adapted() -> type:
             )
 
         def _order(self, node: int, said: dict[str, Any]) -> tuple[int, int]:
-            """By the client's number if it says one, and by node."""
+            """Sort key: the client's number if it reports one, then the node."""
             slot = said.get(self.settings.client_id_key)
             return (slot if type(slot) is int else -1, node)
 
@@ -269,7 +269,7 @@ def _adapted() -> type:
 
 
 def selection_of(recipe: Selection, given: Selection | None, count: int) -> Selection:
-    """The user's selection, or a sample of so many; fixed for several rounds where the recipe's is."""
+    """The user's selection, or a sample of `count`; fixed for several rounds if the recipe's is."""
     chosen = given or Uniform(count=count)
     if capability(chosen, QueriesBeforeSelection) is not None:
         raise Invalid(

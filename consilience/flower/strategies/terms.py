@@ -1,4 +1,4 @@
-"""Objectives for a training loop of one's own: the library's terms and memories, around an ordinary PyTorch module.
+"""Objectives for your own training loop: the library's terms and memories for an ordinary PyTorch module.
 
 Create one before the first step, while the model still holds the received values. Nothing here needs Flower.
 """
@@ -99,7 +99,7 @@ def correct_gradients(model: nn.Module, state: ScaffoldState) -> None:
 
 
 def scaffold_reply(model: nn.Module, state: ScaffoldState, *, lr: float) -> tuple[Values, Values]:
-    """(the change of c_i, to send as the ArrayRecord `control_change`; the new c_i, to remember), after K steps of lr.
+    """(change of c_i, to send as the ArrayRecord `control_change`; new c_i, to remember), after K steps at rate lr.
 
     c_i - c + (x - y) / (K lr), option II.
     """
@@ -168,12 +168,12 @@ class MoonTerm:
 
 
 def trained(model: nn.Module) -> Values:
-    """The parameters that learn, tied ones once."""
+    """The trainable parameters, tied ones once."""
     return {name: value for name, value in model.named_parameters() if value.requires_grad}
 
 
 def frozen(model: nn.Module, values: Mapping[str, Tensor] | None = None) -> nn.Module:
-    """A copy in evaluation mode that does not learn, with these values if given."""
+    """A frozen copy in evaluation mode, with these values if given."""
     still = copy.deepcopy(model)
     if values is not None:
         still.load_state_dict(dict(values))
@@ -218,7 +218,7 @@ def _message(received: Values) -> dict[str, Any]:
 
 
 def _sum(terms: tuple[Term, ...], model: nn.Module, message: dict[str, Any], memory: dict[str, Any]) -> Tensor:
-    # these terms look at parameters alone, never at the task or the batch
+    # these terms depend on the parameters only, not on the task or the batch
     context = Context(None, message, memory, {}, None)  # type: ignore[arg-type]
     nothing: Batch = None  # type: ignore[assignment]
     values = [term(trained(model), context, nothing) for term in terms]
@@ -258,7 +258,7 @@ class FedSiamTerm:
         self._past = None if previous is None else frozen(model, previous)
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Those of the copy, as far as they learn."""
+        """The trainable parameters of the copy."""
         return (value for value in self._copy.parameters() if value.requires_grad)
 
     def new_epoch(self, model: nn.Module) -> None:

@@ -1,1 +1,1 @@
-"""The figures, one kind to a file: each gives pictures, or nothing where a run has no data for it."""
+"""The figures, one kind per file; each is empty if a run has no data for it."""

@@ -1,4 +1,4 @@
-"""Axes of clients and classes, and bars with a client each, for reports and diagnoses alike."""
+"""Axes of clients and classes, and bars per client, for reports and diagnoses."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def classes(names: Sequence[str], count: int) -> Axis:
 
 
 def bars(values: np.ndarray, *, across: Axis, up: str, line: tuple[str, float] | None = None) -> Bars:
-    """A bar per client, none where it has no value; `line` marks a level to compare with.
+    """A bar per client that has a value; `line` marks a reference value.
 
-    Of very many clients, as many as can be seen are drawn, sorted by their values.
+    Of very many clients, evenly spaced ones are drawn, sorted by their values.
     """
     if len(values) > MOST_BARS:
         across = Axis(f"{len(values):,} clients, largest first: every {len(values) // MOST_BARS:,}th")

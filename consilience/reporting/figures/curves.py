@@ -24,7 +24,7 @@ _READING = {
 
 
 class _Cost(NamedTuple):
-    """What quality is drawn against."""
+    """A cost against which quality is drawn."""
 
     name: str
     title: str
@@ -50,7 +50,7 @@ def against_costs(groups: Sequence[Group]) -> list[Figure]:
 
 
 def _sample_words(metric: Column, groups: Sequence[Group]) -> str:
-    """How many clients were tested, where only some were, and how sure their mean is."""
+    """The number of tested clients, if they are a sample, and the standard error of their mean."""
     whose = {"clients": "client", "personal": "personal"}.get(metric.role, "")
     tested, total = (
         max((max(group.final(f"{whose}_clients_{what}"), default=0) for group in groups), default=0)
@@ -79,8 +79,8 @@ def _metric(metric: Column, groups: Sequence[Group]) -> Figure | None:
 
 
 def _banded(number: int, group: Group, band: Band, groups: int) -> list[Series]:
-    """A group's mean with the band over its seeds, and thin curves where some seeds go further."""
-    if not band.curves:  # it has no such metric, and no place in the legend
+    """A group's mean with the band over its seeds, and thin curves for seeds with more rounds."""
+    if not band.curves:  # without this metric, it is not in the legend
         return []
     own = charts.link(METHOD, group.label)
     found = []
@@ -136,7 +136,7 @@ def _traffic(groups: Sequence[Group]) -> Figure | None:
         ways = {way: run.curve(f"bytes_{way}_total") for way in ("up", "down")}
         for name, (rounds, sent) in (ways if len(groups) == 1 else {group.label: _bytes(run)}).items():
             look = number if len(groups) > 1 else len(series)
-            # both ways often cost the same
+            # upload and download are often equal
             form: Literal["dashed", "line"] = "dashed" if name == "down" and len(groups) == 1 else "line"
             series += [Series(name=name, x=rounds, y=sent, look=look, form=form, link=own)] if len(rounds) else []
     if not series:
@@ -159,7 +159,7 @@ def _band_words(bands: Sequence[Band]) -> str:
 
 
 def _reading(metric: Column) -> str:
-    """How to read a curve, and what a good one looks like."""
+    """How to read a curve, and whether higher or lower is better."""
     if metric.better == "":
         return _READING.get(metric.key, "")
     way = "rises" if metric.better == "higher" else "falls"

@@ -1,4 +1,4 @@
-"""What rounds cost and what went missing in them."""
+"""Cost of rounds, and missing replies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MISSING = {
 
 
 def over_rounds(run: RunData) -> list[Figure]:
-    """Seconds per round, replies that were not used, and how old models were."""
+    """Seconds per round, unused replies, and staleness."""
     pictures = [_seconds(run), _missing(run), _staleness(run)]
     return [picture for picture in pictures if picture is not None]
 
@@ -56,7 +56,7 @@ def _missing(run: RunData) -> Figure | None:
 
 
 def _refused(run: RunData) -> tuple[np.ndarray, np.ndarray]:
-    """(rounds, replies refused for any reason but NaN and infinities, which are counted apart)."""
+    """(rounds, replies refused for reasons other than NaN and infinities, which are counted separately)."""
     reasons = {row["round"]: row["rejected"] for row in run.rows if isinstance(row.get("rejected"), dict)}
     counts = [sum(n for why, n in found.items() if why != "nonfinite") for found in reasons.values()]
     return np.array(list(reasons), dtype=np.int64), np.array(counts, dtype=np.float64)

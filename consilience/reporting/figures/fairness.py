@@ -1,4 +1,4 @@
-"""How evenly a model serves the clients: the spread of the main metric over them, at the end and over rounds."""
+"""Fairness: the spread of the main metric over clients, at the end and over rounds."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _LEVELS = (0, 10, 25, 50, 75, 90, 100)
 
 
 def at_the_end(groups: Sequence[Group]) -> list[Figure]:
-    """Every client of every group at its last test: a dot each, and quartiles."""
+    """Every client of every group at its last test: a dot for each, and quartiles."""
     pictures = [_strips(*field, groups) for field in _fields(metrics_of(groups))]
     return [picture for picture in pictures if picture is not None]
 
 
 def over_rounds(run: RunData) -> list[Figure]:
-    """The same of one run over rounds: as nested bands, and client by client."""
+    """The same for one run over rounds: as nested bands, and client by client."""
     pictures = [draw(*field, run) for field in _fields(run.metrics) for draw in (_bands, _each)]
     return [picture for picture in pictures if picture is not None]
 

@@ -1,4 +1,4 @@
-"""Who holds what: rows of every class at every client."""
+"""Rows of every class at every client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maps of difference: clients as points, and who helps whom; these say something of the clients' data."""
+"""Maps of clients: positions by their updates, and transfer between them; these reveal something about their data."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from consilience.reporting.runs import RunData
 from consilience.reporting.static import evenly
 from consilience.runs.metric_table import main_of
 
-_MEMORY = 0.5  # of a client's direction in the round before: a single round is noisy
-_CLEAR = 0.2  # silhouette from which groups are told apart
+_MEMORY = 0.5  # weight of a client's direction in the round before: a single round is noisy
+_CLEAR = 0.2  # silhouette score from which groups are shown
 _MOST_GROUPS = 8
-_DIMENSIONS = 8  # in which groups are looked for
+_DIMENSIONS = 8  # dimensions in which groups are searched
 _WARNING = "The figure discloses which clients have similar data: think before you share it."
 
 
 class Updates(NamedTuple):
-    """What a round recorded of clients' updates."""
+    """The record of clients' updates in a round."""
 
     ids: np.ndarray  # [m]
     lengths: np.ndarray  # [m]
@@ -32,7 +32,7 @@ class Updates(NamedTuple):
 
 
 def updates(run: RunData) -> dict[int, Updates]:
-    """By round; what is damaged is left out."""
+    """The recorded updates by round; damaged rows are left out."""
     found = {}
     for number, row in run.clients.items():
         if number <= len(run.rows) and isinstance(row.get("updates"), dict):
@@ -74,7 +74,7 @@ def placed(run: RunData, found: dict[int, Updates]) -> tuple[dict[int, np.ndarra
 
 
 def transferred(now: Updates) -> np.ndarray:
-    """[m, m] <u_i, u_j> / |u_j|^2: what i's update does along j's, as a share of j's own; NaN on the diagonal."""
+    """[m, m] <u_i, u_j> / |u_j|^2: the projection of i's update on j's, relative to j's; NaN on the diagonal."""
     ratio = np.divide(now.lengths[:, None], now.lengths[None, :], where=now.lengths[None, :] > 0, out=_nothing(now))
     found = now.cosine * ratio
     np.fill_diagonal(found, np.nan)
@@ -109,7 +109,7 @@ def _map(run: RunData, found: dict[int, Updates]) -> Figure | None:
     told = len(set(by_group) - {"-"})
     grouped = [Colouring("group", [by_group[k] for k in shown])]
     others = _colourings(run, shown, numbers)
-    colourings = [*grouped, *others] if told > 1 or not others else others  # one colour for all says nothing
+    colourings = [*grouped, *others] if told > 1 or not others else others  # a single group needs no colours
     axes = ("first direction of difference", "second direction of difference")
     chart = Points(names=names, frames=frames, colourings=colourings, axes=axes)
     clear = f"{told} groups can be told apart." if told > 1 else "No clear groups were found."
@@ -196,7 +196,7 @@ def _scaled(directions: np.ndarray, dimensions: int = 2) -> np.ndarray:
     centred = directions - directions.mean(0)
     left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
     at = left[:, :dimensions] * sizes[:dimensions]
-    signs = np.sign(at[np.abs(at).argmax(0), range(at.shape[1])])  # a decomposition leaves them open
+    signs = np.sign(at[np.abs(at).argmax(0), range(at.shape[1])])  # signs are arbitrary in a decomposition
     at = at * np.where(signs == 0, 1, signs)
     return np.pad(at, ((0, 0), (0, dimensions - at.shape[1])))
 

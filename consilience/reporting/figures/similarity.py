@@ -1,4 +1,4 @@
-"""Who resembles whom, and who was given whose model: these say something of the clients' data."""
+"""Similarity and model swaps between clients; these reveal something about their data."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from consilience.reporting.runs import RunData
 from consilience.reporting.static import evenly
 
 MOST_FRAMES = 40
-"""So many rounds, evenly spread, can be looked at with a slider."""
+"""The most rounds of a slider, evenly spaced."""
 
 MEAN = "mean over rounds"
-_MOST_WHOLE = 80  # clients that always have a row, whether they took part or not
+_MOST_WHOLE = 80  # up to this many clients, every client has a row in all frames
 _WARNING = "The figure discloses which clients have similar data: think before you share it."
 
 
@@ -38,7 +38,7 @@ def similarities(run: RunData) -> dict[int, tuple[np.ndarray, np.ndarray]]:
 
 
 def over_rounds(run: RunData) -> list[Figure]:
-    """The matrix at a few rounds, and how alike clients are on the whole."""
+    """The similarity matrix at a few rounds, and its mean over rounds."""
     found = similarities(run)
     if not found:
         return []
@@ -70,7 +70,7 @@ def swapped(run: RunData) -> Counter[tuple[int, int]]:
 
 
 def _swaps_by_round(run: RunData) -> dict[int, list[tuple[int, int]]]:
-    """Rounds in which models could change places, with the pairs that did."""
+    """Rounds in which models could be swapped, with the pairs that were."""
     cohorts, found = {row["round"]: row.get("cohort") or [] for row in run.rows}, {}
     for number, row in run.clients.items():
         holders, sources = cohorts.get(number, []), row.get("model_of") or []
@@ -84,7 +84,7 @@ def _matrices(run: RunData, found: dict[int, tuple[np.ndarray, np.ndarray]]) -> 
     chosen = [numbers[i] for i in evenly(len(numbers), MOST_FRAMES)]
     known = np.unique(np.concatenate([found[number][0] for number in chosen]))
     whole = run.count <= _MOST_WHOLE
-    shown = np.arange(run.count) if whole else known  # every frame has the same rows, so that the slider can be read
+    shown = np.arange(run.count) if whole else known  # every frame has the same rows, so that frames are comparable
     names = run.client_names()
     axis = clients(names) if whole else Axis("client", [names[k] for k in shown], of=CLIENT)
     frames = tuple((str(number), spread_out(shown, *found[number])) for number in chosen)
@@ -101,7 +101,7 @@ def _matrices(run: RunData, found: dict[int, tuple[np.ndarray, np.ndarray]]) -> 
 
 
 def mean_over(matrices: Sequence[np.ndarray]) -> np.ndarray:
-    """The mean of what is known in each place; NaN where nothing is."""
+    """The mean of the known values in each cell; NaN without any."""
     total, times = np.zeros(matrices[0].shape), np.zeros(matrices[0].shape)
     for matrix in matrices:
         total += np.nan_to_num(matrix)

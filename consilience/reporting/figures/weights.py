@@ -1,4 +1,4 @@
-"""How much each client counted: client x round, and the weights that were learned."""
+"""Aggregation weights: client x round, and learned schedules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_LINES = 12
 
 
 def table(run: RunData) -> np.ndarray:
-    """[clients, rounds] aggregation weights; NaN for who took no part."""
+    """[clients, rounds] aggregation weights; NaN for clients that did not participate."""
     found = np.full((run.count, len(run.rows)), np.nan)
     for column, row in enumerate(run.rows):
         cohort, weights = row.get("cohort") or [], row.get("weights") or []
@@ -23,7 +23,7 @@ def table(run: RunData) -> np.ndarray:
 
 
 def over_rounds(run: RunData) -> list[Figure]:
-    """The map of weights."""
+    """The heat map of weights."""
     weights = table(run)
     if not np.isfinite(weights).any():
         return []

@@ -1,4 +1,4 @@
-// Buttons of a figure, the bar of a page, and where it all begins.
+// Buttons of a figure, the toolbar of a page, and the entry point.
 
 function button(text, title, act, pressed) {
   const found = element("button", { type: "button", title, ...(pressed === undefined ? {} : { "aria-pressed": String(pressed) }) }, text);
@@ -37,7 +37,7 @@ function tools(figure) {
   return bar;
 }
 
-// A slider over rounds, and what colours mean.
+// A slider over rounds, and the choice of colouring.
 function choices(figure) {
   const { of, view } = figure;
   const line = element("div", { class: "choices" });
@@ -77,7 +77,7 @@ function choices(figure) {
   return line;
 }
 
-// One bar for all figures: which methods are shown, which client is marked, how smooth curves are.
+// One toolbar for all figures: shown methods, highlighted client, smoothing.
 function pageBar(main) {
   const methods = new Map(), clients = new Set();
   let curves = false;
@@ -152,7 +152,7 @@ async function begin() {
   document.documentElement.dataset.figures = "ready";
 }
 
-// Paper cannot unfold what is closed; afterwards it is as it was.
+// Expands closed sections for printing, and restores them afterwards.
 let unfolded = [];
 addEventListener("beforeprint", () => {
   unfolded = [...document.querySelectorAll("details:not([open])")];

@@ -1,9 +1,9 @@
-// Curves, bars, heat maps and strips as Plotly draws them: what a record says -> traces, layout and height.
+// Curves, bars, heat maps and strips in Plotly: from a record to traces, layout and height.
 // `view` holds what the reader chose: log, smoothing, frame, colouring.
 
 const DRAW = {};
 
-// Exponential moving average, as in TensorBoard: corrected for its start, gaps passed over.
+// Exponential moving average, as in TensorBoard: with bias correction, gaps skipped.
 function smoothed(values, share) {
   if (!share) return values;
   let mean = 0, weight = 0;

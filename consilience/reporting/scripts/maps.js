@@ -51,7 +51,7 @@ function labelSides(frame, known) {
   return sides;
 }
 
-// What a colouring says in a frame; one set of values holds for all.
+// The values of a colouring in a frame; a single set applies to all frames.
 function valuesAt(colouring, frame) {
   return colouring.values[Math.min(frame, colouring.values.length - 1)];
 }

@@ -1,4 +1,4 @@
-// Finds the figures of a page, draws those in sight, and lets them answer together.
+// Finds the figures of a page, draws the visible ones, and links their interaction.
 
 const state = { pinned: null, hovered: null, hidden: new Set(), smoothing: 0 };
 const figures = new Map();  // name -> { name, of, box, plot, view, drawn }
@@ -87,7 +87,7 @@ function listen(figure) {
   });
 }
 
-// --- a method or a client that is pointed at is marked in all figures
+// --- linked highlighting of a method or client in all figures
 
 function linkOf(figure, event) {
   let at = event.points[0];

@@ -1,4 +1,4 @@
-// Colours and layout, taken from the page's stylesheet so that light and dark are right.
+// Colours and layout, taken from the page's stylesheet, for light and dark mode.
 
 const DASHES = ["solid", "dash", "dashdot", "dot"];
 const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif';
@@ -37,7 +37,7 @@ function colourBar(t, title) {
   return { title: { text: title, side: "right", font: { size: 12 } }, thickness: 12, outlinewidth: 0, len: 1, tickfont: { size: 11 }, x: 1.01, xpad: 4 };
 }
 
-// An axis as the record says it: names at its places, whole numbers, bytes.
+// An axis by its record: names, whole numbers or bytes.
 function axis(t, of, log) {
   const found = {
     title: { text: of.title, standoff: 8 }, gridcolor: t.rule, linecolor: t.soft, tickcolor: t.soft, zeroline: false,

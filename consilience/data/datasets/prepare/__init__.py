@@ -1,1 +1,1 @@
-"""From arrays to a `Dataset`: splitting, scaling, numbering words and labels, and the last checks."""
+"""From arrays to a `Dataset`: splitting, scaling, encoding words and labels, and final checks."""

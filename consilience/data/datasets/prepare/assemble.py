@@ -1,4 +1,4 @@
-"""The last step of every data set: tensors of the right type, checked once more, in a `Dataset`."""
+"""The last step of every data set: converts to tensors of the right type, checks them and makes a `Dataset`."""
 
 from __future__ import annotations
 

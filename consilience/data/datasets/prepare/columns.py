@@ -1,6 +1,6 @@
 """Table columns to features: numbers standardised, gaps filled and marked, categories one-hot.
 
-Written out rather than built from scikit-learn's encoders, because a refusal must name the file, column and row.
+Not built on scikit-learn's encoders, because an error must name the file, column and row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
 
 @dataclass(frozen=True, kw_only=True)
 class OwnedPlace:
-    """Where rows came from, with the client that owns each, so that a refusal can name it."""
+    """Where rows come from, with the client that owns each, so that an error can name it."""
 
     place: Path | str
     owners: Sequence[str]
@@ -69,13 +69,13 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnEncoding:
-    """How the columns of a table become features, as learnt from training rows; new rows are encoded alike."""
+    """How the columns of a table become features, learnt from training rows; new rows are encoded in the same way."""
 
     columns: tuple[Column, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the features: the columns', then the marks of gaps."""
+        """Names of the features: the columns', then those of the missing-value indicators."""
         marks = [f"{column.name} missing" for column in self.columns if column.marks_gaps]
         return (*(name for column in self.columns for name in column.names()), *marks)
 
@@ -154,7 +154,7 @@ def _numeric(name: str, numbers: np.ndarray, training: np.ndarray, standardise: 
 
 
 def cells_of(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    """(the cells without spaces around them, which of them are gaps)."""
+    """(the stripped cells, which of them are missing)."""
     cells = [text.strip() for text in texts]
     return cells, np.array([cell.lower() in MISSING for cell in cells], dtype=bool)
 

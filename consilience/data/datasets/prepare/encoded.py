@@ -30,12 +30,12 @@ def encoded_pictures(
         used = models.build(encoder, tuple(train.shape[1:]), 2, seed=0)
         if weights is not None:
             load_weights(used, weights, head=False)
-        # weights for pictures expect them so; a transformer's own configuration says how it wants them
+        # pretrained weights expect ImageNet's scaling; a transformer's own configuration has its scaling
         train, test = (_shifted(pictures, IMAGENET_MEAN, IMAGENET_STD) for pictures in (train, test))
     else:
         refuse_unknown_encoder("picture_encoder", encoder)
     values = torch.cat([encode_pictures(pictures, encoder=used) for pictures in (train, test)]).numpy()
-    # a mean square row length of 1, like that of hashed n-grams, so that neither drowns the other at one learning rate
+    # a mean square row length of 1, as hashed n-grams have, so that one learning rate suits both
     columns = values.shape[1]
     scaled = (standardised(values.astype(np.float64), np.arange(len(train))) / columns**0.5).astype(np.float32)
     return torch.from_numpy(scaled[: len(train)]), torch.from_numpy(scaled[len(train) :])

@@ -1,4 +1,4 @@
-"""A column of a Hugging Face data set, which lies in Arrow files: rows are read and decoded as they are asked for."""
+"""A column of a Hugging Face data set in Arrow files: rows are read and decoded on demand."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 
 from consilience.core.settings import Invalid
 
-_AT_ONCE = 1000  # rows of which the digest is taken together
+_AT_ONCE = 1000  # rows hashed at a time
 
 
 class HubColumn:
-    """Pictures or lists of numbers in one column of several parts, one behind the other."""
+    """Pictures or lists of numbers in one column of several concatenated parts."""
 
     def __init__(self, parts: Sequence[Any], column: str, pixels: Callable[[Any], np.ndarray], where: str) -> None:
         self._parts = [part.select_columns([column]) for part in parts]
@@ -54,7 +54,7 @@ class HubColumn:
     def _values(self, part: Any, rows: list[int]) -> np.ndarray:
         """[m, ...] of some rows."""
         values = part[rows][self._column]
-        if hasattr(values[0], "convert"):  # as pillow's pictures have
+        if hasattr(values[0], "convert"):  # a PIL image
             values = [self._pixels(value) for value in values]
         shapes = {np.shape(value) for value in values}
         if len(shapes) != 1:

@@ -25,7 +25,7 @@ USUAL_LABELS = ("label", "labels", "fine_label", "target", "y", "category", "int
 
 @dataclass(frozen=True, kw_only=True)
 class HubReading:
-    """Which columns to read and how: pictures brought to one size, texts to features, numbers scaled."""
+    """Which columns to read and how: pictures resized, texts turned into features, numbers scaled."""
 
     x: str | None
     label: str | None
@@ -60,7 +60,7 @@ class HubReading:
     def kept(
         self, parts: Sequence[Any], column: str, train: np.ndarray, test: np.ndarray, where: str
     ) -> tuple[Any, Any, tuple[str, ...]]:
-        """The same of rows that stay in the data set's files."""
+        """The same for rows that stay in the data set's files."""
         if isinstance(parts[0][0][column], str):
             raise Invalid(
                 f"{where}: rows = 'file' is for pictures and numbers, and {column!r} holds texts: leave it out"
@@ -74,7 +74,7 @@ class HubReading:
 
 
 def read_labels(rows: Any, values: Sequence[Any], column: str, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Class numbers and class names: the data set's own, or the sorted ones of labels that are text."""
+    """Class numbers and class names: the data set's own, or the sorted distinct labels if they are text."""
     if len(values) and isinstance(values[0], str):
         return number_names(values, where=where)
     feature = (getattr(rows, "features", None) or {}).get(column)

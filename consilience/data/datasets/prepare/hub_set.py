@@ -1,4 +1,4 @@
-"""Opening data sets of Hugging Face, and their rows up to the finished data set."""
+"""Opens data sets of Hugging Face and turns their rows into a `Dataset`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def hub_set(
     group_names: tuple[str, ...],
     split: tuple[float, int],
 ) -> Dataset:
-    """Rows of all parts, the last `test_count` of which are the test; owners may cover the training rows only."""
+    """The data set of all parts' rows, the last `test_count` of which are test rows; test rows need no owners."""
     x_column, label_column = reading.columns(parts[0], name)
     raw_labels = [value for part in parts for value in part[label_column]]
     labels, label_names = read_labels(parts[0], raw_labels, label_column, name)
@@ -60,7 +60,7 @@ def open_hub(path: str, config: str | None) -> Any:
 
 
 def hub_library(module: str, extra: str) -> Any:
-    """An optional package, or how to install it."""
+    """Import an optional package; the error says how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as problem:

@@ -1,4 +1,4 @@
-"""Columns of text, picture files, vectors and table cells to the parts of multimodal rows."""
+"""Columns of text, picture files, vectors and table cells to the modalities of multimodal rows."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def joined(
 
 
 def text_modality(texts: Sequence[str], rows: tuple[np.ndarray, np.ndarray], featurise: TextFeatures) -> Modality:
-    """Texts as features; an empty cell is no text."""
+    """Texts as features; an empty cell is a missing text."""
     has = [np.array([bool(texts[row].strip()) for row in part], bool) for part in rows]
     train, test, vocabulary = featurise(*([texts[row] for row in part] for part in rows))
     return Modality(
@@ -82,7 +82,7 @@ def picture_modality(
     folder: Path,
     form: PictureForm,
 ) -> Modality:
-    """Pictures at `form.size`, scaled by those of the training rows; an empty cell is no picture."""
+    """Pictures at `form.size`, scaled by the training rows' statistics; an empty cell is a missing picture."""
     has = [np.array([bool(files[row].strip()) for row in part], bool) for part in rows]
     pixels = []
     for part, kept, name in zip(rows, has, ("training", "test")):
@@ -117,7 +117,7 @@ def table_modality(
 def vector_modality(
     cells: Sequence[str], rows: tuple[np.ndarray, np.ndarray], where: Sequence[tuple[Path, int]]
 ) -> Modality:
-    """Features that were computed before: numbers separated by spaces or commas; an empty cell is no vector."""
+    """Precomputed features: numbers separated by spaces or commas; an empty cell is a missing vector."""
     parsed = [_numbers(cell, place) for cell, place in zip(cells, where)]
     has = np.array([numbers is not None for numbers in parsed], bool)
     if not has.any():
@@ -136,7 +136,7 @@ def vector_modality(
 
 
 def picture_path(file: str, place: tuple[Path, int], folder: Path) -> Path:
-    """The file that a cell of a table names, or `FileNotFoundError` that says which row did."""
+    """The file that a cell of a table names, or `FileNotFoundError` with the row."""
     path = folder / file.strip()
     if not path.is_file():
         raise FileNotFoundError(
@@ -160,7 +160,7 @@ def _zeroed(values: Tensor, has: np.ndarray) -> Tensor:
 
 
 def _spread(values: Any, has: np.ndarray) -> Tensor:
-    """[kept, ...] -> [N, ...], 0 where there is nothing."""
+    """[rows that have it, ...] -> [N, ...], 0 in the other rows."""
     tensor = torch.as_tensor(values)
     whole = tensor.new_zeros(len(has), *tensor.shape[1:])
     whole[torch.from_numpy(has)] = tensor

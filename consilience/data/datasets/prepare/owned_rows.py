@@ -1,4 +1,4 @@
-"""Table rows with their owners, up to the finished data set."""
+"""Table rows with their owners, and the `Dataset` made of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class OwnedRows:
     weights: list[str] | None = None  # of the rows in the loss
 
     def with_at_least(self, rows: int) -> OwnedRows:
-        """Without the owners of fewer rows."""
+        """Leave out owners with fewer rows."""
         if rows <= 1 or not self.owners:
             return self
         kept = kept_groups(number_names(self.owners, where=self.where)[0], rows, where=self.where)
@@ -60,7 +60,7 @@ def table_set(
     split: tuple[float, int],
     label_names: tuple[str, ...] | None = None,
 ) -> Dataset:
-    """The data set of a table's rows; everything learnt from data (medians, categories) is from training rows."""
+    """The data set of a table's rows; medians and categories are learnt from the training rows only."""
     owned = bool(rows.owners)
     where: Where = OwnedPlace(place=rows.where, owners=rows.owners) if owned else rows.where
     owners, group_names = number_names(rows.owners, where=rows.where) if owned else (None, ())
@@ -95,7 +95,7 @@ class TableRows:
     encoding: ColumnEncoding
 
     def __call__(self, path: Path) -> NewRows:
-        """The rows of a csv, tsv or Parquet file; a column that is missing is refused, others are passed over."""
+        """The rows of a csv, tsv or Parquet file; a missing column is an error, further columns are ignored."""
         table = read_table(path)
         wanted = [column.name for column in self.encoding.columns]
         absent = [name for name in wanted if name not in table.columns]

@@ -26,14 +26,14 @@ def scale_pictures(train: np.ndarray, test: np.ndarray, how: Normalise, *, top: 
 
 
 def picture_statistics(train: np.ndarray, how: Normalise, *, top: int = 255) -> tuple[np.ndarray, np.ndarray]:
-    """What is taken off every pixel of [0, 1], and what that is divided by, for each channel."""
+    """Mean and deviation of each channel with which pixels in [0, 1] are standardised."""
     return statistics_of_pieces([train], how, top=top)
 
 
 def statistics_of_pieces(
     train: Iterable[np.ndarray], how: Normalise, *, top: int = 255
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The same of training pictures that come in pieces."""
+    """The same for training pictures that come in pieces."""
     return {
         "standard": lambda: channel_statistics(train, top),
         "unit": lambda: (np.zeros(1), np.ones(1)),
@@ -73,7 +73,7 @@ def channels_first(pictures: np.ndarray, where: Path | str) -> np.ndarray:
         return pictures[:, None]
     first = pictures.ndim == 4 and pictures.shape[1] in CHANNELS
     last = pictures.ndim == 4 and pictures.shape[3] in CHANNELS
-    if first and last:  # tiny pictures: take the reading that makes them square
+    if first and last:  # ambiguous tiny pictures: assume they are square
         last = pictures.shape[1] == pictures.shape[2]
     if last:
         return np.ascontiguousarray(pictures.transpose(0, 3, 1, 2))

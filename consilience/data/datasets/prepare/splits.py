@@ -1,4 +1,4 @@
-"""Which rows are held out for testing: seeded, and fair to every group and label."""
+"""Which rows are held out for testing: seeded, stratified by group and label."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from consilience.core.settings import Range
 HeldOut = Annotated[float, Range(above=0, below=1)]
 """The share of rows kept for testing."""
 
-STREAM = 0x7E57  # keeps these draws apart from others made with the same seed
+STREAM = 0x7E57  # a stream of its own: independent of other draws with the same seed
 
 
 def held_out(
     labels: np.ndarray, *, fraction: float, seed: int, groups: np.ndarray | None = None, owed: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(training rows, test rows), ascending: each group gives its share, rounded up or down, and so does each label.
+    """(training rows, test rows), ascending; stratified by group and label, shares rounded up or down.
 
-    Rows of a group are sorted by label, shuffled within a label, and test rows taken at even distances. What
-    rounding takes from one group is owed by the next, so that many small groups give their share together; `owed` is
-    what the first one owes.
+    Rows of a group are sorted by label, shuffled within a label, and test rows taken at even distances. The rounding
+    remainder of a group is carried to the next, so that many small groups give the right share together; `owed` is
+    the remainder carried to the first.
     """
     rng = np.random.default_rng([seed, STREAM])
     labels = np.asarray(labels)
@@ -36,7 +36,7 @@ def held_out(
         owed = min(owed, 1.0) + share
         count = min(int(owed + 0.5), math.ceil(share), size - 1)  # a group never loses its last training row
         owed -= count
-        offset = rng.integers(1024) / 1024  # exact, so that the last place stays below size
+        offset = rng.integers(1024) / 1024  # exact integers, so that the last index stays below size
         places = (np.arange(count) + offset) * (size / max(count, 1))
         is_test[ordered[start + places.astype(np.int64)]] = True
     return np.flatnonzero(~is_test), np.flatnonzero(is_test)

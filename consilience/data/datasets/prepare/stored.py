@@ -1,4 +1,4 @@
-"""Rows that stay in files: their statistics and checks, taken from pieces of them, and pictures decoded when needed."""
+"""Rows that stay in files: statistics and checks computed piece by piece, and pictures decoded on demand."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def stored_features(
 
 
 def stored_statistics(source: RowSource, train: np.ndarray, how: Normalise) -> tuple[np.ndarray, np.ndarray]:
-    """What is taken off every pixel of [0, 1], and what that is divided by, from the training rows."""
+    """Mean and deviation of each channel of the training rows, with which pixels in [0, 1] are standardised."""
     return statistics_of_pieces(_pieces(source, train), how)
 
 
@@ -73,7 +73,7 @@ class PictureRows:
 
 
 class PictureFiles:
-    """Encoded pictures, one file each, decoded and brought to one size when they are asked for."""
+    """Encoded pictures, one file each, decoded and resized on demand."""
 
     dtype = torch.uint8
 
@@ -93,7 +93,7 @@ class PictureFiles:
         out.copy_(torch.from_numpy(found))
 
     def digest(self) -> str:
-        """Of all files' bytes and of how they are brought to one size."""
+        """Digest of all files' bytes and of the way they are resized."""
         found = hashlib.sha256(f"{self._how}\n".encode())
         for path in self._paths:
             with open(path, "rb") as file:
@@ -102,7 +102,7 @@ class PictureFiles:
 
 
 def _pieces(source: RowSource, rows: np.ndarray) -> Iterator[np.ndarray]:
-    """The values of these rows, some megabytes at a time."""
+    """The values of these rows, a few megabytes at a time."""
     many = max(1, AT_ONCE // max(1, int(np.prod(source.shape[1:])) * source.dtype.itemsize))
     for begin in range(0, len(rows), many):
         some = rows[begin : begin + many]

@@ -17,9 +17,9 @@ from consilience.data.dataset import Texts
 
 NumericForm = Literal["words", "characters", "ngrams", "encoder"]
 TextForm = Literal["words", "characters", "ngrams", "encoder", "raw"]
-TOKENS = ("words", "characters")  # the forms that number tokens
+TOKENS = ("words", "characters")  # forms that give token numbers
 VocabularySize = Annotated[int, Range(least=3)]
-"""How many tokens to tell apart, the padding and unknown marks included."""
+"""The size of the vocabulary, including the padding and unknown tokens."""
 Split = Callable[[str], Sequence[str]]
 PADDING, UNKNOWN = "<pad>", "<unk>"  # numbers 0 and 1
 WORD = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
@@ -39,7 +39,7 @@ class TextFeatures:
     encoder: str | None
 
     def __call__(self, train: Sequence[str], test: Sequence[str]) -> tuple[Any, Any, tuple[str, ...]]:
-        """(training features, test features, vocabulary); only training texts shape the vocabulary."""
+        """(training features, test features, vocabulary); the vocabulary is learnt from training texts only."""
         if self.form == "raw":
             return Texts(train), Texts(test), ()
         if self.form == "ngrams":
@@ -60,7 +60,7 @@ class TextFeatures:
         return x, test_x, vocabulary
 
     def again(self, texts: Sequence[str], vocabulary: tuple[str, ...]) -> Any:
-        """Further texts as features, by the vocabulary that was learnt."""
+        """Further texts as features, with the learnt vocabulary."""
         if self.form in ("words", "characters"):
             split: Split = split_words if self.form == "words" else list
             return token_numbers(texts, split, vocabulary, length=self.length)
@@ -73,7 +73,7 @@ def split_words(text: str) -> list[str]:
 
 
 def build_vocabulary(texts: Sequence[str], split: Split, *, most: int) -> tuple[str, ...]:
-    """The commonest tokens, commonest first, behind the padding and unknown marks; `most` counts those two."""
+    """The commonest tokens in order of frequency, after the padding and unknown tokens; `most` counts those two."""
     counts = Counter(token for text in texts for token in split(text))
     common = sorted(counts, key=lambda token: (-counts[token], token))
     return (PADDING, UNKNOWN, *common[: max(most - 2, 0)])
