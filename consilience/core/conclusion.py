@@ -21,7 +21,7 @@ from consilience.core.capabilities import (
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.protocols import Engine, HasTask, ServerRule
 from consilience.core.rng import key
-from consilience.core.screening import Limits, if_enough, median_length, screen, unusable
+from consilience.core.screening import Limits, if_enough, median_length, screen_replies, unusable
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 
@@ -99,10 +99,10 @@ def _screened(
     """(usable replies, their median update length before clipping; None unless `Limits.max_growth` is set)."""
     everyone = cohort.ids
     if limits is None or limits.max_growth is None:
-        return screen(cohort, received, limits), None
-    checked = screen(cohort, received, replace(limits, max_growth=None))
+        return screen_replies(cohort, received, limits), None
+    checked = screen_replies(cohort, received, replace(limits, max_growth=None))
     length = median_length(checked, received.among(everyone, checked.ids))
-    return screen(cohort, received, limits, usual), length
+    return screen_replies(cohort, received, limits, usual), length
 
 
 def moves_alone(server: ServerRule) -> bool:
@@ -123,7 +123,7 @@ def _look_back(
         shared, personal = {}, {**personal, "received": {**common, **received.personal}}
     own = Broadcast(shared=shared, personal=personal)
     answer = engine.exchange(looking.post_training, Plain(), own, cohort.ids, round=cohort.round, seed=seed)
-    seen = screen(answer)
+    seen = screen_replies(answer)
     if len(seen) < len(cohort):  # clients without a reply to this pass are left out
         cohort = cohort.only(np.isin(cohort.ids, seen.ids), **seen.counts).refusing(seen.refusals)
     return replace(cohort, reply={**cohort.reply, **seen.reply}), QueryCost(up=answer.nbytes())

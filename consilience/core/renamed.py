@@ -13,7 +13,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "fresh": ("fresh_losses",),  # selections by loss
     "group": ("max_group",),  # capped weighting
     "home": ("personal_layers",),
-    "most": ("max_clusters",),  # clustered_fl
+    "most": ("max_clusters", "max_weight"),  # clustered_fl; vouched weighting
     "near": ("min_cosine",),  # capped weighting
     "noise": ("noise_size",),  # fedgen and its ledger
     "of": ("compare_on",),  # simprox and dual weighting, and their recipes

@@ -54,7 +54,7 @@ _USUAL = Limits()
 _SENT = "sent"  # prefix of the path of a tensor of the broadcast
 
 
-def screen(
+def screen_replies(
     cohort: Cohort, received: Broadcast | None = None, limits: Limits | None = None, usual: float | None = None
 ) -> Cohort:
     """The usable replies, with long updates clipped; the others are dropped.

@@ -17,7 +17,7 @@ from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.exchange import Broadcast, Cohort, Pool
 from consilience.core.protocols import Channel, ClientRule, Selection, ServerRule
 from consilience.core.rounds import Diverged, Round, run
-from consilience.core.screening import screen
+from consilience.core.screening import screen_replies
 from consilience.environments.environment import Environment
 from consilience.selection import Everyone, SlidingWindow, Uniform
 
@@ -36,7 +36,7 @@ def cohort_of(values: list[float], **more: Any) -> Cohort:
 
 
 def test_screen_drops_and_counts() -> None:
-    kept = screen(cohort_of([1.0, float("nan"), 3.0, float("inf")], counts={"silent": 2}))
+    kept = screen_replies(cohort_of([1.0, float("nan"), 3.0, float("inf")], counts={"silent": 2}))
     assert kept.ids.tolist() == [0, 2] and kept.examples.tolist() == [1, 3] and kept.steps.tolist() == [1, 1]
     assert kept.reply["model"]["params"]["w"].flatten().tolist() == [1, 3]
     assert kept.counts == {"silent": 2, "nonfinite": 2}
@@ -44,11 +44,11 @@ def test_screen_drops_and_counts() -> None:
 
 def test_screen_of_a_sound_or_empty_cohort_changes_nothing() -> None:
     sound = cohort_of([1.0, 2.0])
-    assert screen(sound) is sound
+    assert screen_replies(sound) is sound
     nobody = Cohort(
         reply={}, ids=np.array([], dtype=np.int64), examples=torch.zeros(0), steps=np.array([], dtype=np.int64), round=0
     )
-    assert screen(nobody) is nobody
+    assert screen_replies(nobody) is nobody
 
 
 def test_broadcast_bytes() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from consilience.core import lengths
 from consilience.core.exchange import Broadcast, Cohort
-from consilience.core.screening import Limits, screen, unusable
+from consilience.core.screening import Limits, screen_replies, unusable
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -46,7 +46,7 @@ def test_values_whose_squares_overflow_are_refused_whatever_the_limits(
 ) -> None:
     w = torch.ones(3, 4, device=device)
     w[1] = value
-    found = screen(cohort_of(w), sent(torch.ones(4, device=device)), limits)
+    found = screen_replies(cohort_of(w), sent(torch.ones(4, device=device)), limits)
     assert found.ids.tolist() == [10, 12] and found.counts == {"too_large": 1}
     assert refused(found) == [(11, "too_large", "model/params")] and "overflow" in found.refusals[0].detail
     assert torch.equal(found.reply["model"]["params"]["w"], torch.ones(2, 4, device=device))
@@ -55,15 +55,15 @@ def test_values_whose_squares_overflow_are_refused_whatever_the_limits(
 def test_what_overflows_in_float32_is_an_ordinary_length_in_float64() -> None:
     w = torch.ones(2, 4, dtype=torch.float64)
     w[1] = 1e30
-    assert len(screen(cohort_of(w), limits=Limits(max_ratio=None))) == 2
+    assert len(screen_replies(cohort_of(w), limits=Limits(max_ratio=None))) == 2
     w[1] = 1e160
-    assert refused(screen(cohort_of(w))) == [(11, "too_large", "model/params")]
+    assert refused(screen_replies(cohort_of(w))) == [(11, "too_large", "model/params")]
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
 def test_narrow_types_are_squared_in_float32(kind: torch.dtype) -> None:
     w = torch.full((2, 100), 200.0, dtype=kind)  # squares of 40,000 add up to more than float16 can hold
-    assert len(screen(cohort_of(w), sent(torch.zeros(100, dtype=kind)))) == 2
+    assert len(screen_replies(cohort_of(w), sent(torch.zeros(100, dtype=kind)))) == 2
 
 
 def test_every_floating_tree_of_a_reply_must_have_squares() -> None:
@@ -72,7 +72,7 @@ def test_every_floating_tree_of_a_reply_must_have_squares() -> None:
     large[2, 1] = 1e25
     loss = torch.tensor([1.0, 1.0, 1.0, 2e19])
     more = {"control_change": {"w": large, "b": fine}, "loss": loss, "count": torch.full((4,), 2**62)}
-    found = screen(cohort_of(w, more, mean=torch.tensor([[1.0], [1e30], [1.0], [1.0]])), sent(torch.ones(2)))
+    found = screen_replies(cohort_of(w, more, mean=torch.tensor([[1.0], [1e30], [1.0], [1.0]])), sent(torch.ones(2)))
     assert refused(found) == [
         (11, "too_large", "model/buffers"),
         (12, "too_large", "control_change"),
@@ -84,7 +84,7 @@ def test_every_floating_tree_of_a_reply_must_have_squares() -> None:
 def test_nan_comes_first_and_each_is_refused_once() -> None:
     w = torch.ones(4, 2)
     w[1, 0], w[2], w[3, 1] = torch.nan, 3e38, torch.inf
-    found = screen(cohort_of(w), sent(torch.ones(2)))
+    found = screen_replies(cohort_of(w), sent(torch.ones(2)))
     assert found.counts == {"nonfinite": 2, "too_large": 1} and found.ids.tolist() == [10]
     assert [client for client, *_ in refused(found)] == [11, 13, 12]
 
@@ -93,44 +93,46 @@ def test_nan_comes_first_and_each_is_refused_once() -> None:
 def test_an_update_out_of_all_proportion_is_refused(device: str) -> None:
     start = torch.tensor([3.0, 4.0], device=device)  # length 5
     w = start + torch.tensor([[0.1, 0.0], [0.0, 4999.0], [0.0, 5001.0], [0.0, 0.2]], device=device)
-    found = screen(cohort_of(w), sent(start))
+    found = screen_replies(cohort_of(w), sent(start))
     assert refused(found) == [(12, "too_large", "model/params")]
     assert "5e+03" in found.refusals[0].detail and "limits.max_ratio" in found.refusals[0].detail
     off = cohort_of(w)
     assert (
-        screen(off, sent(start), Limits(max_ratio=None)) is off
-        and screen(off, sent(start), Limits(max_ratio=1e4)) is off
+        screen_replies(off, sent(start), Limits(max_ratio=None)) is off
+        and screen_replies(off, sent(start), Limits(max_ratio=1e4)) is off
     )
-    assert screen(off, sent(start), Limits(max_ratio=100.0)).ids.tolist() == [10, 13]
+    assert screen_replies(off, sent(start), Limits(max_ratio=100.0)).ids.tolist() == [10, 13]
 
 
 def test_a_short_reply_can_be_a_long_update() -> None:
     """A model turned round is as long as before, but twice its length away."""
     start = torch.tensor([3.0, 4.0])
     w = torch.stack([start + 0.1, -1.2 * start, start - 0.1])
-    assert refused(screen(cohort_of(w), sent(start), Limits(max_ratio=1.5))) == [(11, "too_large", "model/params")]
-    assert len(screen(cohort_of(w), sent(start), Limits(max_ratio=2.3))) == 3
+    assert refused(screen_replies(cohort_of(w), sent(start), Limits(max_ratio=1.5))) == [
+        (11, "too_large", "model/params")
+    ]
+    assert len(screen_replies(cohort_of(w), sent(start), Limits(max_ratio=2.3))) == 3
 
 
 def test_where_all_go_far_nobody_is_refused() -> None:
     """The first round of a regression whose targets are in the millions: the model is small, every update is not."""
     w = 1e6 * torch.tensor([[1.0, 2.0], [3.0, 1.0], [0.0, 40.0], [2.0, 2.0], [0.0, 0.0]])
     cohort = cohort_of(w)
-    assert screen(cohort, sent(torch.tensor([0.1, 0.1]))) is cohort
+    assert screen_replies(cohort, sent(torch.tensor([0.1, 0.1]))) is cohort
 
 
 def test_a_model_of_zeros_and_updates_of_zero() -> None:
     zeros = sent(torch.zeros(2))
     far = torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [1.0, 2.0], [2.0, 1.0]])  # most did not move
     cohort = cohort_of(far)
-    assert screen(cohort, zeros) is cohort
+    assert screen_replies(cohort, zeros) is cohort
     alone = cohort_of(torch.tensor([[1e9, 0.0]]))
-    assert screen(alone, zeros) is alone  # nothing to compare it with
+    assert screen_replies(alone, zeros) is alone  # nothing to compare it with
     nobody_moved = cohort_of(torch.zeros(3, 2))
-    assert screen(nobody_moved, zeros) is nobody_moved
-    two = screen(cohort_of(torch.tensor([[1.0, 0.0], [1e9, 0.0]])), zeros)
+    assert screen_replies(nobody_moved, zeros) is nobody_moved
+    two = screen_replies(cohort_of(torch.tensor([[1.0, 0.0], [1e9, 0.0]])), zeros)
     assert refused(two) == [(11, "too_large", "model/params")]
-    assert len(screen(cohort_of(torch.tensor([[1e19, 1e19]])), zeros)) == 0
+    assert len(screen_replies(cohort_of(torch.tensor([[1e19, 1e19]])), zeros)) == 0
 
 
 def test_each_is_measured_from_what_it_was_sent() -> None:
@@ -138,9 +140,9 @@ def test_each_is_measured_from_what_it_was_sent() -> None:
         shared={}, personal={"model": {"params": {"w": torch.tensor([[1.0], [1e6], [1.0]])}, "buffers": {}}}
     )
     w = torch.tensor([[1.5], [1e6 + 5], [1e6]])
-    assert refused(screen(cohort_of(w), own)) == [(12, "too_large", "model/params")]
+    assert refused(screen_replies(cohort_of(w), own)) == [(12, "too_large", "model/params")]
     w[0] = torch.nan  # the others are still measured from their own
-    assert refused(screen(cohort_of(w), own)) == [
+    assert refused(screen_replies(cohort_of(w), own)) == [
         (10, "nonfinite", "model/params/w"),
         (12, "too_large", "model/params"),
     ]
@@ -149,30 +151,32 @@ def test_each_is_measured_from_what_it_was_sent() -> None:
 def test_buffers_may_go_the_square_of_it() -> None:
     start = sent(torch.ones(2), var=torch.ones(1))
     var = torch.tensor([[1.0], [9e5], [2e6], [1.1], [1.2], [0.9]])
-    assert refused(screen(cohort_of(torch.ones(6, 2), var=var), start)) == [(12, "too_large", "model/buffers")]
+    assert refused(screen_replies(cohort_of(torch.ones(6, 2), var=var), start)) == [(12, "too_large", "model/buffers")]
 
 
 def test_replies_without_a_model_and_models_that_nobody_was_sent_have_no_proportion() -> None:
     cohort = cohort_of(torch.tensor([[1.0], [1e9]]))
-    assert screen(cohort) is cohort and screen(cohort, Broadcast(shared={"dual": torch.ones(1)})) is cohort
+    assert (
+        screen_replies(cohort) is cohort and screen_replies(cohort, Broadcast(shared={"dual": torch.ones(1)})) is cohort
+    )
     part = Broadcast(shared={"model": {"params": {"other": torch.ones(1)}, "buffers": {}}})
-    assert screen(cohort, part) is cohort
+    assert screen_replies(cohort, part) is cohort
 
 
 def test_an_update_of_just_the_bound_or_a_little_less_keeps_its_bits_and_is_not_counted() -> None:
     start = torch.tensor([0.1, 0.2])
     w = start + torch.tensor([[0.6, 0.8], [0.597, 0.796], [0.61, 0.81]])  # of length 1, 0.995 and 1.014
     bound = float((w[0].double() - start.double()).norm())
-    found = screen(cohort_of(w), sent(start), Limits(max_norm=bound))
+    found = screen_replies(cohort_of(w), sent(start), Limits(max_norm=bound))
     assert found.counts == {"clipped_updates": 1}
     assert torch.equal(found.reply["model"]["params"]["w"][:2], w[:2])
-    within = screen(cohort_of(w[:2]), sent(start), Limits(max_norm=bound))
+    within = screen_replies(cohort_of(w[:2]), sent(start), Limits(max_norm=bound))
     assert within.counts == {} and torch.equal(within.reply["model"]["params"]["w"], w[:2])
 
 
 def test_with_max_norm_large_updates_are_clipped_and_other_trees_still_refused() -> None:
     w, more = torch.tensor([[1.0], [3e38], [1.0]]), {"control_change": torch.tensor([[1.0], [1.0], [3e38]])}
-    found = screen(cohort_of(w, more), sent(torch.ones(1)), Limits(max_norm=1.0))
+    found = screen_replies(cohort_of(w, more), sent(torch.ones(1)), Limits(max_norm=1.0))
     assert found.ids.tolist() == [10, 11] and found.counts == {"too_large": 1, "clipped_updates": 1}
     torch.testing.assert_close(found.reply["model"]["params"]["w"], torch.tensor([[1.0], [2.0]]))
 
@@ -182,11 +186,11 @@ def test_rows_that_lie_elsewhere_are_measured_there() -> None:
     values[1], values[2], values[3, 0] = 3e38, 1e9, torch.nan
     found = torch.where(values.isfinite().all(1), lengths.quick(values), torch.nan)
     far = Shelf(values, lengths=found.tolist())
-    kept = screen(cohort_of(far.leaf()), sent(torch.ones(4)))
+    kept = screen_replies(cohort_of(far.leaf()), sent(torch.ones(4)))
     assert kept.ids.tolist() == [10, 14, 15] and kept.counts == {"nonfinite": 1, "too_large": 2}
     assert all(rows == [3] for rows in far.fetched)  # to name the tensor of one reply
     unknown = Shelf(torch.ones(6, 4))
-    assert len(screen(cohort_of(unknown.leaf()), sent(torch.ones(4)))) == 6 and not unknown.fetched
+    assert len(screen_replies(cohort_of(unknown.leaf()), sent(torch.ones(4)))) == 6 and not unknown.fetched
 
 
 @settings(max_examples=150, deadline=None)
@@ -198,7 +202,7 @@ def test_the_quick_look_acquits_nobody_whom_the_exact_rule_refuses(
     start = torch.zeros(5) if zero else torch.randn(5, generator=draw)
     scale = 10 ** torch.empty(count, 1).uniform_(-6, 9, generator=draw)
     w = start + scale * torch.randn(count, 5, generator=draw)
-    found = screen(cohort_of(w), sent(start), Limits(max_ratio=ratio))
+    found = screen_replies(cohort_of(w), sent(start), Limits(max_ratio=ratio))
     moved = (w.double() - start.double()).norm(dim=1)
     middle = moved[moved > 0].median() if bool((moved > 0).any()) else torch.tensor(0.0)
     bound = ratio * torch.maximum(middle, start.double().norm())

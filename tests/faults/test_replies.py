@@ -29,7 +29,7 @@ from consilience.core import tree
 from consilience.core.capabilities import PostTrainingPass
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.rounds import Diverged, run
-from consilience.core.screening import Limits, screen
+from consilience.core.screening import Limits, screen_replies
 from consilience.experiments.record import Observer
 from consilience.reporting.progress import shown
 from consilience.runs.observation import Observation
@@ -385,7 +385,7 @@ def test_g15_one_client_moves_the_model_by_its_weight_times_the_bound_at_most(
     models = start + 0.01 * torch.randn(count, 9, generator=draw, dtype=torch.float64)
     models[0] = start + 10.0**power * (models[0] - start)
     received = Broadcast(shared={"model": {"params": {"w": start}, "buffers": {}}})
-    model, weights = merged(SIMILAR, start, screen(cohort_of(models), received, Limits(max_norm=bound)))
+    model, weights = merged(SIMILAR, start, screen_replies(cohort_of(models), received, Limits(max_norm=bound)))
     rest = (weights[1:, None] * (models[1:] - start)).sum(0) if power < 2 else None
     assert float((model - start).norm()) <= bound + 1e-9  # a mean of bounded moves
     if rest is not None and float((models[1:] - start).norm(dim=1).max()) <= bound:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from consilience.core import tree
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.refusal import tally
-from consilience.core.screening import Limits, if_enough, screen
+from consilience.core.screening import Limits, if_enough, screen_replies
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.wire.admission import Arrival, Refusal, Refused, Template, admit, identities
@@ -281,7 +281,7 @@ def sent(w: torch.Tensor, **buffers: torch.Tensor) -> Broadcast:
 def test_screening_names_the_client_and_the_key() -> None:
     w = torch.zeros(3, 2)
     w[1, 1] = torch.inf
-    found = screen(cohort_of(w, mean=torch.tensor([0.0, torch.nan, torch.nan])))
+    found = screen_replies(cohort_of(w, mean=torch.tensor([0.0, torch.nan, torch.nan])))
     assert [(r.client, r.reason, r.key) for r in found.refusals] == [
         (11, "nonfinite", "model/params/w"),
         (12, "nonfinite", "model/buffers/mean"),
@@ -299,16 +299,16 @@ def test_too_few_replies_are_none() -> None:
 def test_long_updates_are_shortened_and_the_others_keep_their_bits() -> None:
     start = torch.tensor([1.0, 1.0])
     w = torch.tensor([[4.0, 5.0], [1.1, 1.2], [1.0, 1.0]])  # moves of length 5, 0.22 and 0
-    found = screen(cohort_of(w), sent(start), Limits(max_norm=0.5))
+    found = screen_replies(cohort_of(w), sent(start), Limits(max_norm=0.5))
     torch.testing.assert_close(found.reply["model"]["params"]["w"][0], torch.tensor([1.3, 1.4]))
     assert torch.equal(found.reply["model"]["params"]["w"][1:], w[1:]) and found.counts == {"clipped_updates": 1}
     loose = cohort_of(w)
-    assert screen(loose, sent(start), Limits(max_norm=5.1)) is loose
+    assert screen_replies(loose, sent(start), Limits(max_norm=5.1)) is loose
 
 
 def test_buffers_are_bounded_alike_and_counters_left_alone() -> None:
     cohort = cohort_of(torch.zeros(2, 2), mean=torch.tensor([[3.0, 4.0], [0.0, 0.1]]), n=torch.tensor([5, 10**9]))
-    found = screen(cohort, sent(torch.zeros(2), mean=torch.zeros(2), n=torch.tensor(0)), Limits(max_norm=1.0))
+    found = screen_replies(cohort, sent(torch.zeros(2), mean=torch.zeros(2), n=torch.tensor(0)), Limits(max_norm=1.0))
     torch.testing.assert_close(found.reply["model"]["buffers"]["mean"], torch.tensor([[0.6, 0.8], [0.0, 0.1]]))
     assert found.reply["model"]["buffers"]["n"].tolist() == [5, 10**9] and found.counts == {"clipped_updates": 1}
 
@@ -317,7 +317,7 @@ def test_updates_are_measured_from_what_each_was_sent_after_others_were_refused(
     own = Broadcast(
         shared={}, personal={"model": {"params": {"w": torch.tensor([[0.0], [50.0], [100.0]])}, "buffers": {}}}
     )
-    found = screen(cohort_of(torch.tensor([[0.5], [torch.nan], [103.0]])), own, Limits(max_norm=1.0))
+    found = screen_replies(cohort_of(torch.tensor([[0.5], [torch.nan], [103.0]])), own, Limits(max_norm=1.0))
     assert found.reply["model"]["params"]["w"].tolist() == [[0.5], [101.0]]
     assert found.counts == {"nonfinite": 1, "clipped_updates": 1}
 
@@ -327,7 +327,7 @@ def test_the_bound_holds_for_the_largest_numbers_there_are(dtype: torch.dtype) -
     most = torch.finfo(dtype).max
     start = torch.full((4,), -most, dtype=dtype)
     w = torch.stack([-start, start, torch.zeros(4, dtype=dtype)])
-    found = screen(cohort_of(w), sent(start), Limits(max_norm=most / 4))
+    found = screen_replies(cohort_of(w), sent(start), Limits(max_norm=most / 4))
     moved = found.reply["model"]["params"]["w"].double() / most + 1  # in units of the largest
     torch.testing.assert_close(moved.norm(dim=1), torch.tensor([0.25, 0, 0.25], dtype=torch.float64))
     assert found.counts == {"clipped_updates": 2} and tiny.finite(found.reply)
@@ -339,7 +339,7 @@ def test_no_update_is_longer_than_the_bound(power: int, count: int, bound: float
     draw = torch.Generator().manual_seed(seed)
     start = torch.randn(7, generator=draw, dtype=torch.float64)
     w = start + 10.0**power * torch.randn(count, 7, generator=draw, dtype=torch.float64)
-    found = screen(cohort_of(w), sent(start), Limits(max_norm=bound))
+    found = screen_replies(cohort_of(w), sent(start), Limits(max_norm=bound))
     lengths = (found.reply["model"]["params"]["w"] - start).norm(dim=1)
     assert bool((lengths <= bound * (1 + 1e-9) + 1e-14).all())
     assert found.counts.get("clipped_updates", 0) == int(((w - start).norm(dim=1) > bound).sum())
@@ -348,6 +348,6 @@ def test_no_update_is_longer_than_the_bound(power: int, count: int, bound: float
 def test_a_bound_without_a_model_is_refused() -> None:
     cohort = cohort_of(torch.zeros(2, 2))
     with pytest.raises(Invalid, match=r"limits\.max_norm = 1 bounds the update of a model.*leave it out"):
-        screen(replace(cohort, reply={"loss": torch.zeros(2)}), sent(torch.zeros(2)), Limits(max_norm=1.0))
+        screen_replies(replace(cohort, reply={"loss": torch.zeros(2)}), sent(torch.zeros(2)), Limits(max_norm=1.0))
     with pytest.raises(Invalid, match=r"limits\.max_norm"):
-        screen(cohort, Broadcast(shared={"dual": torch.zeros(2)}), Limits(max_norm=1.0))
+        screen_replies(cohort, Broadcast(shared={"dual": torch.zeros(2)}), Limits(max_norm=1.0))

@@ -31,7 +31,7 @@ class VouchedWeights(Wraps):
     the lowest score is excluded and no longer votes, one at a time; then all are scored again by the remaining clients,
     and a client with a score of zero or more is included after all. The stored score is the mean of the first and the
     last score: with the last alone, clients that were kept once would keep each other. No client counts more than
-    `most` times the median weight.
+    `max_weight` times the median weight.
     """
 
     inner: Weighting = field(default_factory=ByExamples)
@@ -39,7 +39,7 @@ class VouchedWeights(Wraps):
     memory: Decay = 0.9  # of the scores
     far: Positive = 3.0
     min_cosine: Fraction = 0.99
-    most: Positive = 2.0
+    max_weight: Positive = 2.0
     holds = "inner"
     needs_each_reply = True  # it compares them
 
@@ -80,7 +80,7 @@ class VouchedWeights(Wraps):
         kept = share * (voters | (~far & (smoothed(now) >= 0)))
         score = smoothed((first + now) / 2)
         given = weights.detach().to("cpu", torch.float64).numpy()
-        given = np.minimum(given, self.most * np.median(given)) * kept
+        given = np.minimum(given, self.max_weight * np.median(given)) * kept
         if not given.sum() > 0:
             given = kept
         after = {
