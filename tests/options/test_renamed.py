@@ -38,6 +38,7 @@ CASES: list[tuple[str, str, str]] = [  # an old setting by its key, its value, a
     ("algorithm=clustered_averaging.by", '"direction"', "algorithm.metric"),
     ("algorithm=hierarchical_averaging.by", '"direction"', "algorithm.metric"),
     ("algorithm=clustered_fl.most", "4", "algorithm.max_clusters"),
+    ("algorithm.weighting={name='vouched'}.most", "4.0", "algorithm.weighting.max_weight"),
     ("algorithm=fedgen.noise", "16", "algorithm.noise_size"),
     ("limits.beyond", '"cap"', "limits.on_excess"),
     ("environment.first", "3", "environment.enough_replies"),

@@ -107,6 +107,7 @@ class Interrupting(nn.Linear):
         return super().forward(x)
 
 
+@pytest.mark.usefixtures("untraced")  # every pass goes through the module
 def test_an_interrupted_training_returns_the_finished_rounds() -> None:
     options = {"rounds": 1000, "progress": False, "lane": "serial"}
     whole = cs.train(nn.Linear(4, 2), federation(), cs.fedavg(lr=0.1), **{**options, "rounds": 3})  # type: ignore[arg-type]
