@@ -144,7 +144,8 @@ def main() -> None:
             for engine in engines:
                 engine.advance()
         print(
-            "| Engine | A round, s | min to max | Against 1 worker | CPU of driver, s | CPU of workers, s | First, s | By CPU |"
+            "| Engine | A round, s | min to max | Against 1 worker | CPU of driver, s | CPU of workers, s "
+            "| First, s | By CPU |"
         )
         print("|---|---|---|---|---|---|---|---|")
         one = next((engine for engine in engines if engine.name == "Ray, 1 worker"), engines[0])
