@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,9 @@ import consilience as cs
 from consilience.core.notebook import LINE
 from consilience.core.settings import Invalid
 from consilience.runs.row_log import RecordError
+
+ROOT = Path(__file__).parents[2]
+ALONE = "CONSILIENCE_TEST_ALONE"
 
 
 def federation() -> cs.Federation:
@@ -107,8 +112,17 @@ class Interrupting(nn.Linear):
         return super().forward(x)
 
 
-@pytest.mark.usefixtures("untraced")  # every pass goes through the module
 def test_an_interrupted_training_returns_the_finished_rounds() -> None:
+    """In a process of its own, whose signals no other test has touched."""
+    inner = "tests/runs/test_result_folder.py::test_interrupted_in_a_process_of_its_own"
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", inner]
+    ran = subprocess.run(command, cwd=ROOT, env={**os.environ, ALONE: "1"}, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0 and "1 passed" in ran.stdout, ran.stdout
+
+
+@pytest.mark.skipif(ALONE not in os.environ, reason="is run by the test above")
+@pytest.mark.usefixtures("untraced")  # every pass goes through the module
+def test_interrupted_in_a_process_of_its_own() -> None:
     options = {"rounds": 1000, "progress": False, "lane": "serial"}
     whole = cs.train(nn.Linear(4, 2), federation(), cs.fedavg(lr=0.1), **{**options, "rounds": 3})  # type: ignore[arg-type]
     module = Interrupting(4, 2)
