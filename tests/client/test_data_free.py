@@ -140,7 +140,8 @@ def test_the_generators_loss_by_hand() -> None:
     pairs = [np.abs(z[i] - z[j]).mean() * ((e[i] - e[j]) ** 2).mean().item() for i in range(3) for j in range(3)]
     expected = total + 0.7 * np.exp(-np.mean(pairs))
     apart = (e.unsqueeze(0) - e.unsqueeze(1)).square().mean(2)
-    drawn = Draw(y, e, expertise[:, y], apart, y.repeat(2))
+    one = torch.ones((), dtype=DOUBLE)  # Adam's corrections are not part of the loss
+    drawn = Draw(y, e, expertise[:, y], apart, y.repeat(2), one, one)
     found, _ = rule._loss(params, heads=(weights, biases), drawn=drawn)
     assert found.item() == pytest.approx(expected, abs=1e-12)
 

@@ -60,6 +60,12 @@ def test_float64_equals_the_cpu(lane, model, algorithm, on_cpu):
     assert _gap(_train(model, algorithm, device="cuda", dtype="float64", lane=lane), on_cpu[model, algorithm]) < 1e-12
 
 
+def test_a_replayed_generator_equals_the_cpu():
+    """FedGen's server records a step of its generator on a GPU and replays it."""
+    on_gpu, on_cpu = (_train("mlp", "fedgen", device=name, dtype="float64", lane="batched") for name in ("cuda", "cpu"))
+    assert _gap(on_gpu, on_cpu) < 1e-11
+
+
 @pytest.mark.parametrize("model", ["cnn", "mlp"])
 def test_compiled_float64_equals_the_cpu(model, on_cpu):
     compiled = _train(model, "fedprox", device="cuda", dtype="float64", lane="batched", compile=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -77,12 +78,15 @@ class Generator:
         """Adam steps from the last generator."""
         known = counts.sum(0)
         expertise = (counts / known.clamp(min=1)).to(heads[0].dtype)  # [m, C]: each client's share of a label
-        state = (params, *(map_leaves(torch.zeros_like, params) for _ in range(2)))
         draws = self._draws(known / known.sum(), expertise, key)
-        for step in range(self.steps):
-            loss = functools.partial(self._loss, heads=heads, drawn=Draw(*(part[step] for part in draws)))
-            state = _adam(state, gradient(loss, state[0])[0], self.lr, step + 1)
-        return state[0]
+
+        def step(state: Tree, drawn: Draw) -> Tree:
+            loss = functools.partial(self._loss, heads=heads, drawn=drawn)
+            return _adam(state, gradient(loss, state["params"])[0], self.lr, drawn)
+
+        state = {"params": params, **{name: map_leaves(torch.zeros_like, params) for name in ("mean", "square")}}
+        repeat = _replayed if params["label"].is_cuda and self.steps > 1 else _repeated
+        return repeat(step, state, draws)["params"]
 
     def _draws(self, shares: Tensor, expertise: Tensor, key: int) -> Draw:
         """The draws of all steps [S, ...] at once: on a GPU, drawing step by step takes longer than the steps."""
@@ -92,7 +96,12 @@ class Generator:
         noise = rng.normals(keys[:, 1], self.batch_size * self.noise_size)
         noise = noise.reshape(self.steps, self.batch_size, self.noise_size).to(expertise.dtype)
         apart = (noise.unsqueeze(1) - noise.unsqueeze(2)).square().mean(3)
-        return Draw(labels, noise, expertise[:, labels].movedim(0, 1), apart, labels.repeat(1, len(expertise)))
+        done = range(1, self.steps + 1)  # steps, this one included
+        first, second = (
+            torch.tensor([1 - beta**n for n in done], dtype=torch.float64).to(expertise) for beta in (0.9, 0.999)
+        )
+        of_each = labels.repeat(1, len(expertise))
+        return Draw(labels, noise, expertise[:, labels].movedim(0, 1), apart, of_each, first, second)
 
     def _loss(self, params: Tree, *, heads: tuple[Tensor, Tensor | None], drawn: Draw) -> tuple[Tensor, tuple[()]]:
         z = generate(params, drawn.labels, drawn.noise)  # [n, d]
@@ -111,19 +120,51 @@ class Draw(NamedTuple):
     expertise: Tensor  # [m, n] of each client for these labels
     apart: Tensor  # [n, n] mean squared distances of the noise
     of_each: Tensor  # [m n] the labels, once for each client
+    first: Tensor  # Adam's bias correction of the mean
+    second: Tensor  # of the mean square
 
 
-def _adam(state: tuple[Tree, Tree, Tree], grads: Tree, lr: float, count: int) -> tuple[Tree, Tree, Tree]:
-    """(parameters, mean, mean square) after step number `count`, with list operations over all leaves."""
-    params, mean, square = (tuple(leaves(part)) for part in state)
-    slope, first, second = tuple(leaves(grads)), 1 - 0.9**count, 1 - 0.999**count
+def _adam(state: Tree, grads: Tree, lr: float, drawn: Draw) -> Tree:
+    """Parameters, mean and mean square after a step, with list operations over all leaves."""
+    names = list(state["params"])  # a generator's leaves have one level
+    params, mean, square = (tuple(leaves(state[part])) for part in ("params", "mean", "square"))
+    slope = tuple(leaves(grads))
     add, multiply, divide = torch._foreach_add, torch._foreach_mul, torch._foreach_div
     mean = add(multiply(mean, 0.9), multiply(slope, 0.1))
     square = add(multiply(square, 0.999), multiply(multiply(slope, 0.001), slope))
-    scale = add(torch._foreach_sqrt(divide(square, second)), 1e-8)
-    params = torch._foreach_sub(params, divide(divide(multiply(mean, lr), first), scale))
-    names = list(state[0])  # a generator's leaves have one level
-    return dict(zip(names, params)), dict(zip(names, mean)), dict(zip(names, square))
+    scale = add(torch._foreach_sqrt(divide(square, drawn.second)), 1e-8)
+    params = torch._foreach_sub(params, divide(divide(multiply(mean, lr), drawn.first), scale))
+    return {"params": dict(zip(names, params)), "mean": dict(zip(names, mean)), "square": dict(zip(names, square))}
+
+
+def _repeated(step: Callable[[Tree, Draw], Tree], state: Tree, draws: Draw) -> Tree:
+    """The state after one step for each draw."""
+    for number in range(len(draws.labels)):
+        state = step(state, Draw(*(part[number] for part in draws)))
+    return state
+
+
+def _replayed(step: Callable[[Tree, Draw], Tree], state: Tree, draws: Draw) -> Tree:
+    """The same on a GPU: a step is some hundred short kernels, which are recorded once and replayed."""
+    held, at = map_leaves(torch.clone, state), torch.zeros(1, dtype=torch.int64, device=draws.labels.device)
+
+    def advance() -> None:
+        after = step(held, Draw(*(part.index_select(0, at).squeeze(0) for part in draws)))
+        torch._foreach_copy_(list(leaves(held)), list(leaves(after)))
+        at.add_(1)
+
+    here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+    aside.wait_stream(here)
+    with torch.cuda.stream(aside):
+        advance()  # libraries choose their kernels before a recording
+    here.wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=aside):
+        advance()
+    for _ in range(len(draws.labels) - 1):
+        graph.replay()
+    here.synchronize()  # the recording's memory is released now
+    return held
 
 
 def _in_order(cohort: Cohort) -> Cohort:
