@@ -66,9 +66,10 @@ def test_a_replayed_generator_equals_the_cpu():
     assert _gap(on_gpu, on_cpu) < 1e-11
 
 
+@pytest.mark.parametrize("lane", ["batched", "streams"])
 @pytest.mark.parametrize("model", ["cnn", "mlp"])
-def test_compiled_float64_equals_the_cpu(model, on_cpu):
-    compiled = _train(model, "fedprox", device="cuda", dtype="float64", lane="batched", compile=True)
+def test_compiled_float64_equals_the_cpu(lane, model, on_cpu):
+    compiled = _train(model, "fedprox", device="cuda", dtype="float64", lane=lane, compile=True)
     assert _gap(compiled, on_cpu[model, "fedprox"]) < 1e-12
 
 

@@ -44,6 +44,26 @@ def test_the_best_way_of_batching_is_compiled_though_streams_are_faster_without(
     assert kept[-1] == found
 
 
+def test_streams_are_compiled_where_they_gain_more() -> None:
+    """A network of small groups of channels: slow to batch, and half as slow in compiled streams."""
+    speed = {("batched", False): 15.0, ("batched", True): 23.0, ("streams", False): 18.0, ("streams", True): 31.0}
+
+    def rate(choice: LaneChoice) -> float:
+        return speed.get((choice.lane, bool(choice.compile)), 0.0)
+
+    found, tried, kept = choose(rate, LaneChoice(clients_at_once=36), 6, rows=int(31 * 2 * COMPILE_SECONDS))
+    assert found == LaneChoice(lane="streams", clients_at_once=36, compile=True) and kept[-1] == found
+    assert [one.lane for one in tried if one.compile] == ["streams", "batched"]  # the faster of both first
+    found, tried, _ = choose(rate, LaneChoice(clients_at_once=36), 6, rows=int(18 * 1.1 * COMPILE_SECONDS))
+    assert [one.lane for one in tried if one.compile] == ["streams"]  # what is left is too short for a second one
+
+
+def test_a_lane_that_is_given_is_compiled_in_a_long_run() -> None:
+    asked = LaneChoice(lane="streams", clients_at_once=10)
+    found, _, _ = choose(lambda choice: 2.0 if choice.compile else 1.0, asked, 20, rows=10 * COMPILE_SECONDS)
+    assert found.lane == "streams" and found.compile
+
+
 def test_a_short_run_is_not_compiled() -> None:
     found, tried, _ = choose(slower_in_large_groups, LaneChoice(clients_at_once=4000), 500, rows=1000)
     assert found.lane == "streams" and not found.compile and found.clients_at_once == 4000

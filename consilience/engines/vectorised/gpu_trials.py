@@ -80,15 +80,16 @@ class Trials:
             before = rate
 
     def _try_compiling(self) -> None:
-        """Also where another lane is faster uncompiled: the best way of batching, compiled, may be the fastest."""
-        batched = [choice for choice in self._tried if choice.lane.startswith("batched")]
-        if not batched or not self._seconds(1.0):
-            return
-        candidate = max(batched, key=lambda one: self._tried[one])
-        if not self._tried[candidate]:
-            self._try(candidate)
-        if self._tried[candidate] and self._seconds(self._tried[self._fastest]) >= COMPILE_SECONDS:
-            self._try(replace(candidate, compile=True))
+        """The best way of batching and streams, compiled, the faster first: the order may change by it."""
+        families = [[one for one in self._tried if one.lane.startswith(name)] for name in ("batched", "streams")]
+        best = [max(family, key=lambda one: self._tried[one]) for family in families if family]
+        for candidate in sorted(best, key=lambda one: -self._tried[one]):
+            if not self._seconds(1.0):
+                return
+            if not self._tried[candidate]:
+                self._try(candidate)
+            if self._tried[candidate] and self._seconds(self._tried[self._fastest]) >= COMPILE_SECONDS:
+                self._try(replace(candidate, compile=True))
 
 
 def group_sizes(most: int) -> list[int]:
