@@ -52,13 +52,14 @@ def test_noise_of_flowers_wrapper_leaves_the_servers_momentum(caplog: pytest.Log
         torch.testing.assert_close(one, model)
 
 
-@pytest.mark.parametrize("name", ["FedAMP", "SimFedSwap"])
+@pytest.mark.parametrize("name", ["FedAMP", "FedSwap", "SimFedSwap", "FedSplit"])
 def test_a_rule_with_a_model_for_each_client_starts_anew_and_says_so(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mine = strategy(name)()
+    options = {"step": 1.0, "keeps_z": True} if name == "FedSplit" else {}
+    mine, other = strategy(name)(**options), strategy(name)(**options)
     assert not any("starts anew" in line for line in _logged(caplog, lambda: rounds_of(mine)))
-    lines = _logged(caplog, lambda: rounds_of(strategy(name)(), lambda arrays: fm.record({"w": WEIGHT * 2})))
+    lines = _logged(caplog, lambda: rounds_of(other, lambda arrays: fm.record({"w": WEIGHT * 2})))
     assert any(f"{name}: its model was changed between two rounds: it starts anew" in line for line in lines)
 
 
