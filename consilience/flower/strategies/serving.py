@@ -81,17 +81,38 @@ class Serving:
         self.layout: StateDictLayout | None = None
         self.slots = ClientSlots(None, key=settings.client_id_key, must_say=identity)
 
-    def open(self, record: Any, nodes: int) -> None:
-        """Start from these arrays, unless they are the result of the last round."""
+    def open(self, record: Any, nodes: int, *, continues: bool = False) -> bool:
+        """Start from these arrays, unless they are the result of the last round; returns whether they replace it.
+
+        `continues`: not the first round of a run, so that arrays that a subclass or a wrapper has changed (such as
+        Flower's differential privacy, which adds noise) replace the model only, and the rest of the state is kept.
+        """
         if self._state is not None and (record is self._model or record == self._model):
-            return
+            return False
         values = to_tensors(record)
         layout = StateDictLayout.of(values, self.settings.buffers)
         start, clients = layout.tree(values), self.settings.num_clients or nodes
+        replaces = continues and self._state is not None
+        if replaces and self._replace(start):
+            self._model = record
+            return True
+        if replaces:
+            LOG.warning("%s: its model was changed between two rounds: it starts anew from the changed one", self.name)
         self._state = self.algorithm.server.init(start, clients)
         self._model, self.layout = record, layout
         count = clients if counts_clients(self.algorithm.server, start, clients) else None
         self.slots = ClientSlots(count, key=self.settings.client_id_key, must_say=self._identity)
+        return replaces
+
+    def _replace(self, model: Tree) -> bool:
+        """Put this model into the state, if it has the same arrays and the rule sends one model to all clients."""
+        assert self._state is not None
+        sent = self.algorithm.server.broadcast(self._state, np.arange(1))
+        one_for_all = not sent.personal and sent.shared.get("model") is self._state.get("model")
+        if not one_for_all or _form(model) != _form(self.model()):
+            return False
+        self._state = {**self._state, "model": model}
+        return True
 
     def model(self) -> Tree:
         """The model to evaluate and return."""
@@ -185,6 +206,10 @@ class Serving:
             reason = "duplicate" if node in contents else "unasked"
             refusals.append(Refusal(client=f"node {node}", reason=reason, detail=f"in round {asked.round + 1}"))
         return contents, refusals
+
+
+def _form(model: Tree) -> dict[str, Any]:
+    return {path: (leaf.shape, leaf.dtype) for path, leaf in tree.flatten(model).items()}
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from consilience.core.settings import Invalid, nearest, refuse_unknown
 from consilience.core.tree import rows
 from consilience.flower.engine.pulling import Bound, BoundedGrid
 from consilience.flower.strategies.catalogue import STRATEGIES, Entry, needs_of, refuse_unworkable
+from consilience.flower.strategies.former import refuse_former_arguments, refuse_former_server
 from consilience.flower.strategies.records import flwr, to_record
 from consilience.flower.strategies.replies import Expected, cleaned, examples_of, in_common, numbers_of
 from consilience.flower.strategies.serving import LOG, RoundRequest, Serving, Settings
@@ -29,11 +30,7 @@ from consilience.selection.uniform import Uniform
 
 ALGORITHM = "algorithm"  # the ConfigRecord that tells clients the algorithm's name and settings
 METRICS = 2**22  # bytes of a reply's metrics and configs
-FORMER = {
-    *("fraction_fit", "min_fit_clients", "min_evaluate_clients", "min_available_clients", "initial_parameters"),
-    *("on_fit_config_fn", "on_evaluate_config_fn", "evaluate_fn", "accept_failures", "fit_metrics_aggregation_fn"),
-    "evaluate_metrics_aggregation_fn",
-}
+BYPASSED = "%s: its aggregate_train is not called, so its rule and checks are not used: call super().aggregate_train"
 OURS = tuple(field.name for field in fields(Settings))
 
 
@@ -68,12 +65,7 @@ def _adapted() -> type:
         def __init__(self, *args: Any, **options: Any) -> None:
             theirs = inspect.signature(flower.__init__).parameters
             known = (*list(theirs)[1:], *OURS, *self._entry.options)
-            former = next((key for key in options if key in FORMER and key not in known), None)
-            if former is not None:
-                raise Invalid(
-                    f"{self._name}.{former} is an argument of Flower's former strategies (flwr.server.strategy); these "
-                    "are for apps of flwr.serverapp: Flower's documentation says how to upgrade an app"
-                )
+            refuse_former_arguments(self._name, [key for key in options if key not in known])
             refuse_unknown(options, known, self._name)
             super().__init__(*args, **{key: value for key, value in options.items() if key in theirs})
             self.settings = Settings(**{key: value for key, value in options.items() if key in OURS})
@@ -84,7 +76,8 @@ def _adapted() -> type:
             self.refusals: list[tuple[int, Refusal]] = []  # (round, refusal), of the whole run
             self.notes: dict[str, Any] = {}  # the server rule's report on its last round
             self._serving = Serving(self.algorithm, self.settings, name=self._name, identity=self._entry.identity)
-            self._asked: RoundRequest | None = None
+            self._asked: RoundRequest | None = None  # the request whose replies have not been aggregated yet
+            self._bypassed = False  # whether a subclass or wrapper replaces `aggregate_train`
             self._grid: BoundedGrid | None = None
 
         def summary(self) -> None:
@@ -102,7 +95,10 @@ def _adapted() -> type:
             if self.fraction_train == 0.0:
                 return []
             nodes = self._connected(grid, self.fraction_train, self.min_train_nodes)
-            self._serving.open(arrays, len(nodes))
+            replaced = self._serving.open(arrays, len(nodes), continues=server_round > 1)
+            if replaced and self._asked is not None and not self._bypassed:
+                self._bypassed = True
+                LOG.warning(BYPASSED, self._name)
             slots = self._serving.slots.arrange(nodes)
             if len(slots) < len(nodes):
                 LOG.warning(
@@ -171,6 +167,10 @@ def _adapted() -> type:
                 contents.append((self._order(node, said), message.content))
             found = [content for _, content in sorted(contents, key=lambda pair: pair[0])]
             return self._averaged(found, self.evaluate_metrics_aggr_fn) if found else None
+
+        def initialize_parameters(self, *_: Any, **__: Any) -> Any:
+            """What a server of Flower's former API calls first."""
+            refuse_former_server(self._name)
 
         def _bound(self) -> Bound:
             """The size limit of a reply: the whole model, other required entries, and metrics."""
