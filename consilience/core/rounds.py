@@ -21,14 +21,10 @@ from consilience.core.capabilities import (
     RoundKeys,
     capability,
 )
-from consilience.core.conclusion import Diverged, conclude, moves_alone
+from consilience.core.conclusion import Diverged, conclude
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.protocols import Engine
-from consilience.core.screening import (
-    REMEMBERED,
-    Limits,
-    running_median,
-)
+from consilience.core.screening import REMEMBERED, Limits
 from consilience.core.tree import Tree
 from consilience.core.versions import ClientVector
 
@@ -124,19 +120,19 @@ def run(
             staleness=number - done.arrived.version[np.searchsorted(ids, sent.ids)],
             late=done.late,
             secret=secret,
-            usual=running_median(here.lengths),
+            lengths=here.lengths,
         )
         if ended.problem is not None:  # before the state is replaced: the last snapshot can be resumed
             raise ended.problem
-        cohort, alone = ended.cohort, moves_alone(server)
+        cohort = ended.cohort
         here = Snapshot(
             round=number + 1,
             server=ended.state,
             memory=engine.recall(),
             losses=_losses(done.losses, cohort),
-            bad_rounds=0 if len(cohort) or alone else here.bad_rounds + 1,
+            bad_rounds=0 if ended.updated else here.bad_rounds + 1,
             lengths=here.lengths if ended.length is None else (*here.lengths, ended.length)[-REMEMBERED:],
-            pending=done.pending.tidy().tree(),
+            pending=done.pending.tree(),
         )
         yield Round(
             number=number + 1,
