@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from consilience.client.augmentations import Augmentation, augmented, losses, refuse_misfits
+from consilience.client.augmentations import Augmentation, augmented, mixed_losses, refuse_misfits
 from consilience.client.memory.memory import ChecksSolver, Memory, OwnModel, TrainingEnd
 from consilience.client.personal_layers import PersonalLayers, joined, split
 from consilience.client.solver_wrappers import WeighsBatches, finished, solve
@@ -105,17 +105,21 @@ class LocalTraining:
     def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
         """One gradient step on one batch."""
         message = self._received(message, memory)
-        batch, mixed = augmented(self.augment, batch)
+        batch, mixed = augmented(self.augment, batch) if self.augment else (batch, None)
         params, buffers = carry["model"]["params"], carry["model"]["buffers"]
+        featured = callable(getattr(task.module, "features", None)) and any(
+            isinstance(term, ReadsFeatures) and term.reads_features for term in self.terms
+        )
 
         def objective(params: Tree) -> tuple[Tensor, tuple[Tensor, Tree]]:
             model = {"params": params, "buffers": buffers}
             options: dict[str, Any] = {"train": True, "mask": batch.mask, "key": batch.key}
-            if self._reads_features and callable(getattr(task.module, "features", None)):
+            if featured:
                 (output, z), moved = task.apply(model, batch.x, **options, through=with_features)
             else:
                 (output, moved), z = task.apply(model, batch.x, **options), None
-            loss = average(losses(task, output, batch, mixed), batch.mask)
+            losses = task.row_losses(output, batch) if mixed is None else mixed_losses(task, output, batch, mixed)
+            loss = average(losses, batch.mask)
             context = Context(task, message, memory, buffers, output, z)
             return sum((term(params, context, batch) for term in self.terms), loss), (loss.detach(), moved)
 
@@ -144,10 +148,6 @@ class LocalTraining:
             kept[part.name], said = part.update(memory[part.name], done)
             reply = {**reply, **said}
         return reply, kept
-
-    @property
-    def _reads_features(self) -> bool:
-        return any(isinstance(term, ReadsFeatures) and term.reads_features for term in self.terms)
 
     @property
     def is_personal(self) -> bool:
