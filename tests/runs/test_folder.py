@@ -131,7 +131,9 @@ def test_facts_are_added_and_replaced(tmp_path: Path) -> None:
 
 def test_rows_are_canonical_bytes_and_their_digest_is_told(tmp_path: Path) -> None:
     folder = make(tmp_path)
-    length, sha = folder.metrics.append({"round": 0, "loss": 0.1 + 0.2, "accuracy": np.float32(0.5), "weights": torch.ones(2)})
+    length, sha = folder.metrics.append(
+        {"round": 0, "loss": 0.1 + 0.2, "accuracy": np.float32(0.5), "weights": torch.ones(2)}
+    )
     row = b'{"accuracy":0.5,"loss":0.30000000000000004,"round":0,"weights":[1.0,1.0]}'
     chain = digest(row)
     expected = row.replace(b',"loss"', b',"chain":"%s","loss"' % chain.encode()) + b"\n"
