@@ -97,7 +97,8 @@ class LocalTraining:
             self.personal_layers.check_against(task, message["model"])
         model = self._received(message, memory)["model"]
         zero = torch.zeros((), dtype=torch.float64, device=message["round"].device)
-        carry = {"model": model, "solver": self._solver_state(model), "loss": zero, "rows": zero}
+        solver = self._states_by_layers(model) if self.personal_epochs else self.solver.init(model["params"])
+        carry = {"model": model, "solver": solver, "loss": zero, "rows": zero}
         if self.personal_epochs:
             carry["epoch"] = zero
         return {**carry, "steps": zero} if self.memory else carry
@@ -125,7 +126,10 @@ class LocalTraining:
 
         grads, (loss, buffers) = gradient(objective, params)
         rows: Tensor | int = len(batch.y) if batch.mask is None else batch.mask.sum()
-        params, solver = self._solve(carry, grads, batch, message["round"], rows)
+        if self.personal_epochs:
+            params, solver = self._step_by_layers(carry, grads, batch, message["round"])
+        else:
+            params, solver = solve(self.solver, params, grads, carry["solver"], message["round"], rows)
         after = {
             "model": {"params": params, "buffers": buffers},
             "solver": solver,
@@ -173,18 +177,16 @@ class LocalTraining:
             return message
         return {**message, "model": self.completed(message["model"], memory)}
 
-    def _solver_state(self, model: Tree) -> Tree:
-        if not self.personal_epochs:
-            return self.solver.init(model["params"])
+    def _states_by_layers(self, model: Tree) -> Tree:
+        """Solver states of the personal layers and of the others, which are trained in different epochs."""
         assert self.personal_layers is not None
         mine, others = split(model, self.personal_layers.personal_names(model))
         return {"personal_layers": self.solver.init(mine["params"]), "shared": self.solver.init(others["params"])}
 
-    def _solve(self, carry: Tree, grads: Tree, batch: Batch, round: Tensor, rows: Tensor | int) -> tuple[Tree, Tree]:
-        """(parameters, solver state) after a step on all leaves, or only on those trained in this epoch."""
+    def _step_by_layers(self, carry: Tree, grads: Tree, batch: Batch, round: Tensor) -> tuple[Tree, Tree]:
+        """(parameters, solver states) after a step on the leaves that are trained in this epoch."""
+        assert self.personal_layers is not None
         params = carry["model"]["params"]
-        if self.personal_layers is None or not self.personal_epochs:
-            return solve(self.solver, params, grads, carry["solver"], round, rows)
         names, states = self.personal_layers.personal_names(carry["model"]), {}
         personal_turn = carry["epoch"] + batch.first <= self.personal_epochs
         for part, turn, mine in (("personal_layers", personal_turn, True), ("shared", ~personal_turn, False)):

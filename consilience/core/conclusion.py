@@ -11,7 +11,7 @@ from torch import Tensor
 
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
-from consilience.core.arrivals import QueryCost, labelled
+from consilience.core.arrivals import labelled
 from consilience.core.capabilities import (
     IndependentReplies,
     MovesWithoutReplies,
@@ -77,9 +77,11 @@ def conclude(
     cohort, length = screen_replies(cohort, received.among(sent.ids, cohort.ids), limits), None
     if limits is not None and limits.max_growth is not None:
         cohort, length = limit_growth(cohort, received.among(sent.ids, cohort.ids), limits.max_growth, lengths)
-    cohort, looked = _look_back(algorithm, engine, cohort, received.among(sent.ids, cohort.ids), seed)
+    looking, up = capability(algorithm.client, PostTrainingPass), 0
+    if looking is not None and engine is not None and len(cohort):
+        cohort, up = _look_back(looking, engine, cohort, received.among(sent.ids, cohort.ids), seed)
     sound, cohort = cohort.ids, if_enough(cohort, limits)
-    nothing = Conclusion(state, cohort, sound, {}, looked.up, length if len(cohort) else None)
+    nothing = Conclusion(state, cohort, sound, {}, up, length if len(cohort) else None)
     if not len(cohort):
         moving = capability(server, MovesWithoutReplies)
         if moving is None or not moving.moves_without_replies:
@@ -100,12 +102,9 @@ def conclude(
 
 
 def _look_back(
-    algorithm: Algorithm, engine: Engine | None, cohort: Cohort, received: Broadcast, seed: int
-) -> tuple[Cohort, QueryCost]:
-    """The cohort with the results of the post-training pass, for which clients already have their models."""
-    looking = capability(algorithm.client, PostTrainingPass)
-    if engine is None or looking is None or not len(cohort):
-        return cohort, QueryCost()
+    looking: PostTrainingPass, engine: Engine, cohort: Cohort, received: Broadcast, seed: int
+) -> tuple[Cohort, int]:
+    """(the cohort with the results of the post-training pass, their bytes); clients already have their models."""
     shared, personal = {"received": received.shared}, {"model": cohort.reply["model"]}
     if received.personal:  # part of the broadcast was personal
         common = tree.map_leaves(lambda leaf: leaf.expand(len(cohort), *leaf.shape), received.shared)
@@ -115,7 +114,7 @@ def _look_back(
     seen = screen_replies(answer)
     if len(seen) < len(cohort):  # clients without a reply to this pass are left out
         cohort = cohort.only(np.isin(cohort.ids, seen.ids), **seen.counts).refusing(seen.refusals)
-    return replace(cohort, reply={**cohort.reply, **seen.reply}), QueryCost(up=answer.nbytes())
+    return replace(cohort, reply={**cohort.reply, **seen.reply}), answer.nbytes()
 
 
 def _refuse_unusable(round: int, weights: Tensor | None, model: Tree) -> None:

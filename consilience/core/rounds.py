@@ -100,11 +100,12 @@ def run(
     engine.restore(here.memory)
     server, pace = algorithm.server, pace_of(algorithm, engine)
     secretive, ahead = capability(server, DrawsSecretly), Ahead(algorithm, engine, pace)
+    looking = capability(algorithm.client, PreTrainingPass)
     for number in range(here.round, rounds):
         secret = None if secretive is None else secretive.round_key(number + 1, keys)
         done = gather(algorithm, engine, here, pace, seed, secret)
         ids, received = done.arrived.ids, done.pending.received(done.arrived)
-        seen = _look(algorithm, engine, received, ids, number, seed)
+        seen = received if looking is None else _look(looking, engine, received, ids, number, seed)
         sent = engine.exchange(algorithm.client, algorithm.channel, seen, ids, round=number, seed=seed)
         if number + 1 < rounds:
             ahead.prepare(done, number + 1, seed)
@@ -150,11 +151,10 @@ def run(
 
 
 def _look(
-    algorithm: Algorithm, engine: Engine, received: Broadcast, ids: np.ndarray, round: int, seed: int
+    looking: PreTrainingPass, engine: Engine, received: Broadcast, ids: np.ndarray, round: int, seed: int
 ) -> Broadcast:
-    """The broadcast with the results of the pre-training pass, where the rule has one."""
-    looking = capability(algorithm.client, PreTrainingPass)
-    if looking is None or not len(ids):
+    """The broadcast with the results of the pre-training pass."""
+    if not len(ids):
         return received
     found = engine.exchange(looking.pre_training, Plain(), received, ids, round=round, seed=seed)
     if not len(found):

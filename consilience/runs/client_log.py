@@ -9,6 +9,7 @@ belong to its checkpoint, and their digest; the rest belongs to later checkpoint
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import os
 import re
@@ -109,16 +110,20 @@ def tables_in(name: str, flat: Mapping[str, Tensor]) -> list[Table]:
     tables = []
     for source, paths in found.values():
         own = [""] if isinstance(source, ClientVector) else list(tree.flatten(source.initial))
-        table = Table(name, paths[0].removesuffix(own[0]), source, _layout(source))
+        if isinstance(source, ClientVector):
+            layout = _number_layout(source.dtype)
+        else:
+            layout = source.storage.layout if isinstance(source.storage, BlockStorage) else RowLayout(source.initial)
+        table = Table(name, paths[0].removesuffix(own[0]), source, layout)
         if paths == [table.prefix + path for path in own] and len(source) * table.layout.length > WHOLE:
             tables.append(table)
     return tables
 
 
-def _layout(source: ClientRows | ClientVector) -> RowLayout:
-    if isinstance(source, ClientVector):
-        return RowLayout({"value": torch.from_numpy(np.empty((), dtype=source.dtype))})
-    return source.storage.layout if isinstance(source.storage, BlockStorage) else RowLayout(source.initial)
+@functools.cache
+def _number_layout(dtype: np.dtype[Any]) -> RowLayout:
+    """Rows of one number."""
+    return RowLayout({"value": torch.from_numpy(np.empty((), dtype=dtype))})
 
 
 class ClientLog:
