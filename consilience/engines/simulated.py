@@ -25,6 +25,7 @@ class SimulatedEngine:
         self.device, self.dtype = placement
         self.environment = environment or Environment()
         self.sizes = federation.train.sizes.numpy()  # [K] training rows of every client
+        self._everyone = AllBut(len(federation))
         self.wait_policy = clock.wait_policy(self.environment)  # how long the server waits, in simulated time
         self._task = placement.task(task)
 
@@ -54,7 +55,7 @@ class SimulatedEngine:
     def available(self, round: int, seed: int) -> np.ndarray | AllBut:
         """[K] which clients are available."""
         if self.environment.availability == 1:
-            return AllBut(len(self.federation))
+            return self._everyone
         return self.environment.available(round, len(self.federation), seed)
 
     def planned(self, client: ClientRule, ids: np.ndarray, *, round: int, seed: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from consilience.core.federation import Federation, Rows
 from consilience.core.plans import Plan, Split, Work
 from consilience.core.protocols import Channel, ClientRule
 from consilience.core.settings import Count, Invalid
-from consilience.core.stored_rows import has_stored, stored_bytes
+from consilience.core.stored_rows import stored_bytes
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.engines.placement import FloatingType, Placement
@@ -255,7 +255,7 @@ class Vectorised(SimulatedEngine):
     def _groups(self, order: np.ndarray, store: Rows, sizes: np.ndarray) -> list[np.ndarray]:
         """The groups in which clients train; where rows are read as needed and clients train apart, smaller ones."""
         groups = self._tuner.groups(order)
-        if self._tuner.choice.lane not in ("serial", "streams") or not has_stored(store.x):
+        if self._tuner.choice.lane not in ("serial", "streams") or not store.is_stored:
             return groups
         return smaller_groups(groups, stored_bytes(store.x) * sizes, torch.get_num_threads())
 
