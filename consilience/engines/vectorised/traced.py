@@ -28,8 +28,8 @@ class Traced:
         structure = flattened(arguments, leaves)
         signature = (shapes(leaves), structure)
         if signature in self._traced:
-            flat, form = self._traced[signature]
-            return _filled(form, iter(flat(leaves)))
+            run, form = self._traced[signature]
+            return _filled(form, iter(run(*leaves)))
         if self._traceable:
             spec, values = pytree.tree_structure(arguments), list[Any]()
 
@@ -38,11 +38,11 @@ class Traced:
                 return pytree.tree_leaves(values[-1])
 
             try:
-                traced = trace(flatly, leaves)
+                run = trace(flatly, leaves).run
             except Untraceable:
                 self._traceable = False
             else:
-                self._traced[signature] = traced, pytree.tree_map(lambda _: None, values[0])
+                self._traced[signature] = run, pytree.tree_map(lambda _: None, values[0])
                 return values[0]
         return self._function(*arguments)
 
