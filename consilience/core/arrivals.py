@@ -239,8 +239,8 @@ def _scheduled(
     """The broadcast of a rule that depends on the planned steps."""
     if not isinstance(engine, PlansSteps):
         raise Invalid(
-            f"{type(algorithm.server).__name__} must know each client's steps before a round, which {type(engine).__name__} "
-            "cannot plan: use another engine, or another algorithm"
+            f"{type(algorithm.server).__name__} must know each client's steps before a round, which "
+            f"{type(engine).__name__} cannot plan: use another engine, or another algorithm"
         )
     steps = engine.planned(algorithm.client, ids, round=round, seed=seed)
     return scheduled.broadcast_for(state, ids, torch.from_numpy(engine.sizes[ids]).to(torch.float64), steps)

@@ -120,6 +120,7 @@ class Environment:
     def reachable(self, round: int, ids: Any, seed: int) -> np.ndarray:
         """[m] flags: which replies arrive."""
         ids = np.asarray(ids, dtype=np.int64)
+        _check_numbers(round, ids, seed)
         heard = np.ones(ids.shape, dtype=bool)
         if self.communication != 1:
             heard &= _happens(Draw.COMMUNICATION, self._each("communication", ids), round, ids, seed)
