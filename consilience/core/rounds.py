@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
-from consilience.core.ahead import Ahead
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.arrivals import gather, pace_of
 from consilience.core.capabilities import (
@@ -23,6 +22,7 @@ from consilience.core.capabilities import (
 )
 from consilience.core.conclusion import Diverged, conclude
 from consilience.core.exchange import Broadcast, Cohort, Notes
+from consilience.core.prefetch import Prefetcher
 from consilience.core.protocols import Engine
 from consilience.core.screening import REMEMBERED, Limits
 from consilience.core.tree import Tree
@@ -99,7 +99,7 @@ def run(
     here = resume or _first(algorithm, engine, start)
     engine.restore(here.memory)
     server, pace = algorithm.server, pace_of(algorithm, engine)
-    secretive, ahead = capability(server, DrawsSecretly), Ahead(algorithm, engine, pace)
+    secretive, prefetcher = capability(server, DrawsSecretly), Prefetcher(algorithm, engine, pace)
     looking = capability(algorithm.client, PreTrainingPass)
     for number in range(here.round, rounds):
         secret = None if secretive is None else secretive.round_key(number + 1, keys)
@@ -108,7 +108,7 @@ def run(
         seen = received if looking is None else _look(looking, engine, received, ids, number, seed)
         sent = engine.exchange(algorithm.client, algorithm.channel, seen, ids, round=number, seed=seed)
         if number + 1 < rounds:
-            ahead.prepare(done, number + 1, seed)
+            prefetcher.prepare(done, number + 1, seed)
         ended = conclude(
             algorithm,
             here.server,
