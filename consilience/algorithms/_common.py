@@ -176,7 +176,7 @@ def refuse_misfits(algorithm: Algorithm) -> Algorithm:
         for name in part.reads_broadcast if isinstance(part, ReadsBroadcast) else ():
             if name not in told:
                 raise Invalid(
-                    f"{type(part).__name__} listens for {name!r}, which no ledger of the server tells "
+                    f"{type(part).__name__} reads {name!r} in the broadcast, which no ledger of the server sends "
                     f"(ledgers: {', '.join(told) or 'none'}): add the ledger, or use a recipe that brings it along"
                 )
     said = {name for part in client.memory if isinstance(part, AddsToReply) for name in part.adds_to_reply}
@@ -184,7 +184,7 @@ def refuse_misfits(algorithm: Algorithm) -> Algorithm:
         for name in read_by(reader):
             if name not in said:
                 raise Invalid(
-                    f"{type(reader).__name__} reads {name!r} in the replies, which no memory of the client says: "
+                    f"{type(reader).__name__} reads {name!r} in the replies, which no memory of the client adds: "
                     "add the memory, or use a recipe that brings it along"
                 )
     return algorithm
