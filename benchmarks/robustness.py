@@ -42,7 +42,7 @@ from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.federation import Federation
 from consilience.core.protocols import Channel
 from consilience.core.rounds import Diverged, run
-from consilience.core.screening import Limits, screen_replies
+from consilience.core.screening import Limits, limit_growth, screen_replies
 from consilience.core.tree import Tree
 from consilience.data import datasets
 from consilience.data.federate import federate
@@ -89,7 +89,8 @@ class Defence:
             steps=np.ones(count, np.int64),
             round=0,
         )
-        short = screen_replies(cohort, Broadcast(shared={"model": centre}), Limits(max_growth=GROWTH))
+        received = Broadcast(shared={"model": centre})
+        short, _ = limit_growth(screen_replies(cohort, received), received, GROWTH)
         rule = VouchedWeights(inner=UniformWeights(), untrusted=self.f)
         share, _, _ = rule.weigh(short, centre, rule.init(centre, count))
         return WeightedMean().merge(short.reply["model"], share)

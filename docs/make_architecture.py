@@ -19,7 +19,7 @@ CORE = {
         *("tree", "exchange", "protocols", "capabilities", "algorithm", "federation", "class_names", "plans", "rng"),
         *("settings", "renamed", "rate_schedules"),
     ),
-    "the loop": ("rounds", "arrivals", "pending", "conclusion", "ahead", "progress", "notebook"),
+    "the loop": ("rounds", "arrivals", "pending", "conclusion", "prefetch", "progress", "notebook"),
     "rows of clients as they are given and read, and numbers of clients in versions": (
         *("given_rows", "stored_rows", "versions", "client_flags"),
     ),

@@ -40,7 +40,7 @@ def written(
     folder = RunFolder.create(root, name, text, {"status": "finished", "clients": 4, **facts})
     for number, accuracy in enumerate(accuracies, 1):
         row = {"round": number, "accuracy": accuracy, "loss": 1 / number, "cohort": [0, 2], "weights": [0.25, 0.75]}
-        folder.append({**row, "bytes_up_total": 1e6 * number, "bytes_down_total": 2e6 * number})
+        folder.metrics.append({**row, "bytes_up_total": 1e6 * number, "bytes_down_total": 2e6 * number})
         folder.timing.append({"round": number, "seconds": 2.0, "evaluation_seconds": 0.5})
     for row in clients:
         folder.clients.append(row)

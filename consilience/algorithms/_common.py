@@ -9,11 +9,11 @@ from typing import Literal, ParamSpec, TypedDict
 from consilience.client.adaptive_solvers import Adadelta, Adagrad, Adamax, Lion, NAdam, RMSprop
 from consilience.client.augmentations import Augmentation
 from consilience.client.local_training import LocalTraining
-from consilience.client.memory.memory import Memory, Says
+from consilience.client.memory.memory import AddsToReply, Memory
 from consilience.client.personal_layers import PersonalLayers
 from consilience.client.solver_wrappers import Accumulated, Clipped, Scheduled, Several
 from consilience.client.solvers import SGD, Adam, Solver
-from consilience.client.terms.term import Hears, Term
+from consilience.client.terms.term import ReadsBroadcast, Term
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.plans import Work
 from consilience.core.protocols import Channel, Selection
@@ -173,18 +173,18 @@ def refuse_misfits(algorithm: Algorithm) -> Algorithm:
     if len(set(told)) < len(told):
         raise Invalid(f"ledgers holds {', '.join(told)}: no two may have one name")
     for part in (*client.terms, *client.memory):
-        for name in part.hears if isinstance(part, Hears) else ():
+        for name in part.reads_broadcast if isinstance(part, ReadsBroadcast) else ():
             if name not in told:
                 raise Invalid(
-                    f"{type(part).__name__} listens for {name!r}, which no ledger of the server tells "
+                    f"{type(part).__name__} reads {name!r} in the broadcast, which no ledger of the server sends "
                     f"(ledgers: {', '.join(told) or 'none'}): add the ledger, or use a recipe that brings it along"
                 )
-    said = {name for part in client.memory if isinstance(part, Says) for name in part.says}
+    said = {name for part in client.memory if isinstance(part, AddsToReply) for name in part.adds_to_reply}
     for reader in (server.weighting, *server.ledgers):
         for name in read_by(reader):
             if name not in said:
                 raise Invalid(
-                    f"{type(reader).__name__} reads {name!r} in the replies, which no memory of the client says: "
+                    f"{type(reader).__name__} reads {name!r} in the replies, which no memory of the client adds: "
                     "add the memory, or use a recipe that brings it along"
                 )
     return algorithm

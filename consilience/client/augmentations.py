@@ -224,11 +224,9 @@ def augmented(augment: tuple[Augmentation, ...], batch: Batch) -> tuple[Batch, M
     return batch, mixed
 
 
-def losses(task: Task, output: Any, batch: Batch, mixed: Mixed | None) -> Tensor:
-    """[B] the task's losses; for mixed rows, the weighted losses of both targets."""
+def mixed_losses(task: Task, output: Any, batch: Batch, mixed: Mixed) -> Tensor:
+    """[B] the weighted losses of mixed rows with both targets."""
     own = task.row_losses(output, batch)
-    if mixed is None:
-        return own
     share = mixed.share.to(own.dtype)
     return share * own + (1 - share) * task.row_losses(output, batch._replace(y=mixed.y))
 

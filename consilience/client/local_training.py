@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from consilience.client.augmentations import Augmentation, augmented, losses, refuse_misfits
+from consilience.client.augmentations import Augmentation, augmented, mixed_losses, refuse_misfits
 from consilience.client.memory.memory import ChecksSolver, Memory, OwnModel, TrainingEnd
 from consilience.client.personal_layers import PersonalLayers, joined, split
 from consilience.client.solver_wrappers import WeighsBatches, finished, solve
@@ -97,7 +97,8 @@ class LocalTraining:
             self.personal_layers.check_against(task, message["model"])
         model = self._received(message, memory)["model"]
         zero = torch.zeros((), dtype=torch.float64, device=message["round"].device)
-        carry = {"model": model, "solver": self._solver_state(model), "loss": zero, "rows": zero}
+        solver = self._states_by_layers(model) if self.personal_epochs else self.solver.init(model["params"])
+        carry = {"model": model, "solver": solver, "loss": zero, "rows": zero}
         if self.personal_epochs:
             carry["epoch"] = zero
         return {**carry, "steps": zero} if self.memory else carry
@@ -105,23 +106,30 @@ class LocalTraining:
     def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
         """One gradient step on one batch."""
         message = self._received(message, memory)
-        batch, mixed = augmented(self.augment, batch)
+        batch, mixed = augmented(self.augment, batch) if self.augment else (batch, None)
         params, buffers = carry["model"]["params"], carry["model"]["buffers"]
+        featured = callable(getattr(task.module, "features", None)) and any(
+            isinstance(term, ReadsFeatures) and term.reads_features for term in self.terms
+        )
 
         def objective(params: Tree) -> tuple[Tensor, tuple[Tensor, Tree]]:
             model = {"params": params, "buffers": buffers}
             options: dict[str, Any] = {"train": True, "mask": batch.mask, "key": batch.key}
-            if self._reads_features and callable(getattr(task.module, "features", None)):
+            if featured:
                 (output, z), moved = task.apply(model, batch.x, **options, through=with_features)
             else:
                 (output, moved), z = task.apply(model, batch.x, **options), None
-            loss = average(losses(task, output, batch, mixed), batch.mask)
+            losses = task.row_losses(output, batch) if mixed is None else mixed_losses(task, output, batch, mixed)
+            loss = average(losses, batch.mask)
             context = Context(task, message, memory, buffers, output, z)
             return sum((term(params, context, batch) for term in self.terms), loss), (loss.detach(), moved)
 
         grads, (loss, buffers) = gradient(objective, params)
         rows: Tensor | int = len(batch.y) if batch.mask is None else batch.mask.sum()
-        params, solver = self._solve(carry, grads, batch, message["round"], rows)
+        if self.personal_epochs:
+            params, solver = self._step_by_layers(carry, grads, batch, message["round"])
+        else:
+            params, solver = solve(self.solver, params, grads, carry["solver"], message["round"], rows)
         after = {
             "model": {"params": params, "buffers": buffers},
             "solver": solver,
@@ -144,10 +152,6 @@ class LocalTraining:
             kept[part.name], said = part.update(memory[part.name], done)
             reply = {**reply, **said}
         return reply, kept
-
-    @property
-    def _reads_features(self) -> bool:
-        return any(isinstance(term, ReadsFeatures) and term.reads_features for term in self.terms)
 
     @property
     def is_personal(self) -> bool:
@@ -173,18 +177,16 @@ class LocalTraining:
             return message
         return {**message, "model": self.completed(message["model"], memory)}
 
-    def _solver_state(self, model: Tree) -> Tree:
-        if not self.personal_epochs:
-            return self.solver.init(model["params"])
+    def _states_by_layers(self, model: Tree) -> Tree:
+        """Solver states of the personal layers and of the others, which are trained in different epochs."""
         assert self.personal_layers is not None
         mine, others = split(model, self.personal_layers.personal_names(model))
         return {"personal_layers": self.solver.init(mine["params"]), "shared": self.solver.init(others["params"])}
 
-    def _solve(self, carry: Tree, grads: Tree, batch: Batch, round: Tensor, rows: Tensor | int) -> tuple[Tree, Tree]:
-        """(parameters, solver state) after a step on all leaves, or only on those trained in this epoch."""
+    def _step_by_layers(self, carry: Tree, grads: Tree, batch: Batch, round: Tensor) -> tuple[Tree, Tree]:
+        """(parameters, solver states) after a step on the leaves that are trained in this epoch."""
+        assert self.personal_layers is not None
         params = carry["model"]["params"]
-        if self.personal_layers is None or not self.personal_epochs:
-            return solve(self.solver, params, grads, carry["solver"], round, rows)
         names, states = self.personal_layers.personal_names(carry["model"]), {}
         personal_turn = carry["epoch"] + batch.first <= self.personal_epochs
         for part, turn, mine in (("personal_layers", personal_turn, True), ("shared", ~personal_turn, False)):

@@ -35,7 +35,7 @@ class ReflectedProximal:
         return () if self.sent else (Z,)
 
     @property
-    def hears(self) -> tuple[str, ...]:
+    def reads_broadcast(self) -> tuple[str, ...]:
         """What the server must send."""
         return (Z,) if self.sent else ()
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from consilience.client.augmentations import Augmentation, augmented, losses, refuse_misfits
+from consilience.client.augmentations import Augmentation, augmented, mixed_losses, refuse_misfits
 from consilience.client.cosine import cosine
 from consilience.client.memory.memory import Memory, TrainingEnd
 from consilience.client.memory.models import PreviousModel
@@ -107,7 +107,9 @@ class SiameseTraining:
 
         def local(params: Tree, copy: Views, joint: bool = False) -> tuple[Tensor, tuple[Tensor, Tree, Tensor]]:
             seen, moved = self._look(task, {"params": params, "buffers": buffers}, batch)
-            loss = average(losses(task, seen.logits, batch, mixed), batch.mask)
+            logits = seen.logits
+            losses = task.row_losses(logits, batch) if mixed is None else mixed_losses(task, logits, batch, mixed)
+            loss = average(losses, batch.mask)
             away = average(cosine(z_past, seen.z), batch.mask)  # +cos: pushes away from the past model
             away = torch.where(past["known"], away, torch.zeros_like(away))
             # Paper: eq (11) is ce + mu hist + stop. Here: ce + mu (hist + stop), as Algorithm 1 and eq (5) have it.

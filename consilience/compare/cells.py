@@ -19,6 +19,7 @@ from consilience.runs.disk import explain, is_folder
 from consilience.runs.failures import explained
 from consilience.runs.folder import RecordError, RunFolder
 from consilience.runs.observation import Observation
+from consilience.runs.text import quality
 
 Told = Callable[[int, str], None]
 """Called after every round with its number and the quality of the model as text."""
@@ -52,7 +53,7 @@ def run_cell(
 
     def watch(run: Run) -> Iterator[Observation]:
         for observation in run.observations():
-            last[0] = observation.quality()
+            last[0] = quality(observation.row, observation.metrics)
             tell(observation.round.number, last[0])
             yield observation
 

@@ -131,7 +131,7 @@ def _ask(
 def _watched(run: Run, *, cell: Cell, interrupts: Interrupts, tell: Told) -> Iterator[Observation]:
     """The run's rounds; a signal, which only the main thread hears, ends it after the round in progress."""
     for observation in run.observations():
-        tell(cell, observation.round.number, observation.quality())
+        tell(cell, observation.round.number, quality(observation.row, observation.metrics))
         yield observation
         if interrupts.asked and observation.round.number < run.config.rounds:
             run.stopped = interrupts.asked

@@ -137,13 +137,19 @@ def _dispatch(
     turn = pending.dispatches  # equals the round where clients are chosen once a round
     busy = np.union1d(pending.jobs.ids, done.arrived.ids)  # a client in the buffer would start from the same model
     pool, absent = pool_of(engine, pending, done.losses, busy, seed, secret)
-    pool, losses, asked = _ask(algorithm, engine, pool, done.losses, server.model(here.server), turn, seed)
+    asking, losses, asked = capability(algorithm.selection, QueriesBeforeSelection), done.losses, QueryCost()
+    if asking is not None:
+        pool, losses, asked = _ask(asking, engine, pool, losses, server.model(here.server), turn, seed)
     chosen = np.unique(algorithm.selection.choose(turn, pool, seed))  # ascending, no client twice
     chosen = chosen[~np.isin(chosen, busy)]
     if max_concurrency is not None and len(chosen) > max_concurrency:
         # the purpose "seats" is older than the word max_concurrency; another text would draw other clients
         chosen = np.sort(host(seed, "seats", turn).choice(chosen, max_concurrency, replace=False))
-    broadcast = _broadcast(algorithm, engine, here.server, chosen, turn, seed)
+    scheduled = capability(server, ReceivesSchedule)
+    if scheduled is None:
+        broadcast = server.broadcast(here.server, chosen)
+    else:
+        broadcast = _scheduled(scheduled, algorithm, engine, here.server, chosen, turn, seed)
     took = _seconds(engine, algorithm.client, algorithm.channel, broadcast, chosen, turn, seed)
     limit = np.inf if pace.wait_policy.deadline is None else pace.wait_policy.deadline
     pending = pending.send(chosen, broadcast, here.round, took, delay=asked.seconds, limit=limit)
@@ -200,12 +206,15 @@ class QueryCost(NamedTuple):
 
 
 def _ask(
-    algorithm: Algorithm, engine: Engine, pool: Pool, losses: ClientVector, model: Tree, round: int, seed: int
+    asking: QueriesBeforeSelection,
+    engine: Engine,
+    pool: Pool,
+    losses: ClientVector,
+    model: Tree,
+    round: int,
+    seed: int,
 ) -> tuple[Pool, ClientVector, QueryCost]:
     """The pool with the losses, at the current model, of the clients that the selection queries."""
-    asking = capability(algorithm.selection, QueriesBeforeSelection)
-    if asking is None:
-        return pool, losses, QueryCost()
     ids = np.unique(asking.queries(round, pool, seed))
     if not len(ids):
         return pool, losses, QueryCost()
@@ -218,15 +227,20 @@ def _ask(
     return pool.knowing(losses=losses), losses, cost
 
 
-def _broadcast(algorithm: Algorithm, engine: Engine, state: Tree, ids: np.ndarray, round: int, seed: int) -> Broadcast:
-    """The broadcast; a rule with `ReceivesSchedule` receives the planned steps."""
-    server, scheduled = algorithm.server, capability(algorithm.server, ReceivesSchedule)
-    if scheduled is None:
-        return server.broadcast(state, ids)
+def _scheduled(
+    scheduled: ReceivesSchedule,
+    algorithm: Algorithm,
+    engine: Engine,
+    state: Tree,
+    ids: np.ndarray,
+    round: int,
+    seed: int,
+) -> Broadcast:
+    """The broadcast of a rule that depends on the planned steps."""
     if not isinstance(engine, PlansSteps):
         raise Invalid(
-            f"{type(server).__name__} must know each client's steps before a round, which {type(engine).__name__} "
-            "cannot plan: use another engine, or another algorithm"
+            f"{type(algorithm.server).__name__} must know each client's steps before a round, which "
+            f"{type(engine).__name__} cannot plan: use another engine, or another algorithm"
         )
     steps = engine.planned(algorithm.client, ids, round=round, seed=seed)
     return scheduled.broadcast_for(state, ids, torch.from_numpy(engine.sizes[ids]).to(torch.float64), steps)

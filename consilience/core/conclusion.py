@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from consilience.core import tree
 from consilience.core.algorithm import Algorithm, Plain
-from consilience.core.arrivals import QueryCost, labelled
+from consilience.core.arrivals import labelled
 from consilience.core.capabilities import (
     IndependentReplies,
     MovesWithoutReplies,
@@ -19,9 +20,9 @@ from consilience.core.capabilities import (
     capability,
 )
 from consilience.core.exchange import Broadcast, Cohort, Notes
-from consilience.core.protocols import Engine, HasTask, ServerRule
+from consilience.core.protocols import Engine, HasTask
 from consilience.core.rng import key
-from consilience.core.screening import Limits, if_enough, median_length, screen_replies, unusable
+from consilience.core.screening import Limits, if_enough, limit_growth, screen_replies, unusable
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 
@@ -40,6 +41,7 @@ class Conclusion(NamedTuple):
     up: int  # bytes of the post-training pass
     length: float | None = None  # the median update, before any was clipped, where `Limits.max_growth` is set
     problem: Diverged | Invalid | None = None  # why the server cannot continue from this round
+    updated: bool = False  # whether the server rule was called; not without a usable reply, unless it needs none
 
 
 def conclude(
@@ -55,12 +57,12 @@ def conclude(
     staleness: np.ndarray | None = None,
     late: int = 0,
     secret: bytes | None = None,
-    usual: float | None = None,
+    lengths: Sequence[float] = (),
 ) -> Conclusion:
     """Decode and screen replies, run the post-training pass, update the server, and reject an unusable model.
 
     received: what the clients of `sent` received, in their order. staleness: [m] how many rounds ago that was.
-    usual: the length that updates had in the rounds before, for `limits.max_growth`.
+    lengths: the median lengths of updates in the rounds before, for `limits.max_growth`.
     engine: needed for a post-training pass and for server rules that train. secret: the round's key, where the server
     rule draws from one.
     """
@@ -72,12 +74,18 @@ def conclude(
         limits = replace(
             limits or Limits(), max_ratio=None, max_growth=None
         )  # with the median, one client could affect whether another's reply is accepted
-    cohort, length = _screened(cohort, received.among(sent.ids, cohort.ids), limits, usual)
-    cohort, looked = _look_back(algorithm, engine, cohort, received.among(sent.ids, cohort.ids), seed)
+    cohort, length = screen_replies(cohort, received.among(sent.ids, cohort.ids), limits), None
+    if limits is not None and limits.max_growth is not None:
+        cohort, length = limit_growth(cohort, received.among(sent.ids, cohort.ids), limits.max_growth, lengths)
+    looking, up = capability(algorithm.client, PostTrainingPass), 0
+    if looking is not None and engine is not None and len(cohort):
+        cohort, up = _look_back(looking, engine, cohort, received.among(sent.ids, cohort.ids), seed)
     sound, cohort = cohort.ids, if_enough(cohort, limits)
-    nothing = Conclusion(state, cohort, sound, {}, looked.up, length if len(cohort) else None)
-    if not len(cohort) and not moves_alone(server):
-        return nothing  # a round without a usable reply changes nothing
+    nothing = Conclusion(state, cohort, sound, {}, up, length if len(cohort) else None)
+    if not len(cohort):
+        moving = capability(server, MovesWithoutReplies)
+        if moving is None or not moving.moves_without_replies:
+            return nothing  # a round without a usable reply changes nothing
     try:
         given = cohort if secret is None else replace(cohort, secret=secret)  # for the rule alone
         after, notes = server.update(state, given)
@@ -90,33 +98,13 @@ def conclude(
         _refuse_unusable(round, notes.get("weights"), server.model(after))
     except (Diverged, Invalid) as problem:
         return nothing._replace(problem=problem)
-    return nothing._replace(state=after, notes=notes)
-
-
-def _screened(
-    cohort: Cohort, received: Broadcast, limits: Limits | None, usual: float | None
-) -> tuple[Cohort, float | None]:
-    """(usable replies, their median update length before clipping; None unless `Limits.max_growth` is set)."""
-    everyone = cohort.ids
-    if limits is None or limits.max_growth is None:
-        return screen_replies(cohort, received, limits), None
-    checked = screen_replies(cohort, received, replace(limits, max_growth=None))
-    length = median_length(checked, received.among(everyone, checked.ids))
-    return screen_replies(cohort, received, limits, usual), length
-
-
-def moves_alone(server: ServerRule) -> bool:
-    moving = capability(server, MovesWithoutReplies)
-    return moving is not None and moving.moves_without_replies
+    return nothing._replace(state=after, notes=notes, updated=True)
 
 
 def _look_back(
-    algorithm: Algorithm, engine: Engine | None, cohort: Cohort, received: Broadcast, seed: int
-) -> tuple[Cohort, QueryCost]:
-    """The cohort with the results of the post-training pass, for which clients already have their models."""
-    looking = capability(algorithm.client, PostTrainingPass)
-    if engine is None or looking is None or not len(cohort):
-        return cohort, QueryCost()
+    looking: PostTrainingPass, engine: Engine, cohort: Cohort, received: Broadcast, seed: int
+) -> tuple[Cohort, int]:
+    """(the cohort with the results of the post-training pass, their bytes); clients already have their models."""
     shared, personal = {"received": received.shared}, {"model": cohort.reply["model"]}
     if received.personal:  # part of the broadcast was personal
         common = tree.map_leaves(lambda leaf: leaf.expand(len(cohort), *leaf.shape), received.shared)
@@ -126,7 +114,7 @@ def _look_back(
     seen = screen_replies(answer)
     if len(seen) < len(cohort):  # clients without a reply to this pass are left out
         cohort = cohort.only(np.isin(cohort.ids, seen.ids), **seen.counts).refusing(seen.refusals)
-    return replace(cohort, reply={**cohort.reply, **seen.reply}), QueryCost(up=answer.nbytes())
+    return replace(cohort, reply={**cohort.reply, **seen.reply}), answer.nbytes()
 
 
 def _refuse_unusable(round: int, weights: Tensor | None, model: Tree) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -74,10 +75,15 @@ class Rows:
             how = leaf.source.preparation.on(device) if is_stored(leaf) else None  # type: ignore[attr-defined]
             return how._replace(dtype=dtype) if how is not None and dtype else how
 
-        preparation = tree.map_leaves(prepare, self.x) if has_stored(self.x) else self.preparation
+        preparation = tree.map_leaves(prepare, self.x) if self.is_stored else self.preparation
         weight = None if self.weight is None else move(self.weight)
         x = tree.map_leaves(move, self.x)
         return replace(self, x=x, y=move(self.y), weight=weight, preparation=preparation)
+
+    @functools.cached_property
+    def is_stored(self) -> bool:
+        """Whether any of its rows are in a source, from which they are read when a plan needs them."""
+        return has_stored(self.x)
 
     def features(self, values: Any) -> Any:
         """Features of a batch of values of x."""
@@ -87,6 +93,8 @@ class Rows:
 
     def piece(self, part: slice) -> tuple[Any, Tensor]:
         """(features, targets) of some rows, on the targets' device."""
+        if not self.is_stored:
+            return self.features(tree.rows(self.x, part)), self.y[part]
         numbers = np.arange(*part.indices(len(self.y)))
 
         def values(leaf: Tensor) -> Tensor:

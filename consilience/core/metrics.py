@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -151,22 +151,24 @@ class Metrics:
         """The metadata of all metrics, stored with a run."""
         return tuple(metric.row(main=metric.key == self.main) for metric in self.metrics)
 
-    @property
+    @functools.cached_property
     def main_row(self) -> MetricRow:
         """The row of the main metric."""
         return next(row for row in self.rows if row.main)
 
-    def parts(self, *, main_only: bool = False) -> dict[str, Sums]:
-        """The distinct sums, by the key of the first metric that needs them; with `main_only` only loss and main."""
-        wanted = ("loss", self.main) if main_only else self._part_of
-        return {self.part(key): self[key].sums for key in wanted}
-
-    def part(self, key: str) -> str:
-        """The key under which a metric's sums are stored."""
-        return self._part_of[key]
+    @functools.cached_property
+    def parts(self) -> dict[str, Sums]:
+        """The distinct sums, by the key of the first metric that needs them."""
+        return {self.part_of[metric.key]: metric.sums for metric in self.metrics}
 
     @functools.cached_property
-    def _part_of(self) -> dict[str, str]:
+    def main_parts(self) -> dict[str, Sums]:
+        """The sums of the loss and of the main metric."""
+        return {key: self.parts[key] for key in ("loss", self.part_of[self.main])}
+
+    @functools.cached_property
+    def part_of(self) -> dict[str, str]:
+        """The key under which each metric's sums are stored."""
         return {m.key: next(other.key for other in self.metrics if other.sums == m.sums) for m in self.metrics}
 
     def sums(self, output: Tensor, target: Tensor, mask: Tensor, *, main_only: bool = False) -> Tree:
@@ -174,7 +176,7 @@ class Metrics:
         counted = self.counted(target, mask)
         found = {
             key: part(output, target, mask if key == "loss" else counted)
-            for key, part in self.parts(main_only=main_only).items()
+            for key, part in (self.main_parts if main_only else self.parts).items()
         }
         return tree.map_leaves(lambda leaf: leaf.to(torch.float64), found)
 
@@ -184,7 +186,7 @@ class Metrics:
         output, target = self.example()
         mask = torch.zeros(len(target))
         found = {}
-        for key, part in self.parts().items():
+        for key, part in self.parts.items():
             try:
                 sums = part(output, target, mask if key == "loss" else self.counted(target, mask))
             except _WRONG as problem:
@@ -200,7 +202,7 @@ class Metrics:
         return {
             key: tree.unflatten({p: torch.zeros(s, dtype=torch.float64, device=device) for p, s in shapes.items()})
             for key, shapes in self.shapes.items()
-            if key in self.parts(main_only=main_only)
+            if not main_only or key in self.main_parts
         }
 
     def counted(self, target: Tensor, mask: Tensor) -> Tensor:
@@ -212,13 +214,13 @@ class Metrics:
 
     def values(self, sums: Tree) -> dict[str, float | None]:
         """The value of every metric whose sums are given; None for the others and for NaN."""
-        found = {m.key: _number(m.value(sums[part])) for m in self.metrics if (part := self.part(m.key)) in sums}
+        found = {m.key: _number(m.value(sums[part])) for m in self.metrics if (part := self.part_of[m.key]) in sums}
         return {metric.key: found.get(metric.key) for metric in self.metrics}
 
     def of_clients(self, sums: Tree, key: str) -> np.ndarray:
         """[m] values of one metric from stacked sums [m, ...]; NaN where it is undefined."""
         metric = self[key]
-        stacked = sums[self.part(key)]
+        stacked = sums[self.part_of[key]]
         if metric.value is ratio:
             return ratio(stacked).numpy()
         count = len(next(tree.leaves(stacked)))
@@ -236,7 +238,7 @@ class Metrics:
             except _WRONG as problem:
                 reason = _first_line(problem)
                 raise Invalid(f"metric {metric.key!r} cannot be computed from {shown}: {reason}") from problem
-            here, expected = _shapes(sums), self.shapes[self.part(metric.key)]
+            here, expected = _shapes(sums), self.shapes[self.part_of[metric.key]]
             if here != expected:
                 raise Invalid(
                     f"metric {metric.key!r} has sums of shapes {_listed(here)} for {shown}, and {_listed(expected)} "
@@ -275,12 +277,11 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def host(trees: Sequence[Tree]) -> Iterator[Tree]:
+def host(trees: Sequence[Tree]) -> Sequence[Tree]:
     """Trees of float64 tensors on the CPU, all fetched with one synchronisation."""
-    flat = [tree.flatten(one) for one in trees]
-    leaves = [leaf for one in flat for leaf in one.values()]
-    if leaves and leaves[0].device.type != "cpu":
-        packed = torch.cat([leaf.reshape(-1) for leaf in leaves]).cpu()
-        pieces = iter(packed.split([leaf.numel() for leaf in leaves]))
-        flat = [{path: next(pieces).reshape(leaf.shape) for path, leaf in one.items()} for one in flat]
-    return (tree.unflatten(one) for one in flat)
+    leaves = [leaf for one in trees for leaf in tree.leaves(one)]
+    if not leaves or leaves[0].device.type == "cpu":
+        return trees
+    packed = torch.cat([leaf.reshape(-1) for leaf in leaves]).cpu()
+    pieces = iter(packed.split([leaf.numel() for leaf in leaves]))
+    return [tree.map_leaves(lambda leaf: next(pieces).reshape(leaf.shape), one) for one in trees]

@@ -92,10 +92,6 @@ class PendingReplies:
         remaining = np.setdiff1d(np.arange(len(jobs)), order)
         return replace(self, clock=clock, took=took, jobs=jobs.take(remaining)), arrived
 
-    def tidy(self) -> PendingReplies:
-        """Drop the broadcasts that no client at work uses."""
-        return replace(self, sent={version: self.sent[version] for version in np.unique(self.jobs.version).tolist()})
-
     def received(self, arrived: Jobs) -> Broadcast:
         """The broadcast that the arrived clients received; if there are none, the current shared one."""
         versions = np.unique(arrived.version)
@@ -108,7 +104,7 @@ class PendingReplies:
         return Broadcast(shared={}, personal={**each, **arrived.personal})
 
     def tree(self) -> Tree:
-        """As a tree of tensors, for checkpoints."""
+        """As a tree of tensors, for checkpoints; broadcasts that no client at work uses are left out."""
         jobs = {name: torch.from_numpy(getattr(self.jobs, name)) for name in _COLUMNS}
         return {
             "clock": torch.tensor(self.clock, dtype=torch.float64),
@@ -117,7 +113,7 @@ class PendingReplies:
             "absent": self.absent.leaf(),
             "jobs": jobs,
             "personal": self.jobs.personal,
-            "sent": {str(version): shared for version, shared in self.sent.items()},
+            "sent": {str(version): self.sent[version] for version in np.unique(self.jobs.version).tolist()},
         }
 
     @staticmethod

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
-from consilience.core.ahead import Ahead
 from consilience.core.algorithm import Algorithm, Plain
 from consilience.core.arrivals import gather, pace_of
 from consilience.core.capabilities import (
@@ -21,14 +20,11 @@ from consilience.core.capabilities import (
     RoundKeys,
     capability,
 )
-from consilience.core.conclusion import Diverged, conclude, moves_alone
+from consilience.core.conclusion import Diverged, conclude
 from consilience.core.exchange import Broadcast, Cohort, Notes
+from consilience.core.prefetch import Prefetcher
 from consilience.core.protocols import Engine
-from consilience.core.screening import (
-    REMEMBERED,
-    Limits,
-    running_median,
-)
+from consilience.core.screening import REMEMBERED, Limits
 from consilience.core.tree import Tree
 from consilience.core.versions import ClientVector
 
@@ -103,15 +99,16 @@ def run(
     here = resume or _first(algorithm, engine, start)
     engine.restore(here.memory)
     server, pace = algorithm.server, pace_of(algorithm, engine)
-    secretive, ahead = capability(server, DrawsSecretly), Ahead(algorithm, engine, pace)
+    secretive, prefetcher = capability(server, DrawsSecretly), Prefetcher(algorithm, engine, pace)
+    looking = capability(algorithm.client, PreTrainingPass)
     for number in range(here.round, rounds):
         secret = None if secretive is None else secretive.round_key(number + 1, keys)
         done = gather(algorithm, engine, here, pace, seed, secret)
         ids, received = done.arrived.ids, done.pending.received(done.arrived)
-        seen = _look(algorithm, engine, received, ids, number, seed)
+        seen = received if looking is None else _look(looking, engine, received, ids, number, seed)
         sent = engine.exchange(algorithm.client, algorithm.channel, seen, ids, round=number, seed=seed)
         if number + 1 < rounds:
-            ahead.prepare(done, number + 1, seed)
+            prefetcher.prepare(done, number + 1, seed)
         ended = conclude(
             algorithm,
             here.server,
@@ -124,19 +121,19 @@ def run(
             staleness=number - done.arrived.version[np.searchsorted(ids, sent.ids)],
             late=done.late,
             secret=secret,
-            usual=running_median(here.lengths),
+            lengths=here.lengths,
         )
         if ended.problem is not None:  # before the state is replaced: the last snapshot can be resumed
             raise ended.problem
-        cohort, alone = ended.cohort, moves_alone(server)
+        cohort = ended.cohort
         here = Snapshot(
             round=number + 1,
             server=ended.state,
             memory=engine.recall(),
             losses=_losses(done.losses, cohort),
-            bad_rounds=0 if len(cohort) or alone else here.bad_rounds + 1,
+            bad_rounds=0 if ended.updated else here.bad_rounds + 1,
             lengths=here.lengths if ended.length is None else (*here.lengths, ended.length)[-REMEMBERED:],
-            pending=done.pending.tidy().tree(),
+            pending=done.pending.tree(),
         )
         yield Round(
             number=number + 1,
@@ -154,11 +151,10 @@ def run(
 
 
 def _look(
-    algorithm: Algorithm, engine: Engine, received: Broadcast, ids: np.ndarray, round: int, seed: int
+    looking: PreTrainingPass, engine: Engine, received: Broadcast, ids: np.ndarray, round: int, seed: int
 ) -> Broadcast:
-    """The broadcast with the results of the pre-training pass, where the rule has one."""
-    looking = capability(algorithm.client, PreTrainingPass)
-    if looking is None or not len(ids):
+    """The broadcast with the results of the pre-training pass."""
+    if not len(ids):
         return received
     found = engine.exchange(looking.pre_training, Plain(), received, ids, round=round, seed=seed)
     if not len(found):

@@ -54,15 +54,12 @@ _USUAL = Limits()
 _SENT = "sent"  # prefix of the path of a tensor of the broadcast
 
 
-def screen_replies(
-    cohort: Cohort, received: Broadcast | None = None, limits: Limits | None = None, usual: float | None = None
-) -> Cohort:
+def screen_replies(cohort: Cohort, received: Broadcast | None = None, limits: Limits | None = None) -> Cohort:
     """The usable replies, with long updates clipped; the others are dropped.
 
     Refused are NaN and infinite values (`nonfinite`), finite values whose squares overflow, and updates beyond
     `limits.max_ratio` (both `too_large`). `received` is what the cohort's clients were sent: updates are measured from
-    there. With `limits.max_norm`, long updates are clipped instead; with `limits.max_growth`, those longer than this
-    factor times `usual`, which is `running_median` of the rounds before, or, in the first, `median_length` of this one.
+    there. With `limits.max_norm`, long updates are clipped instead.
     """
     if not len(cohort):
         return cohort
@@ -75,29 +72,45 @@ def screen_replies(
         if not finite.all():
             cohort, rough = _without(cohort, rough, _nonfinite(cohort, ~finite))
     for name in [name for name in rough if not (clips and name.startswith(MODEL))]:
-        cohort, rough = _without(cohort, rough, _overflowing(cohort, name, rough[name]))
+        if not (rough[name] <= _longest(torch.float32)).all():
+            cohort, rough = _without(cohort, rough, _overflowing(cohort, name))
     start = received and received.among(everyone, cohort.ids)
     if limits.max_norm is not None:
-        cohort = clipped(cohort, start, limits.max_norm) if len(cohort) else cohort
-    elif limits.max_ratio is not None:
+        return clipped(cohort, start, limits.max_norm) if len(cohort) else cohort
+    if limits.max_ratio is not None:
         models = models if len(cohort) == len(everyone) else _rough({}, start)[1]
-        cohort, _ = _without(cohort, rough, _out_of_proportion(cohort, start, limits.max_ratio, rough, models))
-    if limits.max_growth is not None and len(cohort) and (starts := _start_of(cohort, received)):
-        usual = usual or median_length(cohort, received) or 0.0
-        return clipped(cohort, starts, limits.max_growth * usual, ("params",)) if usual > 0 else cohort
+        refusals = _out_of_proportion(cohort, start, limits.max_ratio, rough, models)
+        return _without(cohort, rough, refusals)[0] if refusals else cohort
     return cohort
+
+
+def limit_growth(
+    cohort: Cohort, received: Broadcast | None, factor: float, lengths: Sequence[float] = ()
+) -> tuple[Cohort, float | None]:
+    """(the cohort with long updates clipped, its `median_length` before that), for `Limits.max_growth`.
+
+    Long is more than `factor` times the `running_median` of the rounds before, or, in the first, this round's median.
+    """
+    length = median_length(cohort, received)
+    usual = running_median(lengths) or length or 0.0
+    if length is None or usual <= 0:
+        return cohort, length
+    return clipped(cohort, received, factor * usual, ("params",)), length
 
 
 def median_length(cohort: Cohort, received: Broadcast | None) -> float | None:
     """The (lower) median norm of a cohort's updates; None if replies hold no model."""
-    if not len(cohort) or (start := _start_of(cohort, received)) is None:
+    sent = {} if received is None else {**received.shared, **received.personal}
+    model, anchor = cohort.reply.get("model"), sent.get("model")
+    if not len(cohort) or not isinstance(model, dict) or not isinstance(anchor, dict):
         return None
-    anchor = {**start.shared, **start.personal}["model"]["params"]
-    params = cohort.reply["model"]["params"]
+    params, starts = model.get("params"), anchor.get("params", {})
+    if not isinstance(params, dict) or not set(params) <= set(starts):
+        return None
     moved = {name: leaf for name, leaf in params.items() if leaf.is_floating_point() and leaf.numel()}
     if not moved:
         return None
-    lengths = np.sort(exact_lengths(list(moved.values()), [anchor[name] for name in moved]))
+    lengths = np.sort(exact_lengths(list(moved.values()), [starts[name] for name in moved]))
     return float(lengths[(len(lengths) - 1) // 2])
 
 
@@ -105,17 +118,6 @@ def running_median(lengths: Sequence[float]) -> float | None:
     """The median of `median_length` over the last rounds; None before the first."""
     recent = sorted(lengths[-REMEMBERED:])
     return recent[(len(recent) - 1) // 2] if recent else None
-
-
-def _start_of(cohort: Cohort, received: Broadcast | None) -> Broadcast | None:
-    """The model that a cohort's clients received, if the broadcast and the replies hold models."""
-    sent = {} if received is None else {**received.shared, **received.personal}
-    model, anchor = cohort.reply.get("model"), sent.get("model")
-    if not isinstance(model, dict) or not isinstance(anchor, dict) or not isinstance(model.get("params"), dict):
-        return None
-    if not set(model["params"]) <= set(anchor.get("params", {})):
-        return None
-    return received
 
 
 def unusable(model: Tree) -> str:
@@ -178,10 +180,8 @@ def _without(
     return cohort, {name: length[kept] for name, length in rough.items()}
 
 
-def _overflowing(cohort: Cohort, name: str, rough: np.ndarray) -> list[Refusal]:
+def _overflowing(cohort: Cohort, name: str) -> list[Refusal]:
     """Clients whose values are finite but whose squares overflow in their own type."""
-    if (rough <= _longest(torch.float32)).all():
-        return []
     leaves = list(_groups(cohort.reply)[name].values())
     most = min(_longest(leaf.dtype) for leaf in leaves)
     lengths = exact_lengths(leaves)

@@ -18,8 +18,12 @@ class ClientVector:
     """One version of [K] numbers; `write` returns the next version.
 
     All versions share one array with the newest values. An older version stores the values that the next version
-    replaced, so it costs memory only while something refers to it.
+    replaced, so it costs memory only while something refers to it. It is the source of the tensor that `leaf` gives.
     """
+
+    place = None
+    lengths = None
+    lasting = True
 
     def __init__(self, values: np.ndarray, initial: Any) -> None:
         """`initial`: the value of clients that were never written, which checkpoints omit."""
@@ -36,8 +40,8 @@ class ClientVector:
         """From an array, or from the tensor that `leaf` gave."""
         if isinstance(values, ClientVector):
             return values
-        if isinstance(values, RemoteTensor) and isinstance(values.source, _Values):
-            return values.source.vector
+        if isinstance(values, RemoteTensor) and isinstance(values.source, ClientVector):
+            return values.source
         if isinstance(values, torch.Tensor):  # a checkpoint is placed on the engine's device
             values = values.numpy(force=True)
         return ClientVector(np.asarray(values), initial)
@@ -114,7 +118,7 @@ class ClientVector:
         after._version = _Version(self._version.number + 1)
         if len(ids):
             before = self._shared.values[ids[order]]
-            self._version.replaced(ids[order], before, after._version)
+            self._version.ids, self._version.before, self._version.next = ids[order], before, after._version
             self._shared.values[ids] = values
             self._shared.note(after._version.number, ids[order])
             if released is not None:
@@ -142,7 +146,12 @@ class ClientVector:
 
     def leaf(self) -> RemoteTensor:
         """As a tensor [K] for checkpoints, whose values are read on demand."""
-        return RemoteTensor.whole(_Values(self), len(self), (), _torch_type(self.dtype), _CPU)
+        values = torch.from_numpy(self._shared.values)
+        return RemoteTensor.whole(self, len(values), (), values.dtype, values.device)
+
+    def fetch(self, rows: np.ndarray) -> torch.Tensor:
+        """[n] these clients' values."""
+        return torch.from_numpy(self[rows])
 
     def _later(self) -> Iterator[_Version]:
         version = self._version
@@ -177,35 +186,10 @@ class _Version:
         self.ids = self.before = np.empty(0, dtype=np.int64)
         self.next: _Version | None = None
 
-    def replaced(self, ids: np.ndarray, before: np.ndarray, by: _Version) -> None:
-        self.ids, self.before, self.next = ids, before, by
-
 
 Mark = tuple["weakref.ref[_Shared]", int]
 """A point in the history of a vector."""
 
 
-class _Values:
-    """A vector as the source of a lazily read tensor."""
-
-    place = None
-    lengths = None
-    lasting = True
-
-    def __init__(self, vector: ClientVector) -> None:
-        self.vector = vector
-
-    def fetch(self, rows: np.ndarray) -> Any:
-        """[n] these clients' values."""
-        return torch.from_numpy(self.vector[rows])
-
-
 def _flags(ids: Any) -> bool:
     return bool(np.asarray(ids).dtype == np.bool_)
-
-
-def _torch_type(dtype: np.dtype[Any]) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype=dtype)).dtype
-
-
-_CPU = torch.device("cpu")

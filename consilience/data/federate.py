@@ -11,7 +11,6 @@ from consilience.core import tree
 from consilience.core.federation import Federation, Rows, numbered_names
 from consilience.core.rng import host
 from consilience.core.settings import Invalid
-from consilience.core.stored_rows import has_stored
 from consilience.data.dataset import Dataset, Texts
 from consilience.data.partition.apportion import by_owner
 from consilience.data.partition.assignment import Partition, assign
@@ -152,7 +151,7 @@ def _shifted(rows: Rows, shifts: Sequence[tuple[Shift, ...]], seed: int, purpose
     """The features after each client's feature shifts."""
     if not any(shifts):
         return rows
-    if has_stored(rows.x):
+    if rows.is_stored:
         raise Invalid("the partition changes features, and these stay in files: read them all, data.rows = 'memory'")
     x = rows.x  # indexing has copied the rows already: changed in place
     for client, todo in enumerate(shifts):

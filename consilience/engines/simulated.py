@@ -7,7 +7,6 @@ from functools import cached_property
 import numpy as np
 
 from consilience.core.client_flags import AllBut
-from consilience.core.exchange import WaitPolicy
 from consilience.core.federation import Federation
 from consilience.core.protocols import ClientRule
 from consilience.core.task import Task
@@ -25,6 +24,9 @@ class SimulatedEngine:
         self._placement, self.federation = placement, federation
         self.device, self.dtype = placement
         self.environment = environment or Environment()
+        self.sizes = federation.train.sizes.numpy()  # [K] training rows of every client
+        self._everyone = AllBut(len(federation))
+        self.wait_policy = clock.wait_policy(self.environment)  # how long the server waits, in simulated time
         self._task = placement.task(task)
 
     @property
@@ -33,19 +35,9 @@ class SimulatedEngine:
         return self._task
 
     @property
-    def sizes(self) -> np.ndarray:
-        """[K] training rows of every client."""
-        return self.federation.train.sizes.numpy()
-
-    @property
     def test_sizes(self) -> np.ndarray | None:
         """[K] test rows of every client; None where there are no test rows."""
         return None if self.federation.test is None else self.federation.test.sizes.numpy()
-
-    @property
-    def wait_policy(self) -> WaitPolicy:
-        """How long the server waits for replies, in simulated time."""
-        return clock.wait_policy(self.environment)
 
     def start(self) -> Tree:
         """The task's initial model, on the device."""
@@ -63,7 +55,7 @@ class SimulatedEngine:
     def available(self, round: int, seed: int) -> np.ndarray | AllBut:
         """[K] which clients are available."""
         if self.environment.availability == 1:
-            return AllBut(len(self.federation))
+            return self._everyone
         return self.environment.available(round, len(self.federation), seed)
 
     def planned(self, client: ClientRule, ids: np.ndarray, *, round: int, seed: int) -> np.ndarray:

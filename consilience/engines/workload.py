@@ -44,6 +44,10 @@ class Workload(NamedTuple):
             counts={reason: count for reason, count in counts.items() if count},
         )
 
+    def longest_first(self) -> np.ndarray:
+        """[m] places of the clients, most steps first, then by id."""
+        return np.lexsort((self.ids, -self.steps))
+
     def only(self, mine: np.ndarray) -> Workload:
         """The flagged clients, for one of several engines that share the cohort; `counts` is empty."""
         return Workload(self.ids[mine], self.place[mine], self.steps[mine], self.heard[mine], self.sizes[mine], {})

@@ -120,10 +120,15 @@ class Environment:
     def reachable(self, round: int, ids: Any, seed: int) -> np.ndarray:
         """[m] flags: which replies arrive."""
         ids = np.asarray(ids, dtype=np.int64)
-        heard = _happens(Draw.COMMUNICATION, self._each("communication", ids), round, ids, seed)
-        failed = _happens(Draw.DROPOUT, np.broadcast_to(self.dropout, ids.shape), round, ids, seed)
-        lost = self.late(round, ids, seed) & (self.straggler_policy == "drop")
-        return heard & ~failed & ~lost
+        _check_numbers(round, ids, seed)
+        heard = np.ones(ids.shape, dtype=bool)
+        if self.communication != 1:
+            heard &= _happens(Draw.COMMUNICATION, self._each("communication", ids), round, ids, seed)
+        if self.dropout:
+            heard &= ~_happens(Draw.DROPOUT, np.broadcast_to(self.dropout, ids.shape), round, ids, seed)
+        if self.straggler_policy == "drop":
+            heard &= ~self.late(round, ids, seed)
+        return heard
 
     def late(self, round: int, ids: Any, seed: int) -> np.ndarray:
         """[m] flags: the stragglers, exactly floor(fraction m + 1/2) of the cohort, by their own keys."""

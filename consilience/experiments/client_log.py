@@ -38,8 +38,9 @@ def client_row(
         row |= _values(scores.clients.main.key, scores.clients.values)
     if personal is not None:
         row |= _values(f"personal_{personal.main.key}", personal.values)
-    own = _similarity(round) | _swaps(round) | _clusters(round)
-    return row | _cohort(round, drift) | _refused(round.cohort) | own
+    if round.cohort.refusals:
+        row |= _refused(round.cohort)
+    return row | _cohort(round, drift) | _noted(round)
 
 
 def federation_facts(federation: Federation, label_names: tuple[str, ...]) -> dict[str, Any]:
@@ -105,35 +106,27 @@ def _refused(cohort: Cohort) -> dict[str, Any]:
     return {"refused": found} if found else {}
 
 
-def _similarity(round: Round) -> dict[str, Any]:
-    """The similarity matrix below its diagonal, row by row, of the compared clients of the cohort."""
-    found, ids = round.notes.get("similarity"), _compared(round.cohort, round.notes.get("similarity"))
-    if ids is None or not isinstance(found, Tensor):
+def _noted(round: Round) -> dict[str, Any]:
+    """What the server rule reports of single clients: similarities, swapped models and clusters, where it has them."""
+    notes, found = round.notes, dict[str, Any]()
+    if isinstance(notes.get("similarity"), Tensor):
+        found |= _similarity(round.cohort, notes["similarity"])
+    if notes.get("model_of") is not None:  # whose model each client of the cohort holds from now on
+        found["model_of"] = notes["model_of"].tolist()
+    for name in ("clusters", "cluster"):
+        numbers = notes.get(name)
+        if isinstance(numbers, Tensor) and numbers.dim() == 1 and 1 < len(numbers) == len(round.cohort):
+            found["cluster"] = numbers.to(torch.int64).tolist()
+    return found
+
+
+def _similarity(cohort: Cohort, matrix: Tensor) -> dict[str, Any]:
+    """The matrix below its diagonal, row by row, and whose rows it has: the cohort's, or those that answered."""
+    answered = cohort.ids if cohort.heard is None else cohort.ids[cohort.heard]
+    ids = next((ids for ids in (cohort.ids, answered) if 1 < len(ids) == len(matrix)), None)
+    if ids is None or matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
         return {}
     kept = min(len(ids), MOST_COMPARED)
     below = torch.tril_indices(kept, kept, -1)
-    matrix = found.detach().to("cpu", torch.float64)
-    return {"compared": ids[:kept].tolist(), "similarity": np.round(matrix[below[0], below[1]].numpy(), 4).tolist()}
-
-
-def _compared(cohort: Cohort, matrix: Any) -> np.ndarray | None:
-    """The clients of the rows of a similarity matrix; None if unknown."""
-    if not isinstance(matrix, Tensor) or matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
-        return None
-    answered = cohort.ids if cohort.heard is None else cohort.ids[cohort.heard]
-    return next((ids for ids in (cohort.ids, answered) if 1 < len(ids) == len(matrix)), None)
-
-
-def _swaps(round: Round) -> dict[str, Any]:
-    """Whose model each client of the cohort holds from now on, for algorithms that swap models."""
-    found = round.notes.get("model_of")
-    return {} if found is None else {"model_of": found.tolist()}
-
-
-def _clusters(round: Round) -> dict[str, Any]:
-    """The cluster of each client of the cohort, if the server rule has clusters."""
-    for name in ("cluster", "clusters"):
-        found = round.notes.get(name)
-        if isinstance(found, Tensor) and found.dim() == 1 and 1 < len(found) == len(round.cohort):
-            return {"cluster": found.to(torch.int64).tolist()}
-    return {}
+    known = matrix.detach().to("cpu", torch.float64)
+    return {"compared": ids[:kept].tolist(), "similarity": np.round(known[below[0], below[1]].numpy(), 4).tolist()}

@@ -61,10 +61,10 @@ class _Totals:
     def __init__(self, task: Task, test: Rows) -> None:
         metrics = task.metrics
         self._metrics, self._losses, self._rows = metrics, task.losses, test
-        parts = {key: part for key, part in metrics.parts().items() if key != "loss"}
+        parts = {key: part for key, part in metrics.parts.items() if key != "loss"}
         self._means = {key: part for key, part in parts.items() if isinstance(part, MeanOf)}
         self._others = {key: part for key, part in parts.items() if key not in self._means}
-        self._main = metrics.part(metrics.main)
+        self._main = metrics.part_of[metrics.main]
         self._each: dict[str, list[Tensor]] = {key: [] for key in ("loss", *self._means)}  # of [B]
         self._counts: list[Tensor] = []  # of [B]: entries that count; none where rows do
         self._sums: Tree = {}
@@ -87,14 +87,14 @@ class _Totals:
         if len(self._waiting) > 1:
             output, target = (tree.concatenate(parts) for parts in zip(*self._waiting))
         mask = torch.ones(len(target), dtype=torch.float64, device=target.device)
-        counted = self._metrics.counted(target, mask)
         plain = self._metrics.entries is None
+        counted = mask if plain else self._metrics.counted(target, mask)
         if not plain:
             self._counts.append(counted.flatten(1).sum(1))
         for key, part in self._means.items():
             values = part.each(output, target, counted).to(torch.float64)
             self._each[key].append(values if plain else (values * counted).flatten(1).sum(1))
-        sums = {key: _double(part(output, target, counted)) for key, part in self._others.items()}
+        sums = {key: tree.to(part(output, target, counted), torch.float64) for key, part in self._others.items()}
         self._sums = tree.map_leaves(torch.add, self._sums, sums) if self._sums else sums
         if self._main in self._others:
             self._add_clients(output, target, counted)
@@ -105,7 +105,8 @@ class _Totals:
         first, last = self._rows.starts.numpy(), (self._rows.starts + self._rows.sizes).numpy()
         for k in np.flatnonzero((first < start + len(target)) & (last > start) & (last > first)).tolist():
             own = slice(max(0, int(first[k]) - start), int(last[k]) - start)
-            sums = _double(self._others[self._main](tree.rows(output, own), target[own], counted[own]))
+            sums = self._others[self._main](tree.rows(output, own), target[own], counted[own])
+            sums = tree.to(sums, torch.float64)
             known = self._of_clients.get(k)
             self._of_clients[k] = sums if known is None else tree.map_leaves(torch.add, known, sums)
 
@@ -122,7 +123,8 @@ class _Totals:
         means = {key: (values.numpy(), None if key == "loss" else entries) for key, values in each.items()}
         for key, (values, over) in means.items():
             count = float(len(values) if over is None else over.sum())
-            sums[key] = {"total": torch.tensor(values.sum()), "count": torch.tensor(count, dtype=torch.float64)}
+            mean = {"total": torch.tensor(values.sum()), "count": torch.tensor(count, dtype=torch.float64)}
+            sums = {**sums, key: mean}
         of_clients = np.full(len(test.sizes), np.nan)
         if self._main in means:
             of_clients = client_means(*means[self._main], test)
@@ -151,10 +153,6 @@ def client_means(values: np.ndarray, counts: np.ndarray | None, rows: Rows) -> n
 
     count = sizes if counts is None else summed(counts)
     return np.divide(summed(values), count, out=np.full(len(sizes), np.nan), where=count > 0)
-
-
-def _double(sums: Tree) -> Tree:
-    return tree.map_leaves(lambda leaf: leaf.to(torch.float64), sums)
 
 
 def _or_nan(value: float | None) -> float:

@@ -123,21 +123,22 @@ class Run:
                 if self._privacy is not None:
                     done = self._privacy.accounted(done)
                 observation = observer.observe(done, self._model, traffic, time.perf_counter() - began)
-                position = self._record(observation)
-                self._model = observation.round.model
+                self._record(observation)
+                self._model = done.model
                 if observation.is_best:
                     self._best = self._model
-                due = self._is_due(observation.round.number) or self._ends
+                number = done.number
+                due = number % config.checkpoint.every == 0 or number == config.rounds or self._ends
                 if due:
-                    self._save(observation, position)
-                self._reached = observation.round.number
+                    self._save(observation)
+                self._reached = number
                 yield observation
                 if self._ends:
                     return
-                if interrupts.asked and observation.round.number < config.rounds:
+                if interrupts.asked and number < config.rounds:
                     self.stopped = interrupts.asked
                     if not due:
-                        self._save(observation, position)
+                        self._save(observation)
                     return
                 traffic, began = observation.traffic, time.perf_counter()
 
@@ -233,22 +234,18 @@ class Run:
         self._traffic = (saved.facts["bytes_up"], saved.facts["bytes_down"])
         self.notes += [f"fell back to round {saved.round}: {reason}" for reason in saved.skipped]
 
-    def _is_due(self, number: int) -> bool:
-        return number % self.config.checkpoint.every == 0 or number == self.config.rounds
-
-    def _record(self, observation: Observation) -> tuple[int, str]:
-        """Write the round's rows, before the checkpoint that refers to them; the end of the metrics file."""
+    def _record(self, observation: Observation) -> None:
+        """Write the round's rows, before the checkpoint that refers to them."""
         self._store_resolved()
-        position = self.folder.append(observation.row)
+        self.folder.metrics.append(observation.row)
         self.folder.clients.append(observation.clients, sync=False)
         kept = getattr(self.experiment.engine, "memory_bytes", {})
         self.folder.timing.append(observation.timing | ({"memory_bytes": kept} if kept else {}), sync=False)
         if self._tracker is not None:
             self._tracker.add(observation.row)
         self.on_round(observation)
-        return position
 
-    def _save(self, observation: Observation, position: tuple[int, str]) -> None:
+    def _save(self, observation: Observation) -> None:
         """Write a checkpoint of this round."""
         here, (up, down) = observation.round.snapshot, observation.traffic
         self.folder.clients.sync()
@@ -264,7 +261,7 @@ class Run:
                 **({} if self._best is None else {"best": self._best}),
             },
             {
-                "metrics": position,
+                "metrics": self.folder.metrics.position(),
                 "clients": self.folder.clients.position(),
                 "bad_rounds": here.bad_rounds,
                 "bytes_up": up,

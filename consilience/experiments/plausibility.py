@@ -49,7 +49,7 @@ def _refuse(task: Task, sums: Tree, rows: int) -> None:
         raise Refused(REASON, key="loss", detail="a negative loss")
     entries = _entries(metrics, sums, rows)
     for metric in metrics.metrics[1:]:
-        mine = sums.get(metrics.part(metric.key))
+        mine = sums.get(metrics.part_of[metric.key])
         if mine is None:
             continue
         if isinstance(metric.sums, MeanOf):
@@ -63,7 +63,7 @@ def _entries(metrics: Metrics, sums: Tree, rows: int) -> int:
     """The number of entries in the rows: the count of the means, or the entries of an example row times the rows."""
     if metrics.entries is None:
         return rows * max(1, metrics.example()[1][:1].numel())
-    means = (metrics.part(metric.key) for metric in metrics.metrics[1:] if isinstance(metric.sums, MeanOf))
+    means = (metrics.part_of[metric.key] for metric in metrics.metrics[1:] if isinstance(metric.sums, MeanOf))
     return next((int(sums[part]["count"]) for part in means if part in sums), rows)
 
 

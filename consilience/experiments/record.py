@@ -64,42 +64,44 @@ class Observer:
         """A round of `seconds` seconds with its rows; `before` is the model, `traffic` the bytes before it."""
         trained = time.perf_counter()
         up, down = traffic[0] + round.bytes_up, traffic[1] + round.bytes_down
-        chosen = self._validated(round)
+        chosen = {} if self.best is None else self._validated(round, self.best)
         is_best = self.best is not None and self.best.see({"round": round.number, **chosen})
-        scores, personal = self._scores(round), self._personally(round)
-        drift, length = _drift(round.cohort, before)
-        row = {**_quality(round.number, scores, self.task.metrics), **chosen, **self._locally(round, before)}
+        last = round.number == self.rounds or (self.best is not None and self.best.ends)
+        due = bool(self.every) and (round.number % self.every == 0 or last)
+        scores = self._scores(round) if due else None
+        personal = None if self.personal is None else self._personally(round, self.personal, due)
+        has_models = _has_models(round.cohort, before)
+        drift, length = _drift(round.cohort, before) if has_models else (None, 0.0)
+        row = {**_quality(round.number, scores, self.task.metrics), **chosen}
+        if self.local:
+            row |= self._locally(round, due and has_models)
         row |= {**(personal.recorded("personal") if personal else {}), **_training(round, drift, length)}
         row |= {"bytes_up": round.bytes_up, "bytes_down": round.bytes_down}
-        row |= {"bytes_up_total": up, "bytes_down_total": down}
-        row |= {
-            **{reason: round.cohort.counts.get(reason, 0) for reason in COUNTS},
-            **_refusals(round.cohort, scores, personal),
-        }
-        row |= {"simulated_seconds": round.clock, **_staleness(round)}
+        row |= {"bytes_up_total": up, "bytes_down_total": down, "simulated_seconds": round.clock}
+        row |= _missing(round.cohort, scores, personal)
         row |= {key: round.notes[key] for key in ("epsilon", "private", "bound") if key in round.notes}
-        row |= {key: count for key in WHERE_NEEDED if (count := round.cohort.counts.get(key, 0))}
-        timing = _timing(round, seconds, time.perf_counter() - trained)
+        tested_in = time.perf_counter() - trained
         clients = client_row(round, scores, personal, drift)
-        if self.maps and update_log.is_due(round.number) and _has_models(round.cohort, before):
+        if self.maps and has_models and update_log.is_due(round.number):
             clients |= update_log.update_row(round.cohort, before)
         return Observation(
             round=round,
             row=row,
-            timing=timing,
+            timing={
+                "round": round.number,
+                "seconds": seconds,
+                "evaluation_seconds": tested_in,
+                "clients_per_second": len(round.chosen) / seconds if seconds > 0 else None,
+            },
             traffic=(up, down),
             clients=clients,
             metrics=self.task.metrics.rows,
             is_best=is_best,
         )
 
-    def _due(self, round: Round) -> bool:
-        last = round.number == self.rounds or (self.best is not None and self.best.ends)
-        return bool(self.every) and (round.number % self.every == 0 or last)
-
-    def _validated(self, round: Round) -> dict[str, Any]:
+    def _validated(self, round: Round, best: BestSoFar) -> dict[str, Any]:
         """All metrics on the validation rows; nothing in rounds that are not validated."""
-        if self.best is None or round.number % (self.best.settings.every or 1):
+        if round.number % (best.settings.every or 1):
             return {}
         if self.validation is not None:
             found: Scores | None = evaluate(self.task, round.model, self.validation)
@@ -108,28 +110,21 @@ class Observer:
         return {PREFIX + key: value for key, value in found.values.items()} if found else {}
 
     def _scores(self, round: Round) -> Scores | None:
-        if self._due(round) and self.test is None and self.remote is not None:
-            return self.remote(round.model)
-        if not self._due(round) or self.test is None:
-            return None
+        """The global model's, on the server's test rows or on the clients' own; None where there are none."""
+        if self.test is None:
+            return None if self.remote is None else self.remote(round.model)
         found = evaluate(self.task, round.model, self.test)
         return replace(found, clients=replace(found.clients, sampled_from=self.sampled_from))
 
-    def _locally(self, round: Round, before: Tree) -> dict[str, Any]:
-        """Scores of the clients' trained models on all test rows; empty unless asked for."""
-        if not self.local:
-            return {}
-        found = ClientScores.none(self.task.metrics.main_row)
-        if self._due(round) and self.test is not None and _has_models(round.cohort, before):
-            found = evaluate_each(self.task, round.cohort.reply["model"], self.test)
-        return found.recorded("local")
+    def _locally(self, round: Round, due: bool) -> dict[str, Any]:
+        """Scores of the clients' trained models on all test rows."""
+        if not due or self.test is None:
+            return ClientScores.none(self.task.metrics.main_row).recorded("local")
+        return evaluate_each(self.task, round.cohort.reply["model"], self.test).recorded("local")
 
-    def _personally(self, round: Round) -> ClientScores | None:
-        """Scores of the clients' personal models; None if there are none."""
-        if self.personal is None:
-            return None
-        due = self._due(round)
-        return self.personal(round.snapshot.server) if due else ClientScores.none(self.task.metrics.main_row)
+    def _personally(self, round: Round, test: PersonalTest, due: bool) -> ClientScores:
+        """Scores of the clients' personal models."""
+        return test(round.snapshot.server) if due else ClientScores.none(self.task.metrics.main_row)
 
 
 def _quality(number: int, scores: Scores | None, metrics: Metrics) -> dict[str, Any]:
@@ -140,40 +135,34 @@ def _quality(number: int, scores: Scores | None, metrics: Metrics) -> dict[str, 
 
 
 def _training(round: Round, drift: torch.Tensor | None, length: float) -> dict[str, Any]:
-    """Participating clients, aggregation weights, missing replies and drift."""
+    """Participating clients, aggregation weights, losses, drift, and staleness if the server is asynchronous."""
     cohort, weights = round.cohort, round.notes.get("weights")
+    reply = cohort.reply if len(cohort) else {}
     shares = weights.to(torch.float64).cpu().numpy() if weights is not None and len(cohort) else None
-    mean = None if drift is None else float(drift.mean())
+    mean, loss = None if drift is None else float(drift.mean()), None
+    if "loss" in reply:  # weighted by rows; clients without steps are left out
+        rows = np.where(cohort.steps > 0, cohort.examples.cpu().numpy(), 0.0)
+        losses = reply["loss"].to(torch.float64).cpu().numpy()
+        loss = float(rows @ losses / rows.sum()) if rows.sum() > 0 else None
     return {
         "cohort": cohort.ids.tolist(),
         "weights": shares.tolist() if shares is not None else None,
-        "train_loss": _train_loss(cohort),
+        "train_loss": loss,
         "drift": mean,
         "drift_relative": mean / length if mean is not None and length else None,
-        **({"gamma": cohort.reply["gamma"].tolist()} if len(cohort) and "gamma" in cohort.reply else {}),
+        **({"gamma": reply["gamma"].tolist()} if "gamma" in reply else {}),
+        **({"staleness": round.notes["staleness"].tolist()} if "staleness" in round.notes else {}),
     }
 
 
-def _refusals(cohort: Cohort, scores: Scores | None, personal: ClientScores | None) -> dict[str, Any]:
-    """The number of refused replies, to training and tests, by reason; if any, the first of them in words."""
+def _missing(cohort: Cohort, scores: Scores | None, personal: ClientScores | None) -> dict[str, Any]:
+    """The number of missing and of refused replies, to training and tests, by reason; the first refused in words."""
+    counts = {reason: cohort.counts.get(reason, 0) for reason in COUNTS}
+    counts |= {reason: count for reason in WHERE_NEEDED if (count := cohort.counts.get(reason, 0))}
     tests = (*(scores.clients.refusals if scores else ()), *(personal.refusals if personal else ()))
     refusals = (*cohort.refusals, *tests)
     named = [str(refusal) for refusal in refusals[:MOST_REFUSALS]]
-    return {"rejected": tally(refusals), **({"refused": named} if named else {})}
-
-
-def _staleness(round: Round) -> dict[str, Any]:
-    """Staleness in rounds of the models that clients started from, if the server is asynchronous."""
-    return {"staleness": round.notes["staleness"].tolist()} if "staleness" in round.notes else {}
-
-
-def _train_loss(cohort: Cohort) -> float | None:
-    """The mean of the losses that clients report, weighted by their rows; clients without steps are left out."""
-    if not len(cohort) or "loss" not in cohort.reply:
-        return None
-    rows = np.where(cohort.steps > 0, cohort.examples.cpu().numpy(), 0.0)
-    losses = cohort.reply["loss"].to(torch.float64).cpu().numpy()
-    return float(rows @ losses / rows.sum()) if rows.sum() > 0 else None
+    return {**counts, "rejected": tally(refusals), **({"refused": named} if named else {})}
 
 
 def _has_models(cohort: Cohort, before: Tree) -> bool:
@@ -182,10 +171,8 @@ def _has_models(cohort: Cohort, before: Tree) -> bool:
     return isinstance(model, dict) and all(set(model.get(kind, ())) == set(before[kind]) for kind in before)
 
 
-def _drift(cohort: Cohort, before: Tree) -> tuple[torch.Tensor | None, float]:
-    """([m] |w_k - w|, |w|), w the model that clients were sent; None where replies are no models."""
-    if not _has_models(cohort, before):
-        return None, 0.0
+def _drift(cohort: Cohort, before: Tree) -> tuple[torch.Tensor, float]:
+    """([m] |w_k - w|, |w|), w the model that clients were sent; replies must be whole models."""
     params, anchors = cohort.reply["model"]["params"], list(before["params"].values())
     squares = each(_moved_squared, [params[name] for name in before["params"]], anchors)  # [m] per tensor
     lengths = [torch.linalg.vector_norm(anchor, dtype=torch.float64).square() for anchor in anchors]
@@ -195,8 +182,3 @@ def _drift(cohort: Cohort, before: Tree) -> tuple[torch.Tensor | None, float]:
 def _moved_squared(stacked: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
     """[m] squared distances of one tensor's rows from the anchor."""
     return torch.linalg.vector_norm((stacked - anchor).flatten(1), dim=1, dtype=torch.float64).square()
-
-
-def _timing(round: Round, training: float, testing: float) -> dict[str, Any]:
-    rate = len(round.chosen) / training if training > 0 else None
-    return {"round": round.number, "seconds": training, "evaluation_seconds": testing, "clients_per_second": rate}

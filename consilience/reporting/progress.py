@@ -18,7 +18,7 @@ from consilience.core.progress import listening
 from consilience.reporting.terminal import sparkline
 from consilience.runs.metric_table import main_of
 from consilience.runs.observation import Observation
-from consilience.runs.text import duration, rate
+from consilience.runs.text import duration, quality, rate
 
 MOST_NAMED = 5  # refused replies a round
 _NARROW = 72  # columns: in narrower terminals, speed and the clients of the round are left out
@@ -51,7 +51,10 @@ def _lines(observations: Iterable[Observation], rounds: int, done: int, console:
     clock, width = _Clock(rounds, done), len(str(rounds))
     for observation in observations:
         number = f"{observation.round.number:{width}}/{rounds}"
-        console.print(f"round {number}  {_said(observation, clock)}", highlight=False, soft_wrap=True, markup=False)
+        known = f"{quality(observation.row, observation.metrics)}{_rejected(observation)}"
+        speed = rate(observation.timing["clients_per_second"])
+        line = f"round {number}  {known}  {speed}  left {clock.left(observation)}"
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
         _name_refused(observation, console)
         yield observation
 
@@ -105,7 +108,7 @@ class _Status:
         self._metric = main.title if main else "train loss"
         value = observation.row.get(main.key if main else "train_loss")
         self._history = [*self._history[1 - _LONGEST_HISTORY :], value if isinstance(value, float) else None]
-        self._round, self._quality = observation.round.number, observation.quality()
+        self._round, self._quality = observation.round.number, quality(observation.row, observation.metrics)
         self._speed, self._left = rate(observation.timing["clients_per_second"]), self._clock.left(observation)
         self._refused += sum(observation.row["rejected"].values())
         self._last_refused = _rejected(observation).strip() or self._last_refused
@@ -165,11 +168,6 @@ def _in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell: Any = ipython.get_ipython() if ipython is not None else None
     return shell is not None and hasattr(shell, "kernel")
-
-
-def _said(observation: Observation, clock: _Clock) -> str:
-    speed = rate(observation.timing["clients_per_second"])
-    return f"{observation.quality()}{_rejected(observation)}  {speed}  left {clock.left(observation)}"
 
 
 def _rejected(observation: Observation) -> str:

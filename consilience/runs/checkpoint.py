@@ -18,7 +18,7 @@ from torch import Tensor
 from consilience.core.settings import Count, Invalid, Range, check_value
 from consilience.core.tree import Tree
 from consilience.runs import canonical, client_log, tree_file
-from consilience.runs.client_log import ClientLog, LogEntry, TableEntry, tables_in
+from consilience.runs.client_log import ClientLog, LogEntry, Table, TableEntry, tables_in
 from consilience.runs.disk import (
     disk,
     explain,
@@ -82,22 +82,24 @@ def save(
     check_value("round", round, Round)
     check_value("keep", keep, Count)
     root, stored_facts = Path(root), canonical.to_json_types(facts or {}, "facts")
-    _refuse_twins(trees)
-    tables = [table for name, tree in trees.items() for table in tables_in(name, tree)]
-    described = {}
+    if len({str(name).lower() for name in trees}) != len(trees):
+        raise Invalid(f"tree names {plain(list(trees))} differ in capitals only: not all disks tell those apart")
+    described, tables = {}, list[Table]()
     for name, tree in trees.items():
-        elsewhere = {path for table in tables if table.tree == name for path in table.entry.paths}
-        described[safe_name(name, "tree name")] = tree_file.describe(tree, name, elsewhere)
+        flat, layout = tree_file.describe(tree, safe_name(name, "tree name"))
+        own = tables_in(name, flat)
+        elsewhere = {path for table in own for path in table.entry.paths}
+        described[name] = {path: leaf for path, leaf in flat.items() if path not in elsewhere}, layout
+        tables += own
     clients = clients or ClientLog()
     try:
-        make_inner_folder(root)
-        _clean(root)
-        final = _free_name(root, round)
+        final = _new_generation(root, round)
         entry = clients.append(root, tables) if tables else None
         _write(final, round, described, stored_facts, tuple(table.entry for table in tables), entry)
     except OSError as problem:
         raise CheckpointError(explain(f"save the checkpoint of round {round}:", root, problem)) from problem
-    clients.commit()
+    if tables:
+        clients.commit()
     _retire(root, final, keep)
     _remove_unused_logs(root)
     return final
@@ -235,17 +237,12 @@ def _read_log(file: Path, manifest: Manifest) -> dict[tuple[str, str], Tensor]:
 def _remove_unused_logs(root: Path) -> None:
     """Remove files with clients' rows that no generation refers to; all stay while a generation cannot be read."""
     try:
-        used = {manifest.log.file for path in _named(root) if (manifest := _manifest(path)).log is not None}
-        for name in client_log.log_files(root) - used:
+        files = client_log.log_files(root)
+        manifests = [_manifest(path) for path in _named(root)] if files else []
+        for name in files - {manifest.log.file for manifest in manifests if manifest.log is not None}:
             disk.unlink(root / name)
     except (OSError, CheckpointError) as problem:
         log.warning("outdated clients' rows in %s are not removed: %s", plain(root, most=400), problem)
-
-
-def _refuse_twins(trees: Mapping[str, Tree]) -> None:
-    lowered = [str(name).lower() for name in trees]
-    if len(set(lowered)) != len(lowered):
-        raise Invalid(f"tree names {plain(list(trees))} differ in capitals only: not all disks tell those apart")
 
 
 def _order(name: str) -> tuple[int, int] | None:
@@ -254,9 +251,14 @@ def _order(name: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2] or 1)) if match else None
 
 
-def _free_name(root: Path, round: int) -> Path:
-    """A name not in use: nothing is ever renamed over an existing generation."""
-    taken = [order[1] for order in map(_order, os.listdir(root)) if order and order[0] == round]
+def _new_generation(root: Path, round: int) -> Path:
+    """A path not in use, since nothing is renamed over a generation; drafts that a crash left behind are removed."""
+    make_inner_folder(root)
+    names = os.listdir(root)
+    for name in names:
+        if is_temporary(name, _GENERATION):
+            _remove(root / name)
+    taken = [order[1] for order in map(_order, names) if order and order[0] == round]
     return root / (f"round-{round:08d}" + (f".{max(taken) + 1}" if taken else ""))
 
 
@@ -277,13 +279,6 @@ def _retire(root: Path, newest: Path, keep: int) -> None:
                 raise CheckpointError(f"{message}; a resume would take it for the latest") from problem
             log.warning(message)
         _remove(temporary(path))
-
-
-def _clean(root: Path) -> None:
-    """Remove drafts that a crash left behind."""
-    for name in os.listdir(root):
-        if is_temporary(name, _GENERATION):
-            _remove(root / name)
 
 
 def _remove(leftover: Path) -> None:

@@ -9,10 +9,11 @@ belong to its checkpoint, and their digest; the rest belongs to later checkpoint
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,9 +27,8 @@ from consilience.core.remote import RemoteTensor
 from consilience.core.tree import Tree
 from consilience.core.versions import ClientVector, Mark
 from consilience.runs.disk import append_file, open_file, sync_folder, write_file
-from consilience.runs.tree_file import DEEPEST
 from consilience.stores.block_storage import BlockStorage, RowLayout
-from consilience.stores.client_rows import NOWHERE, ClientRows
+from consilience.stores.client_rows import NOWHERE, ClientRows, Column
 
 WHOLE = 1 << 20  # bytes of all clients' rows up to which a checkpoint stores them itself
 SLACK = 1 << 20  # bytes by which the file may exceed twice the size of the current rows
@@ -100,35 +100,30 @@ class LogEntry:
     sha256: str
 
 
-def tables_in(name: str, values: Tree) -> list[Table]:
-    """The tables of a tree that are too large to be written whole, and that say what has changed."""
+def tables_in(name: str, flat: Mapping[str, Tensor]) -> list[Table]:
+    """The tables among a tree's tensors that are too large to be written whole, and that say what has changed."""
     found: dict[int, tuple[Any, list[str]]] = {}
-    for path, leaf in _leaves(values):
-        source = getattr(leaf.source, "table", None) or getattr(leaf.source, "vector", None)
-        if source is not None and leaf.rows is None:
+    for path, leaf in flat.items():
+        if isinstance(leaf, RemoteTensor) and leaf.rows is None and isinstance(leaf.source, (Column, ClientVector)):
+            source = leaf.source.table if isinstance(leaf.source, Column) else leaf.source
             found.setdefault(id(source), (source, []))[1].append(path)
     tables = []
     for source, paths in found.values():
         own = [""] if isinstance(source, ClientVector) else list(tree.flatten(source.initial))
-        table = Table(name, paths[0].removesuffix(own[0]), source, _layout(source))
+        if isinstance(source, ClientVector):
+            layout = _number_layout(source.dtype)
+        else:
+            layout = source.storage.layout if isinstance(source.storage, BlockStorage) else RowLayout(source.initial)
+        table = Table(name, paths[0].removesuffix(own[0]), source, layout)
         if paths == [table.prefix + path for path in own] and len(source) * table.layout.length > WHOLE:
             tables.append(table)
     return tables
 
 
-def _layout(source: ClientRows | ClientVector) -> RowLayout:
-    if isinstance(source, ClientVector):
-        return RowLayout({"value": torch.from_numpy(np.empty((), dtype=source.dtype))})
-    return source.storage.layout if isinstance(source.storage, BlockStorage) else RowLayout(source.initial)
-
-
-def _leaves(values: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, RemoteTensor]]:
-    """Leaves that can be tables; unsupported values are refused when the tree is described."""
-    for key, value in values.items() if isinstance(values, dict) and depth <= DEEPEST else ():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}{tree.SEPARATOR}", depth + 1)
-        elif isinstance(value, RemoteTensor):
-            yield prefix + key, value
+@functools.cache
+def _number_layout(dtype: np.dtype[Any]) -> RowLayout:
+    """Rows of one number."""
+    return RowLayout({"value": torch.from_numpy(np.empty((), dtype=dtype))})
 
 
 class ClientLog:

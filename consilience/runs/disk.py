@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from consilience.runs.names import plain
@@ -113,50 +113,43 @@ def _wrong_kind(path: Path, mode: int, wanted: str = "file") -> OSError:
 def write_file(path: Path, chunks: Iterable[Bytes], *, mode: int = 0o666) -> tuple[int, str]:
     """Create a file, flushed to the device; its byte length and SHA-256."""
     digest, length = hashlib.sha256(), 0
-    with _naming(path):
-        fd = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS | _CLOSED_ON_EXEC, mode)
-        with _closing(fd):
-            for chunk in chunks:
-                write_all(fd, chunk)
-                digest.update(chunk)
-                length += len(chunk)
-            disk.fsync(fd)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS | _CLOSED_ON_EXEC
+    with _opened(path, disk.open, flags, mode) as fd:
+        for chunk in chunks:
+            write_all(fd, chunk)
+            digest.update(chunk)
+            length += len(chunk)
+        disk.fsync(fd)
     return length, digest.hexdigest()
 
 
 def append_file(path: Path, data: bytes, *, at: int, sync: bool) -> None:
     """Append `data` at byte `at`, the current end of the file; all of it, or nothing."""
-    with _naming(path):
-        fd = open_file(path, os.O_WRONLY | os.O_APPEND)
-        with _closing(fd):
-            size = os.fstat(fd).st_size
-            if size != at:
-                raise OSError(errno.EBUSY, f"holds {size} bytes where {at} were left", str(path))
-            try:
-                write_all(fd, data)
-                if sync:
-                    disk.fsync(fd)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    disk.truncate(fd, at)
-                raise
+    with _opened(path, open_file, os.O_WRONLY | os.O_APPEND) as fd:
+        size = os.fstat(fd).st_size
+        if size != at:
+            raise OSError(errno.EBUSY, f"holds {size} bytes where {at} were left", str(path))
+        try:
+            write_all(fd, data)
+            if sync:
+                disk.fsync(fd)
+        except OSError:
+            with contextlib.suppress(OSError):
+                disk.truncate(fd, at)
+            raise
 
 
 def cut_file(path: Path, length: int) -> None:
     """Truncate the file to `length` bytes, durably."""
-    with _naming(path):
-        fd = open_file(path, os.O_WRONLY)
-        with _closing(fd):
-            disk.truncate(fd, length)
-            disk.fsync(fd)
+    with _opened(path, open_file, os.O_WRONLY) as fd:
+        disk.truncate(fd, length)
+        disk.fsync(fd)
 
 
 def sync_file(path: Path) -> None:
     """Make what was written to a file durable."""
-    with _naming(path):
-        fd = open_file(path, os.O_WRONLY)
-        with _closing(fd):
-            disk.fsync(fd)
+    with _opened(path, open_file, os.O_WRONLY) as fd:
+        disk.fsync(fd)
 
 
 def replace_file(path: Path, data: bytes) -> None:
@@ -197,25 +190,24 @@ def make_folder(path: Path) -> None:
 
 def make_inner_folder(path: Path) -> None:
     """Make a folder of our own inside another; a link of that name is refused, even one to a folder."""
+    if is_folder(path):
+        return
     make_folder(path.parent)
-    if not is_folder(path):
-        disk.mkdir(path)
-        sync_folder(path.parent)
+    disk.mkdir(path)
+    sync_folder(path.parent)
 
 
 def sync_folder(path: Path) -> None:
     """Make the names in a folder durable, where the system knows how to."""
     if os.name == "nt":
         return
-    with _naming(path):
-        fd = disk.open(path, os.O_RDONLY | _ONLY_FOLDERS | _CLOSED_ON_EXEC)
-        with _closing(fd):
-            try:
-                disk.fsync(fd)
-            except OSError as problem:
-                # Some network file systems cannot flush a folder; that is no sign of a failing disk.
-                if problem.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
-                    raise
+    with _opened(path, disk.open, os.O_RDONLY | _ONLY_FOLDERS | _CLOSED_ON_EXEC) as fd:
+        try:
+            disk.fsync(fd)
+        except OSError as problem:
+            # Some network file systems cannot flush a folder; that is no sign of a failing disk.
+            if problem.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
+                raise
 
 
 def read_file(path: Path, *, most: int | None = None) -> bytes:
@@ -248,23 +240,21 @@ def free_space(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Errors of calls on a descriptor do not say which file: add it."""
+def _opened(path: Path, how: Callable[..., int], *flags: int) -> Iterator[int]:
+    """A descriptor that is closed on exit; an error of close is raised unless another error came first.
+
+    Errors of calls on a descriptor do not say which file: its path is added.
+    """
     try:
-        yield
+        fd = how(path, *flags)
+        try:
+            yield fd
+        except BaseException:
+            with contextlib.suppress(OSError):
+                disk.close(fd)
+            raise
+        disk.close(fd)
     except OSError as problem:
         if problem.filename is None:
             problem.filename = str(path)
         raise
-
-
-@contextlib.contextmanager
-def _closing(fd: int) -> Iterator[None]:
-    """Close on exit; an error of close is raised unless another error came first."""
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError):
-            disk.close(fd)
-        raise
-    disk.close(fd)

@@ -57,8 +57,10 @@ class RunFolder:
     metrics: RowLog = field(init=False, repr=False)  # reproducible byte for byte
     timing: RowLog = field(init=False, repr=False)  # wall-clock times, separate because they are not reproducible
     clients: RowLog = field(init=False, repr=False)  # client by client, reproducible as well; old runs have none
+    checkpoints: Path = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "checkpoints", self.path / "checkpoints")
         for name in ("metrics", "timing", "clients"):
             object.__setattr__(self, name, RowLog(self.path / f"{name}.jsonl", chained=self.version > 1))
 
@@ -87,10 +89,6 @@ class RunFolder:
     @property
     def name(self) -> str:
         return self.path.name
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
 
     @property
     def partition(self) -> Path:
@@ -173,10 +171,6 @@ class RunFolder:
             return os.fdopen(open_file(self.path / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a", encoding="utf-8")
         except OSError as problem:
             raise RecordError(explain("write the log to", self.path / name, problem)) from problem
-
-    def append(self, row: Mapping[str, Any], *, sync: bool = True) -> tuple[int, str]:
-        """Add a metrics row; byte length and SHA-256 of the file so far belong in the checkpoint's facts."""
-        return self.metrics.append(row, sync=sync)
 
     def cut_back(self, metrics: tuple[int, str], clients: tuple[int, str] | None) -> None:
         """Truncate metrics and clients to the positions in a checkpoint, the timing to its last complete line.

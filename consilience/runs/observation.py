@@ -7,7 +7,6 @@ from typing import Any
 
 from consilience.core.metrics import MetricRow
 from consilience.core.rounds import Round
-from consilience.runs.text import quality
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -21,7 +20,3 @@ class Observation:
     clients: dict[str, Any]  # client by client, a function of the settings as well
     metrics: tuple[MetricRow, ...] = ()  # description of the row's metrics
     is_best: bool = False  # the model is the best so far on the validation rows
-
-    def quality(self) -> str:
-        """The quality of the model, as text."""
-        return quality(self.row, self.metrics)

@@ -45,7 +45,8 @@ class RowLog:
     def append(self, row: Mapping[str, Any], *, sync: bool = True) -> tuple[int, str]:
         """Add one row, durably unless `sync` is off; the file's byte length and SHA-256 so far."""
         stored = canonical.to_json_types(row, "row", nonfinite_as_null=True)
-        self._catch_up()
+        if self._length < 0:
+            self._catch_up()
         chain = _link(self._chain, stored) if self.chained else ""
         line = canonical.encode(stored | ({CHAIN: chain} if self.chained else {})) + b"\n"
         try:
@@ -65,13 +66,15 @@ class RowLog:
 
     def position(self) -> tuple[int, str]:
         """The file's byte length and SHA-256 now: what `truncate` needs to come back to this point."""
-        self._catch_up()
+        if self._length < 0:
+            self._catch_up()
         return self._length, self._digest.hexdigest()
 
     @property
     def chain(self) -> str:
         """The chain after the last row of a chained log; "" before the first."""
-        self._catch_up()
+        if self._length < 0:
+            self._catch_up()
         return self._chain
 
     def truncate(self, length: int, sha256: str) -> None:
@@ -142,8 +145,7 @@ class RowLog:
             raise RecordError(explain("read", self.path, problem)) from problem
 
     def _catch_up(self) -> None:
-        if self._length >= 0:
-            return
+        """Read what an earlier process wrote."""
         data = self._bytes()
         if data and not data.endswith(b"\n"):
             raise RecordError(f"{self.path} ends in a torn line: resume the run, which cuts it back")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,17 +45,14 @@ class TreeLayout:
     strides: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-def describe(tree: Tree, name: str, elsewhere: Container[str] = ()) -> tuple[dict[str, Tensor], TreeLayout]:
-    """A tree's tensors by path and its layout; `Invalid`, before any writing, if it cannot be stored.
-
-    elsewhere: paths of tensors that are stored in another file.
-    """
+def describe(tree: Tree, name: str) -> tuple[dict[str, Tensor], TreeLayout]:
+    """A tree's tensors by path and its layout; `Invalid`, before any writing, if it cannot be stored."""
     if sys.byteorder != "little":
         raise Invalid("checkpoints are written in little-endian order, which this machine does not use")
     if not isinstance(tree, dict):
         raise Invalid(f"tree {name!r} is {type(tree).__name__}: a checkpoint holds nested dicts of tensors")
     found = dict(_walk(tree, name, "", 0))
-    flat = {path: leaf for path, leaf in found.items() if leaf is not None and path not in elsewhere}
+    flat = {path: leaf for path, leaf in found.items() if leaf is not None}
     strides = {path: tuple(leaf.stride()) for path, leaf in flat.items() if _is_reordered(leaf.shape, leaf.stride())}
     return flat, TreeLayout(entries=tuple(found), strides=strides)
 
@@ -124,23 +121,27 @@ def _walk(tree: Tree, name: str, prefix: str, depth: int) -> Iterator[tuple[str,
 
 
 def _check_key(key: Any, name: str, prefix: str) -> None:
-    place = f"tree {name!r} has the key {plain(repr(key))} at {plain(prefix) or 'the top'}"
     if not isinstance(key, str) or not key or SEPARATOR in key:
-        raise Invalid(f"{place}: keys are non-empty text without {SEPARATOR!r}")
-    if not prefix and key == "__metadata__":
-        raise Invalid(f"{place}: safetensors keeps that name for itself, use another")
-    if any("\ud800" <= character <= "\udfff" for character in key):
-        raise Invalid(f"{place}: it is not valid Unicode")
+        wrong = f"keys are non-empty text without {SEPARATOR!r}"
+    elif not prefix and key == "__metadata__":
+        wrong = "safetensors keeps that name for itself, use another"
+    elif any("\ud800" <= character <= "\udfff" for character in key):
+        wrong = "it is not valid Unicode"
+    else:
+        return
+    raise Invalid(f"tree {name!r} has the key {plain(repr(key))} at {plain(prefix) or 'the top'}: {wrong}")
 
 
 def _check_leaf(leaf: Any, name: str, path: str) -> None:
-    place = f"tree {name!r} at {plain(path)}"
     if not isinstance(leaf, Tensor):
-        raise Invalid(f"{place} is {type(leaf).__name__}: a checkpoint holds tensors (other things go into `facts`)")
-    if leaf.layout != torch.strided or leaf.is_quantized or leaf.device.type == "meta":
-        raise Invalid(f"{place} is sparse, quantised or without data: store a dense tensor")
-    if leaf.dtype not in CODES:
-        raise Invalid(f"{place} is {leaf.dtype}, which safetensors cannot hold: store its real parts")
+        wrong = f"{type(leaf).__name__}: a checkpoint holds tensors (other things go into `facts`)"
+    elif leaf.layout != torch.strided or leaf.is_quantized or leaf.device.type == "meta":
+        wrong = "sparse, quantised or without data: store a dense tensor"
+    elif leaf.dtype not in CODES:
+        wrong = f"{leaf.dtype}, which safetensors cannot hold: store its real parts"
+    else:
+        return
+    raise Invalid(f"tree {name!r} at {plain(path)} is {wrong}")
 
 
 def _insert(tree: Tree, path: str, value: Any) -> None:

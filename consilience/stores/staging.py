@@ -14,7 +14,7 @@ from torch import Tensor
 from consilience.core import tree
 from consilience.core.federation import Rows
 from consilience.core.plans import Plan
-from consilience.core.stored_rows import HostSource, has_stored, is_stored, stored, stored_values
+from consilience.core.stored_rows import HostSource, is_stored, stored, stored_values
 
 Where = Literal["auto", "device", "host"]
 GROUP_BYTES = 64 << 20  # of stored rows per group, where group size does not change results
@@ -29,7 +29,7 @@ def placed_rows(rows: Rows, device: torch.device, dtype: torch.dtype, where: Whe
     if where == "host" and device.type != "cpu":
         rows = replace(rows, x=tree.map_leaves(lambda leaf: leaf if is_stored(leaf) else _in_host(leaf, dtype), rows.x))
     placed = rows.to(device, dtype)
-    if where == "auto" or not has_stored(placed.x):
+    if where == "auto" or not placed.is_stored:
         return placed
 
     def load(leaf: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class Stager:
 
     def begin(self, plan: Plan, store: Rows) -> None:
         """Start reading the rows of a plan, for `stage`."""
-        if not has_stored(store.x):
+        if not store.is_stored:
             return
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="rows")
@@ -75,7 +75,7 @@ class Stager:
 
     def stage(self, plan: Plan, store: Rows) -> tuple[Plan, Rows]:
         """(plan, store) with only the rows that the plan needs; both unchanged if no row is stored elsewhere."""
-        if not has_stored(store.x):
+        if not store.is_stored:
             return plan, store
         if id(plan) in self._begun:
             needed, places, reading = self._begun.pop(id(plan))[1]
@@ -89,7 +89,7 @@ class Stager:
 
     def ahead(self, groups: Sequence[np.ndarray], draw: Draw, store: Rows) -> Iterator[tuple[np.ndarray, Plan, Rows]]:
         """Each group with its plan and rows; the next group's rows are read while the caller works on this one."""
-        if not has_stored(store.x):
+        if not store.is_stored:
             yield from ((group, draw(group), store) for group in groups)
             return
         coming: list[tuple[np.ndarray, Plan]] = []

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import grad
+from torch.utils import _pytree as pytree
 
 from consilience.core.tree import Tree, leaves, map_leaves
 
@@ -29,12 +30,4 @@ def gradient(objective: Objective, params: Tree) -> tuple[Tree, Any]:
         none = (None,) * len(flat)
         found = torch.autograd.grad(value, flat, allow_unused=True) if value.requires_grad else none
     grads = iter([torch.zeros_like(v) if g is None else g for v, g in zip(flat, found)])
-    return map_leaves(lambda _: next(grads), params), _detached(extra)
-
-
-def _detached(extra: Any) -> Any:
-    if isinstance(extra, Tensor):
-        return extra.detach()
-    if isinstance(extra, dict):
-        return {key: _detached(value) for key, value in extra.items()}
-    return type(extra)(_detached(value) for value in extra) if isinstance(extra, (tuple, list)) else extra
+    return map_leaves(lambda _: next(grads), params), pytree.tree_map_only(Tensor, Tensor.detach, extra)

@@ -95,15 +95,11 @@ def class_scores(which: int, counts: np.ndarray) -> np.ndarray:
     return np.where(decided + occurring > 0, found, np.nan)
 
 
-def macro(which: int, counts: np.ndarray) -> float:
+def macro(which: int, sums: Tree) -> float:
     """The mean over the classes that occur or were predicted."""
-    scores = class_scores(which, counts)
+    scores = class_scores(which, sums["counts"].numpy())
     known = scores[~np.isnan(scores)]
     return float(known.mean()) if len(known) else np.nan
-
-
-def _macro(which: int, sums: Tree) -> float:
-    return macro(which, sums["counts"].numpy())
 
 
 def _of_class(which: int, number: int, sums: Tree) -> float:
@@ -133,7 +129,7 @@ def macro_scores(counts: Counts, of: str = "classes") -> tuple[Metric, ...]:
             unit=SHARE,
             sums=counts,
             implausible=impossible_counts,
-            value=functools.partial(_macro, which),
+            value=functools.partial(macro, which),
             caption=f"Mean over {of} of the {name} of the global model, on all test rows.",
             detail=key != "f1",
         )
@@ -185,7 +181,7 @@ def overlaps(counts: Counts) -> tuple[Metric, ...]:
             unit=SHARE,
             sums=counts,
             implausible=impossible_counts,
-            value=functools.partial(_macro, IOU),
+            value=functools.partial(macro, IOU),
             caption=iou,
         ),
         Metric(
@@ -194,7 +190,7 @@ def overlaps(counts: Counts) -> tuple[Metric, ...]:
             unit=SHARE,
             sums=counts,
             implausible=impossible_counts,
-            value=functools.partial(_macro, F1),
+            value=functools.partial(macro, F1),
             caption=dice,
         ),
     )

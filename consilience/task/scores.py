@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from consilience.core.metrics import Better, MetricRow
+from consilience.core.metrics import MetricRow
 from consilience.core.refusal import Refusal
 
 
@@ -26,8 +26,22 @@ class ClientScores:
         return ClientScores(main=main, loss=np.empty(0), values=np.empty(0))
 
     def spread(self) -> dict[str, float | None]:
-        """Mean, median, worst tenth and spread of the main metric."""
-        return fairness(self.values, self.main.better)
+        """Mean, median, worst tenth and spread of the main metric over the clients that have test rows.
+
+        The worst tenth is the mean of the worst 10 % of clients, at least one. The median is the most robust to a
+        client that reports false values.
+        """
+        known = np.sort(self.values[np.isfinite(self.values)])
+        if not len(known):
+            return {"mean": None, "median": None, "worst_tenth": None, "spread": None}
+        count = max(1, len(known) // 10)
+        worst = known[:count] if self.main.better == "higher" else known[-count:]
+        return {
+            "mean": float(known.mean()),
+            "median": float(np.median(known)),
+            "worst_tenth": float(worst.mean()),
+            "spread": float(known.std()),
+        }
 
     def mean_loss(self) -> float | None:
         """The mean loss over the clients that have one."""
@@ -63,22 +77,3 @@ class Scores:
 
     def __getitem__(self, key: str) -> float | None:
         return self.values[key]
-
-
-def fairness(values: np.ndarray, better: Better) -> dict[str, float | None]:
-    """Mean, median, worst tenth and spread over clients with rows.
-
-    The worst tenth is the mean of the worst 10 % of clients, at least one. The median is the most robust to a client
-    that reports false values.
-    """
-    known = np.sort(values[np.isfinite(values)])
-    if not len(known):
-        return {"mean": None, "median": None, "worst_tenth": None, "spread": None}
-    count = max(1, len(known) // 10)
-    worst = known[:count] if better == "higher" else known[-count:]
-    return {
-        "mean": float(known.mean()),
-        "median": float(np.median(known)),
-        "worst_tenth": float(worst.mean()),
-        "spread": float(known.std()),
-    }

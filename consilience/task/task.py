@@ -168,12 +168,19 @@ class Task(contract.Task):
         `through(module, x)` may use the module's other methods: what it returns is the output instead of forward's.
         """
         buffers = {name: value.clone() for name, value in model["buffers"].items()} if train else model["buffers"]
-        values = {**self._given, **model["params"], **buffers, **self._extra(train, mask, key)}
+        values = {**self._given, **model["params"], **buffers}
+        if train and mask is not None:
+            values.update(dict.fromkeys(self._masks, mask))
+        if train and key is not None:
+            values.update(dict.fromkeys(self._keys, key))
         module = self._replica(train)
         for name in self._keys:
             module.get_submodule(name.rpartition(".")[0]).calls = 0  # type: ignore[assignment]
-        with _forwarding_to(through, module), self._draws(train, mask, key):
-            return functional_call(module, values, (x,)), buffers
+        with self._draws(train, mask, key):
+            if through is None:
+                return functional_call(module, values, (x,)), buffers
+            with _forwarding_to(through, module):
+                return functional_call(module, values, (x,)), buffers
 
     def features(
         self, model: Tree, x: Any, *, train: bool = False, mask: Tensor | None = None, key: Tensor | None = None
@@ -245,14 +252,6 @@ class Task(contract.Task):
                     target.copy_(values[name])
         return module.eval()
 
-    def _extra(self, train: bool, mask: Tensor | None, key: Tensor | None) -> dict[str, Tensor]:
-        extra: dict[str, Tensor] = {}
-        if train and mask is not None:
-            extra.update(dict.fromkeys(self._masks, mask))
-        if train and key is not None:
-            extra.update(dict.fromkeys(self._keys, key))
-        return extra
-
     @contextlib.contextmanager
     def _draws(self, train: bool, mask: Tensor | None, key: Tensor | None) -> Iterator[None]:
         """Random operations draw from the key (a fixed one in evaluation); the first pass detects those that cannot."""
@@ -265,7 +264,8 @@ class Task(contract.Task):
         self._guarded.add((train, device))
 
     def _replica(self, train: bool) -> nn.Module:
-        self.ready()
+        if not hasattr(self._replicas, "eval"):
+            self.ready()
         return self._replicas.train if train else self._replicas.eval
 
     @property
@@ -302,10 +302,7 @@ def _features(module: Any, x: Any) -> Tensor:
 
 
 @contextlib.contextmanager
-def _forwarding_to(through: Callable[[nn.Module, Any], Any] | None, module: nn.Module) -> Iterator[None]:
-    if through is None:
-        yield
-        return
+def _forwarding_to(through: Callable[[nn.Module, Any], Any], module: nn.Module) -> Iterator[None]:
     module.forward = functools.partial(through, module)
     try:
         yield

@@ -166,15 +166,17 @@ def _checked(
     steps = _count("steps", arrival.steps, least=0)
     if steps > limits.max_steps:
         raise Refused("steps", detail=f"{steps:,}: more than max_steps = {limits.max_steps:,}")
-    reply = arrival.reply
-    if arrival.packed is not None:
+    if arrival.packed is not None:  # compared before it is parsed
         reply = template.read(arrival.packed, limits.castable, slack=limits.slack)
-    template.compare(reply, limits.castable)
+        flat = tree.flatten(reply)
+    else:
+        reply = arrival.reply
+        flat = template.compare(reply, limits.castable)
     if arrival.digest is None and limits.needs_digest:
         raise Refused("digest", detail="it came without one")
     if arrival.digest is not None and arrays.digest(reply, *arrival.facts) != arrival.digest:
         raise Refused("digest", detail="not what the sender's digest says: truncated or changed on the way")
-    reply, casts = template.check_casting(reply, limits.castable)
+    reply, casts = template.cast(flat)
     notes.extend(f"{who}: {path} cast to {arrays.dtype_name(template.leaves[path].dtype)}" for path in casts)
     metrics, dropped = _clean(arrival.metrics, limits.max_metrics)
     if dropped:

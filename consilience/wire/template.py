@@ -68,16 +68,25 @@ class Template:
 
     def check_casting(self, reply: Any, castable: Collection[str] = ()) -> tuple[Tree, tuple[str, ...]]:
         """`check`, and the paths of the tensors that were cast."""
-        flat = self._compared(reply, castable)
+        return self.cast(self.compare(reply, castable))
+
+    def cast(self, flat: Mapping[str, Tensor]) -> tuple[Tree, tuple[str, ...]]:
+        """A reply of compared tensors in the expected types, and the paths of those cast; `Refused` if not finite."""
         casts = tuple(path for path, leaf in self.leaves.items() if flat[path].dtype != leaf.dtype)
         values = {path: flat[path].detach().to(leaf.dtype) for path, leaf in self.leaves.items()}
         if not tree.is_finite(list(values.values())):
             raise _nonfinite(values)
         return self._build(values), casts
 
-    def compare(self, reply: Any, castable: Collection[str] = ()) -> None:
-        """`check` without the values."""
-        self._compared(reply, castable)
+    def compare(self, reply: Any, castable: Collection[str] = ()) -> dict[str, Tensor]:
+        """The reply's tensors by path, after `check` without the values."""
+        flat = {path: leaf for path, leaf in _walk(reply) if leaf is not None}
+        self._compare_keys(flat)
+        for path, leaf in flat.items():
+            if leaf.layout != torch.strided or leaf.is_quantized or leaf.device.type == "meta":
+                raise Refused("format", key=path, detail="a tensor that is sparse, quantised or without values")
+            self._compare(path, tuple(leaf.shape), leaf.dtype, castable)
+        return flat
 
     def read(self, packed: Any, castable: Collection[str] = (), *, slack: int = 0) -> Tree:
         """A reply from bytes: names, sizes, shapes and types are checked before it is parsed.
@@ -97,15 +106,6 @@ class Template:
         """A reply as bytes, by path, for sending."""
         flat = {path: leaf for path, leaf in _walk(reply) if leaf is not None}
         return {path: arrays.to_bytes(flat[path]) for path in self.leaves}
-
-    def _compared(self, reply: Any, castable: Collection[str]) -> dict[str, Tensor]:
-        flat = {path: leaf for path, leaf in _walk(reply) if leaf is not None}
-        self._compare_keys(flat)
-        for path, leaf in flat.items():
-            if leaf.layout != torch.strided or leaf.is_quantized or leaf.device.type == "meta":
-                raise Refused("format", key=path, detail="a tensor that is sparse, quantised or without values")
-            self._compare(path, tuple(leaf.shape), leaf.dtype, castable)
-        return flat
 
     def _compare_keys(self, found: Collection[str]) -> None:
         for path in self.leaves:

@@ -12,7 +12,7 @@ from torch.func import vmap
 
 import consilience as cs
 from consilience import algorithms
-from consilience.client.augmentations import Crop, Cutout, Flip, MixUp, TokenDropout, augmented, losses
+from consilience.client.augmentations import Crop, Cutout, Flip, MixUp, TokenDropout, augmented, mixed_losses
 from consilience.core.federation import Federation
 from consilience.core.plans import Batch
 from consilience.core.rounds import run
@@ -84,7 +84,7 @@ def test_rows_are_mixed_with_their_partners_and_so_are_losses() -> None:
     output = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     soft = mixed.share * nn.functional.one_hot(y, 3) + (1 - mixed.share) * nn.functional.one_hot(y[partner], 3)
     by_hand = nn.functional.cross_entropy(output, soft, reduction="none")
-    torch.testing.assert_close(losses(task, output, varied, mixed), by_hand)
+    torch.testing.assert_close(mixed_losses(task, output, varied, mixed), by_hand)
 
 
 def test_shares_are_drawn_from_a_beta_distribution() -> None:

@@ -46,7 +46,7 @@ def test_a_client_that_did_no_step_keeps_what_it_had() -> None:
 def test_nothing_is_said_unless_asked() -> None:
     part = PreviousModel()
     _, said = part.update(part.init(model(0.0)), done(model(1.0), model(0.0)))
-    assert said == {} and part.says == () and PreviousModel(report=True).says == ("moved",)
+    assert said == {} and part.adds_to_reply == () and PreviousModel(report=True).adds_to_reply == ("moved",)
 
 
 def test_it_vectorises() -> None:

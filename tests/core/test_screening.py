@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from test_remote import Shelf
 from torch import Tensor
 
+from consilience.algorithms.fedavg import fedavg
 from consilience.core import lengths
+from consilience.core.conclusion import conclude
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.screening import Limits, screen_replies, unusable
+from consilience.server.averaging.weighting.by_size import UniformWeights
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -231,3 +234,19 @@ def test_models_that_cannot_be_used() -> None:
     ):
         assert words in unusable({"params": {"w": torch.full((3,), value), "v": torch.ones(2)}})
     assert unusable({"params": {"w": torch.full((3,), 1e30, dtype=torch.float64)}}) == ""
+
+
+def test_growth_is_measured_from_what_each_was_sent_also_after_a_refusal() -> None:
+    """The first client is refused: of the others, each starts from its own model, and only the last moved far."""
+    starts = torch.tensor([[7.0], [0.0], [100.0], [-50.0]])
+    own = Broadcast(shared={}, personal={"model": {"params": {"w": starts}, "buffers": {}}})
+    cohort = cohort_of(starts + torch.tensor([[torch.nan], [1.0], [-1.0], [80.0]]))
+    limits = Limits(max_growth=4.0)
+    algorithm = fedavg(weighting=UniformWeights())
+    state = algorithm.server.init({"params": {"w": torch.zeros(1)}, "buffers": {}}, 4)
+    ended = conclude(algorithm, state, cohort, own, round=0, seed=0, limits=limits)
+    assert ended.cohort.ids.tolist() == [11, 12, 13] and ended.length == 1.0
+    assert ended.cohort.counts == {"nonfinite": 1, "clipped_updates": 1} and ended.updated
+    assert ended.cohort.reply["model"]["params"]["w"].flatten().tolist() == [1.0, 99.0, -46.0]
+    ended = conclude(algorithm, state, cohort, own, round=1, seed=0, limits=limits, lengths=(30.0, 25.0, 20.0))
+    assert ended.cohort.counts == {"nonfinite": 1} and ended.length == 1.0  # 80 is less than 4 x 25

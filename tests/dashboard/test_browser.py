@@ -142,7 +142,7 @@ def test_a_new_round_comes_without_reloading_and_keeps_what_was_typed(tab: Any, 
         opened(tab)
         tab.get_by_label("Search").fill("live")
         tab.locator("#runs").get_by_text("0.1110").first.wait_for()
-        run.append({"round": 2, "accuracy": 0.4321, "loss": 0.1, "cohort": [0], "weights": [1.0]})
+        run.metrics.append({"round": 2, "accuracy": 0.4321, "loss": 0.1, "cohort": [0], "weights": [1.0]})
         tab.locator("#runs").get_by_text("0.4321").first.wait_for()
         assert tab.get_by_label("Search").input_value() == "live" and names(tab) == ["live"]
         assert tab.get_by_role("button", name="Stop live").is_visible()

@@ -229,7 +229,7 @@ def test_a_run_that_goes_on_is_read_on(dashboard: Dashboard, folder: Path) -> No
     with run.lock():
         assert until(lambda: shown(dashboard, "going").get("value") == 0.11)
         assert shown(dashboard, "going")["status"] == "running"
-        run.append({"round": 2, "accuracy": 0.77, "loss": 0.1, "cohort": [0], "weights": [1.0]})
+        run.metrics.append({"round": 2, "accuracy": 0.77, "loss": 0.1, "cohort": [0], "weights": [1.0]})
         assert until(lambda: shown(dashboard, "going")["value"] == 0.77)
     run.record(status="finished")
     assert until(lambda: shown(dashboard, "going")["status"] == "finished")

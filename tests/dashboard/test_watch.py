@@ -91,7 +91,7 @@ def test_the_overview_has_the_numbers_of_the_record_and_later_only_what_changed(
     assert other["settings"]["algorithm.name"] == "fedprox" and other["seed"] == 3 and other["folder"] == "more"
     assert one["group"] != other["group"]
     assert watch.overview(found["version"])["runs"] == []
-    RunFolder.open(tmp_path / "more" / "b").append({"round": 4, "accuracy": 0.9, "rejected": {"shape": 2}})
+    RunFolder.open(tmp_path / "more" / "b").metrics.append({"round": 4, "accuracy": 0.9, "rejected": {"shape": 2}})
     again = watch.overview(found["version"])
     assert [(run["name"], run["value"], run["refused"]) for run in again["runs"]] == [("more/b", 0.9, 2)]
     assert "names" not in again
@@ -150,7 +150,7 @@ def test_one_client_over_rounds_is_what_the_record_says(tmp_path: Path, monkeypa
 def test_refused_replies_nodes_and_logs(tmp_path: Path) -> None:
     own = ({"round": 2, "refused": {"shape": [1], "nonfinite": [1, 3]}},)
     run = written(tmp_path, "a", clients=own, deployed=True)
-    RunFolder.open(run).append({"round": 4, "rejected": {"shape": 1}, "refused": ["client 1 refused: shape"]})
+    RunFolder.open(run).metrics.append({"round": 4, "rejected": {"shape": 1}, "refused": ["client 1 refused: shape"]})
     node = {"node": "7", "clients": [1], "online": True, "answered": 2, "refused": {"shape": 1}, "problem": "<b>\n"}
     (run / "nodes.json").write_text(json.dumps({"nodes": [node, "nonsense", {}]}))
     (run / "deploy.log").write_text("one\ntwo \x1b[31m\n")

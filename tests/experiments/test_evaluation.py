@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -13,12 +15,13 @@ from torch import nn
 
 from consilience.core.exchange import Broadcast
 from consilience.core.federation import Federation, Rows
+from consilience.core.metrics import MetricRow
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.experiments import evaluation
 from consilience.experiments.evaluation import client_means, evaluate
 from consilience.task.kinds import classification
 from consilience.task.measures import macro
-from consilience.task.scores import fairness
+from consilience.task.scores import ClientScores
 from consilience.task.task import Task
 
 
@@ -60,14 +63,16 @@ def test_macro_scores_equal_scikit_learn(pair: tuple[np.ndarray, np.ndarray]) ->
 
 def test_by_hand() -> None:
     # hits of classes 0, 1, 2: 2, 0, 1; predicted 3, 1, 1; occurring 2, 2, 1
-    precision, recall, f1 = (macro(which, np.array([[2, 0, 1], [3, 1, 1], [2, 2, 1]])) for which in range(3))
+    counts = torch.tensor([[2, 0, 1], [3, 1, 1], [2, 2, 1]])
+    precision, recall, f1 = (macro(which, {"counts": counts}) for which in range(3))
     assert precision == pytest.approx((2 / 3 + 0 + 1) / 3)
     assert recall == pytest.approx((1 + 0 + 1) / 3)
     assert f1 == pytest.approx((4 / 5 + 0 + 1) / 3)
 
 
 def test_classes_that_neither_occur_nor_are_predicted_do_not_count() -> None:
-    assert [macro(which, np.array([[2, 0], [2, 0], [2, 0]])) for which in range(3)] == [1.0, 1.0, 1.0]
+    counts = torch.tensor([[2, 0], [2, 0], [2, 0]])
+    assert [macro(which, {"counts": counts}) for which in range(3)] == [1.0, 1.0, 1.0]
 
 
 def test_loss_and_client_accuracies_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,18 +169,23 @@ def test_client_means_are_means_over_own_rows(sizes: list[int], rest: int, seed:
         assert np.isnan(found[k]) if size == 0 else found[k] == pytest.approx(own.mean(), rel=1e-12)
 
 
+def spread(values: np.ndarray, better: Any) -> dict[str, float | None]:
+    main = MetricRow(key="value", title="value", better=better)
+    return ClientScores(main=main, loss=values, values=values).spread()
+
+
 @pytest.mark.parametrize(("clients", "worst"), [(1, 1), (9, 1), (10, 1), (19, 1), (20, 2), (100, 10)])
 def test_worst_tenth_is_the_mean_of_the_worst_tenth(clients: int, worst: int) -> None:
     accuracies = np.random.default_rng(0).permutation(np.arange(clients) / clients)
-    found = fairness(np.concatenate([accuracies, [np.nan]]), "higher")
+    found = spread(np.concatenate([accuracies, [np.nan]]), "higher")
     assert found["worst_tenth"] == pytest.approx(np.sort(accuracies)[:worst].mean())
-    errors = fairness(np.concatenate([accuracies, [np.nan]]), "lower")
+    errors = spread(np.concatenate([accuracies, [np.nan]]), "lower")
     assert errors["worst_tenth"] == pytest.approx(np.sort(accuracies)[-worst:].mean())
     assert found["mean"] == pytest.approx(accuracies.mean()) and found["spread"] == pytest.approx(accuracies.std())
 
 
 def test_nobody_has_test_rows() -> None:
-    assert fairness(np.array([np.nan, np.nan]), "higher") == {
+    assert spread(np.array([np.nan, np.nan]), "higher") == {
         "mean": None,
         "median": None,
         "worst_tenth": None,

@@ -124,7 +124,7 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
     saved, died = (tmp_path_factory.mktemp(name) for name in ("saved", "died"))
     start(saved)
     with pytest.MonkeyPatch.context() as patch:
-        crash_at(4, patch, live_run.RunFolder, "append")
+        crash_at(4, patch, live_run.Run, "_record")
         with pytest.raises(KeyboardInterrupt):
             start(died, "checkpoint.every=9")
     return {True: saved / "private", False: died / "private"}
@@ -160,7 +160,7 @@ def test_a_ledger_that_was_touched_is_refused(
 
 
 def test_a_line_cut_off_by_a_crash_was_no_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    crash_at(2, monkeypatch, live_run.RunFolder, "append")
+    crash_at(2, monkeypatch, live_run.Run, "_record")
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path)
     monkeypatch.undo()
@@ -170,7 +170,7 @@ def test_a_line_cut_off_by_a_crash_was_no_release(tmp_path: Path, monkeypatch: p
 
 
 def test_a_private_run_does_not_go_on_without_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    crash_at(2, monkeypatch, live_run.RunFolder, "append")
+    crash_at(2, monkeypatch, live_run.Run, "_record")
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path, "checkpoint.every=9")
     monkeypatch.undo()
@@ -207,7 +207,7 @@ def test_other_replies_under_a_stored_key_are_charged_without_sampling(
     budget: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The coins are the same as in the release before: that one may have told who takes part."""
-    crash_at(2, monkeypatch, live_run.RunFolder, "append")
+    crash_at(2, monkeypatch, live_run.Run, "_record")
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path, "checkpoint.every=9")
     monkeypatch.undo()
@@ -230,7 +230,7 @@ def test_keys_are_for_their_owner_and_gone_once_their_round_is_saved(
     used: list[bytes] = []
     give = NoiseKeys.__call__
     monkeypatch.setattr(NoiseKeys, "__call__", lambda self, round: used.append(give(self, round)) or used[-1])
-    crash_at(3, monkeypatch, live_run.RunFolder, "append")
+    crash_at(3, monkeypatch, live_run.Run, "_record")
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path)
     folder = tmp_path / "private"
@@ -254,7 +254,7 @@ def test_a_seed_needs_no_key(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs symbolic links")
 def test_keys_are_not_written_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    crash_at(1, monkeypatch, live_run.RunFolder, "append")
+    crash_at(1, monkeypatch, live_run.Run, "_record")
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path)
     monkeypatch.undo()

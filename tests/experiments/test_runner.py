@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Unpack
 
 import numpy as np
@@ -129,15 +130,15 @@ def test_clients_that_did_no_step_say_nothing_of_the_training_loss() -> None:
     """Losses 4 and 1 of clients with 10 and 30 rows; the third, with 60, did no step and reports 0."""
 
     def loss(steps: list[int]) -> float | None:
-        return record._train_loss(
-            Cohort(
-                reply={"loss": torch.tensor([4.0, 1.0, 0.0])},
-                ids=np.arange(3),
-                examples=torch.tensor([10.0, 30.0, 60.0], dtype=torch.float64),
-                steps=np.array(steps),
-                round=0,
-            )
+        cohort = Cohort(
+            reply={"loss": torch.tensor([4.0, 1.0, 0.0])},
+            ids=np.arange(3),
+            examples=torch.tensor([10.0, 30.0, 60.0], dtype=torch.float64),
+            steps=np.array(steps),
+            round=0,
         )
+        round: Any = SimpleNamespace(cohort=cohort, notes={})
+        return record._training(round, None, 0.0)["train_loss"]
 
     assert loss([2, 1, 0]) == (10 * 4 + 30 * 1) / 40 and loss([2, 1, 5]) == 0.7
     assert loss([0, 0, 0]) is None

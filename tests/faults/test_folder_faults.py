@@ -32,7 +32,7 @@ def make(root: Path) -> RunFolder:
 def filled(root: Path) -> RunFolder:
     folder = make(root)
     for round in range(3):
-        folder.append({"round": round})
+        folder.metrics.append({"round": round})
     return folder
 
 
@@ -105,7 +105,7 @@ def test_a_row_is_added_whole_or_not_at_all_and_the_run_can_go_on(tmp_path: Path
         position = folder.metrics.position()
         with failing(k, FAULTS[kind]) as made:
             try:
-                folder.append({"round": 3})
+                folder.metrics.append({"round": 3})
             except RecordError as problem:
                 refused = str(problem)
         rows = RunFolder.open(folder.path).rows()
@@ -115,7 +115,7 @@ def test_a_row_is_added_whole_or_not_at_all_and_the_run_can_go_on(tmp_path: Path
         if made[k] == "close" and refused:  # the row is there, the answer was not: cut back before trying again
             folder.cut_back(position, None)
         if refused:
-            folder.append({"round": 3})
+            folder.metrics.append({"round": 3})
         assert [row["round"] for row in folder.rows().rows] == [0, 1, 2, 3]
 
 
@@ -127,12 +127,12 @@ def test_a_row_that_can_neither_be_finished_nor_taken_back_is_noticed(tmp_path: 
         return short_write(errno.EIO)(name, real, args) if name == "write" else error(errno.EIO)(name, real, args)
 
     with failing(0, fails, only=("write", "truncate"), lasting=True), pytest.raises(RecordError):
-        folder.append({"round": 3})
+        folder.metrics.append({"round": 3})
     assert "torn" in folder.rows().note and len(folder.rows().rows) == 3
     with pytest.raises(RecordError, match="bytes where"):
-        folder.append({"round": 3})
+        folder.metrics.append({"round": 3})
     folder.cut_back(position, None)
-    folder.append({"round": 3})
+    folder.metrics.append({"round": 3})
     assert [row["round"] for row in folder.rows().rows] == [0, 1, 2, 3]
 
 
@@ -144,13 +144,13 @@ def test_a_process_that_ends_while_adding_a_row_leaves_at_most_a_torn_line(tmp_p
 
         def doomed(k: int = k, folder: RunFolder = folder) -> None:
             with failing(k, crash(after=after)):
-                folder.append({"round": 3})
+                folder.metrics.append({"round": 3})
 
         assert in_child(doomed) == 77
         resumed = RunFolder.open(folder.path)
         assert [row["round"] for row in resumed.rows().rows][:3] == [0, 1, 2]
         resumed.cut_back(position, None)
-        resumed.append({"round": 3})
+        resumed.metrics.append({"round": 3})
         assert [row["round"] for row in RunFolder.open(folder.path).rows().rows] == [0, 1, 2, 3]
 
 
@@ -158,10 +158,10 @@ def test_a_process_that_ends_while_adding_a_row_leaves_at_most_a_torn_line(tmp_p
 def test_cutting_rows_back_works_or_leaves_them_readable(tmp_path: Path, kind: str) -> None:
     for k in range(4):  # open, truncate, flush, close
         folder = make(tmp_path / str(k))
-        position = folder.append({"round": 0})
-        length = folder.append({"round": 1})[0]
+        position = folder.metrics.append({"round": 0})
+        length = folder.metrics.append({"round": 1})[0]
         with failing(k, FAULTS[kind]), pytest.raises(RecordError, match=r"metrics\.jsonl.*free"):
             folder.cut_back(position, None)
         assert [row["round"] for row in folder.rows().rows] in ([0], [0, 1])
         folder.cut_back(position, None)
-        assert folder.append({"round": 1})[0] == length
+        assert folder.metrics.append({"round": 1})[0] == length

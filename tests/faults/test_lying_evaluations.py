@@ -20,7 +20,7 @@ from consilience.engines.vectorised.engine import Vectorised
 from consilience.experiments.client_tests import federated_test
 from consilience.experiments.plausibility import plausible
 from consilience.task.measures import impossible_counts
-from consilience.task.scores import fairness
+from consilience.task.scores import ClientScores
 from consilience.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("untraced")
@@ -112,6 +112,6 @@ def test_a_metric_declares_what_its_rows_may_have() -> None:
 
 def test_the_median_is_not_moved_by_a_lie_that_is_possible() -> None:
     row = MetricRow(key="accuracy", title="accuracy")
-    honest = fairness(np.array([0.5, 0.6, 0.7, 0.8, 0.2]), row.better)
-    lying = fairness(np.array([0.5, 0.6, 0.7, 0.8, 1.0]), row.better)
+    reports = np.array([[0.5, 0.6, 0.7, 0.8, 0.2], [0.5, 0.6, 0.7, 0.8, 1.0]])
+    honest, lying = (ClientScores(main=row, loss=values, values=values).spread() for values in reports)
     assert honest["median"] == 0.6 and lying["median"] == pytest.approx(0.7) and lying["mean"] > honest["mean"]

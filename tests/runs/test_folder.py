@@ -131,13 +131,15 @@ def test_facts_are_added_and_replaced(tmp_path: Path) -> None:
 
 def test_rows_are_canonical_bytes_and_their_digest_is_told(tmp_path: Path) -> None:
     folder = make(tmp_path)
-    length, sha = folder.append({"round": 0, "loss": 0.1 + 0.2, "accuracy": np.float32(0.5), "weights": torch.ones(2)})
+    length, sha = folder.metrics.append(
+        {"round": 0, "loss": 0.1 + 0.2, "accuracy": np.float32(0.5), "weights": torch.ones(2)}
+    )
     row = b'{"accuracy":0.5,"loss":0.30000000000000004,"round":0,"weights":[1.0,1.0]}'
     chain = digest(row)
     expected = row.replace(b',"loss"', b',"chain":"%s","loss"' % chain.encode()) + b"\n"
     data = (folder.path / "metrics.jsonl").read_bytes()
     assert data == expected and (length, sha) == (len(expected), digest(expected))
-    assert folder.append({"b": 1, "a": float("nan"), "c": [float("inf"), "\n\u2028é"]}, sync=False)[0] > length
+    assert folder.metrics.append({"b": 1, "a": float("nan"), "c": [float("inf"), "\n\u2028é"]}, sync=False)[0] > length
     last = (folder.path / "metrics.jsonl").read_bytes().split(b"\n")[1]
     row = b'{"a":null,"b":1,"c":[null,"\\n\\u2028\\u00e9"]}'
     assert last == row[:-1] + b',"chain":"%s"}' % digest(chain.encode() + row).encode()
@@ -164,9 +166,9 @@ def test_rows_survive_json_and_do_not_depend_on_the_order_of_keys(row: dict[str,
 def test_resuming_cuts_the_rows_written_after_the_checkpoint(tmp_path: Path) -> None:
     undisturbed, crashed = make(tmp_path, "a"), make(tmp_path, "b")
     for round in range(6):
-        undisturbed.append({"round": round})
+        undisturbed.metrics.append({"round": round})
     for round in range(4):
-        position = crashed.append({"round": round})
+        position = crashed.metrics.append({"round": round})
         if round == 2:
             checkpoint.save(crashed.checkpoints, round, {}, {"metrics": position})
     with (crashed.path / "metrics.jsonl").open("ab") as file:
@@ -178,12 +180,12 @@ def test_resuming_cuts_the_rows_written_after_the_checkpoint(tmp_path: Path) -> 
     resumed = RunFolder.open(crashed.path)
     assert "line 5 is torn" in resumed.rows().note and len(resumed.rows().rows) == 4
     with pytest.raises(RecordError, match="torn"):
-        resumed.append({"round": 9})
+        resumed.metrics.append({"round": 9})
     found = checkpoint.load_latest(resumed.checkpoints)
     assert found is not None
     resumed.cut_back(found.facts["metrics"], None)
     for round in range(found.round + 1, 6):
-        resumed.append({"round": round})
+        resumed.metrics.append({"round": round})
     assert (resumed.path / "metrics.jsonl").read_bytes() == (undisturbed.path / "metrics.jsonl").read_bytes()
     assert (resumed.path / "timing.jsonl").read_bytes() == timing
     assert resumed.metrics.position() == undisturbed.metrics.position()
@@ -192,14 +194,14 @@ def test_resuming_cuts_the_rows_written_after_the_checkpoint(tmp_path: Path) -> 
 def test_a_resume_before_the_first_checkpoint_starts_from_an_empty_file(tmp_path: Path) -> None:
     folder = make(tmp_path)
     nothing = folder.metrics.position()
-    folder.append({"round": 0})
+    folder.metrics.append({"round": 0})
     folder.cut_back(nothing, nothing)
     assert nothing == (0, digest(b"")) and folder.rows().rows == []
 
 
 def test_rows_that_were_changed_or_lost_are_noticed(tmp_path: Path) -> None:
     folder = make(tmp_path)
-    position = [folder.append({"round": round}) for round in range(3)][-1]
+    position = [folder.metrics.append({"round": round}) for round in range(3)][-1]
     file = folder.path / "metrics.jsonl"
     original = file.read_bytes()
     for at in range(len(original)):
@@ -222,16 +224,16 @@ def test_rows_that_were_changed_or_lost_are_noticed(tmp_path: Path) -> None:
 
 def test_a_second_writer_is_noticed(tmp_path: Path) -> None:
     folder = make(tmp_path)
-    folder.append({"round": 0})
-    RunFolder.open(folder.path).append({"round": 1})
+    folder.metrics.append({"round": 0})
+    RunFolder.open(folder.path).metrics.append({"round": 1})
     with pytest.raises(RecordError, match=r"metrics\.jsonl: holds \d+ bytes where \d+ were left"):
-        folder.append({"round": 1})
+        folder.metrics.append({"round": 1})
 
 
 @pytest.mark.parametrize("line", [b"", b"{", b"[1]", b'{"a":NaN}', b"\xff", b'{"a":1,"a":2}', b"\0\0\0"])
 def test_damage_before_the_last_line_is_an_error_with_its_line(tmp_path: Path, line: bytes) -> None:
     folder = make(tmp_path)
-    folder.append({"round": 0})
+    folder.metrics.append({"round": 0})
     with (folder.path / "metrics.jsonl").open("ab") as file:
         file.write(line + b'\n{"round":2}\n')
     with pytest.raises(RecordError, match=r"metrics\.jsonl, line 2"):
@@ -270,10 +272,10 @@ def test_runs_are_listed_with_a_summary_even_when_damaged(tmp_path: Path) -> Non
     (tmp_path / "other").mkdir()
     folder = RunFolder.open(tmp_path / "a")
     for round in range(3):
-        folder.append({"round": round, "accuracy": round / 10})
+        folder.metrics.append({"round": round, "accuracy": round / 10})
     checkpoint.save(folder.checkpoints, 2, {}, {})
     (tmp_path / "broken" / "run.json").write_text("{\x1b")
-    RunFolder.open(tmp_path / "torn").append({"round": 0})
+    RunFolder.open(tmp_path / "torn").metrics.append({"round": 0})
     with (tmp_path / "torn" / "metrics.jsonl").open("a") as file:
         file.write('{"r')
     found = {summary.name: summary for summary in runs(tmp_path)}

@@ -255,7 +255,7 @@ def test_prev_own_without_the_report_is_refused() -> None:
     with pytest.raises(Invalid, match=r"needs to know how far clients moved .* PreviousModel\(report=True\)"):
         weigh(*clients(0), previous_model="own")
     with pytest.raises(
-        Invalid, match="SimProxWeights reads 'moved' in the replies, which no memory of the client says"
+        Invalid, match="SimProxWeights reads 'moved' in the replies, which no memory of the client adds"
     ):
         fedavg(weighting=SimProxWeights(previous_model="own"))
     own = simprox(previous_model="own")

@@ -262,9 +262,9 @@ def test_metrics_that_do_not_fit_the_rows_are_refused_before_training() -> None:
 
 def test_metrics_with_the_same_sums_share_them() -> None:
     metrics = metrics_of(classification(classes=3))
-    assert set(metrics.parts()) == {"loss", "accuracy", "precision", "calibration_error"}
-    assert set(metrics.parts(main_only=True)) == {"loss", "accuracy"}
-    assert metrics.part("f1") == "precision"
+    assert set(metrics.parts) == {"loss", "accuracy", "precision", "calibration_error"}
+    assert set(metrics.main_parts) == {"loss", "accuracy"}
+    assert metrics.part_of["f1"] == "precision"
     assert tree.map_leaves(lambda leaf: tuple(leaf.shape), metrics.zero(torch.device("cpu"))) == {
         "loss": {"total": (), "count": ()},
         "accuracy": {"total": (), "count": ()},

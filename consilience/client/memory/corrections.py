@@ -24,12 +24,12 @@ class ControlVariate:
     name = "control_variate"  # its key in the client's memory
 
     @property
-    def hears(self) -> tuple[str, ...]:
+    def reads_broadcast(self) -> tuple[str, ...]:
         """The server's c."""
         return ("control_variate",)
 
     @property
-    def says(self) -> tuple[str, ...]:
+    def adds_to_reply(self) -> tuple[str, ...]:
         """The change of c_i."""
         return ("control_change",)
 

@@ -24,7 +24,8 @@ class TrainingEnd(NamedTuple):
 class Memory(Protocol):
     """One entry of client memory: terms read it as `context.memory[name]`; it is never sent.
 
-    A memory that reads more of the message than the model declares that with `Hears`; see also `Says`, `ChecksSolver`.
+    A memory that reads more of the message than the model declares that with `ReadsBroadcast`; see also `AddsToReply`
+    and `ChecksSolver`.
     """
 
     @property
@@ -42,11 +43,11 @@ class Memory(Protocol):
 
 
 @runtime_checkable
-class Says(Protocol):
+class AddsToReply(Protocol):
     """A memory that adds to the reply."""
 
     @property
-    def says(self) -> tuple[str, ...]:
+    def adds_to_reply(self) -> tuple[str, ...]:
         """Names of the added entries."""
         ...
 

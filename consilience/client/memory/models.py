@@ -27,7 +27,7 @@ class PreviousModel:
         check(self)
 
     @property
-    def says(self) -> tuple[str, ...]:
+    def adds_to_reply(self) -> tuple[str, ...]:
         """Names that it adds to the reply."""
         return ("moved",) if self.report else ()
 

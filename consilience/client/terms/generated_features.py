@@ -35,7 +35,7 @@ class GeneratedFeatures:
         check(self)
 
     @property
-    def hears(self) -> tuple[str, ...]:
+    def reads_broadcast(self) -> tuple[str, ...]:
         """The server ledger it reads."""
         return ("generator",)
 

@@ -34,7 +34,7 @@ class Linear:
         return () if self.remembered is None else (self.remembered,)
 
     @property
-    def hears(self) -> tuple[str, ...]:
+    def reads_broadcast(self) -> tuple[str, ...]:
         """The server ledger it reads."""
         return () if self.received is None else (self.received,)
 

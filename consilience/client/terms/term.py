@@ -42,11 +42,11 @@ class NeedsMemory(Protocol):
 
 
 @runtime_checkable
-class Hears(Protocol):
+class ReadsBroadcast(Protocol):
     """A term or a memory that reads more of the server's message than the model."""
 
     @property
-    def hears(self) -> tuple[str, ...]:
+    def reads_broadcast(self) -> tuple[str, ...]:
         """Names that the server's ledgers must send."""
         ...
 

@@ -15,14 +15,13 @@ from consilience.core.federation import Federation, Rows
 from consilience.core.plans import Plan, Split, Work
 from consilience.core.protocols import Channel, ClientRule
 from consilience.core.settings import Count, Invalid
-from consilience.core.stored_rows import has_stored, stored_bytes
+from consilience.core.stored_rows import stored_bytes
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.engines.placement import FloatingType, Placement
 from consilience.engines.simulated import SimulatedEngine
 from consilience.engines.vectorised import timing
 from consilience.engines.vectorised.arithmetic import Arithmetic, Precision, resolve_precision
-from consilience.engines.vectorised.drawn_plans import Draw, DrawnPlans, longest_first
 from consilience.engines.vectorised.local_work import LocalWork, channel_keys, on_device
 from consilience.engines.vectorised.program import Context, Program, memories
 from consilience.engines.vectorised.tuning import LaneChoice, LaneName, Tuner
@@ -101,7 +100,8 @@ class Vectorised(SimulatedEngine):
         self._stager = Stager(self.device)
         self._tuner = Tuner(self.device, choice, rounds_ahead, self._stager)
         self._delegate: RunClients | None = None
-        self._drawn = DrawnPlans()
+        self._drawn: dict[Any, Plan] = {}  # of the next round, by all that they depend on
+        self._timeless = clock.stands_still(self.environment)
 
     @property
     def test_rows(self) -> Rows | None:
@@ -116,7 +116,7 @@ class Vectorised(SimulatedEngine):
     @property
     def resolved_settings(self) -> dict[str, Any]:
         """The device, the precision, and what is known of the lane."""
-        return {"device": str(self.device), "precision": self.precision, **self.choice.resolved}
+        return {"device": str(self.device), "precision": self.precision, **self._tuner.choice.resolved}
 
     def use_lane(self, choice: LaneChoice) -> None:
         """Take the lane that another engine measured on the same run."""
@@ -140,7 +140,7 @@ class Vectorised(SimulatedEngine):
         self, client: ClientRule, channel: Channel, broadcast: Broadcast, ids: np.ndarray, *, round: int, seed: int
     ) -> np.ndarray:
         """[m] simulated seconds until each reply arrives."""
-        if clock.stands_still(self.environment):
+        if self._timeless:
             return np.zeros(len(ids))
         sizes = self.store(client.work.rows).sizes.numpy()[ids]
         steps = planned_steps(self.environment, client.work, ids, sizes, round, seed)
@@ -228,11 +228,6 @@ class Vectorised(SimulatedEngine):
         """
         program, order, done = work.program, work.order, list[tuple[Tree, Tree]]()
         reached = 0  # clients done
-
-        def train(group: np.ndarray, plan: Plan, store: Rows) -> tuple[Tree, Tree]:
-            carry, context = work.begin(group)
-            return work.finish(group, self._tuner.fold(program, carry, context, plan, store), context)
-
         with self._arithmetic:
             if program.rule.work.trains:
                 self._tuner.choose_lane(program, work.store, order, work.sizes, work.prepare)
@@ -241,7 +236,9 @@ class Vectorised(SimulatedEngine):
                 try:
                     groups = self._groups(order, work.store, work.sizes)
                     for group, plan, store in self._stager.ahead(groups, lambda one: work.plan(one, None), work.store):
-                        done.append(train(group, plan, store))
+                        carry, context = work.begin(group)
+                        carry = self._tuner.fold(program, carry, context, plan, store)
+                        done.append(work.finish(group, carry, context))
                         reached += len(group)
                         progress.reach(reached)
                 except torch.OutOfMemoryError:  # results so far are dropped: start over with smaller groups
@@ -257,8 +254,8 @@ class Vectorised(SimulatedEngine):
 
     def _groups(self, order: np.ndarray, store: Rows, sizes: np.ndarray) -> list[np.ndarray]:
         """The groups in which clients train; where rows are read as needed and clients train apart, smaller ones."""
-        groups = list(self._tuner.groups(order))
-        if self.choice.lane not in ("serial", "streams") or not has_stored(store.x):
+        groups = self._tuner.groups(order)
+        if self._tuner.choice.lane not in ("serial", "streams") or not store.is_stored:
             return groups
         return smaller_groups(groups, stored_bytes(store.x) * sizes, torch.get_num_threads())
 
@@ -276,12 +273,11 @@ class Vectorised(SimulatedEngine):
         return {} if memory is None else memory.read(self._where(ids))
 
     def plan(self, work: Work, ids: np.ndarray, steps: np.ndarray, *, round: int, seed: int) -> Plan:
-        """The batch plan of these clients for these numbers of steps."""
-        return self._drawn.get(work, ids, steps, round, seed, self._draw(work, round, seed))
-
-    def _draw(self, work: Work, round: int, seed: int) -> Draw:
-        store = self.store(work.rows)
-        return lambda ids, steps: plans.draw(work, store, ids, steps, seed=seed, round=round, where=self._where(ids))
+        """The batch plan of these clients for these numbers of steps, perhaps drawn ahead."""
+        known = self._drawn.pop((work, round, seed, ids.tobytes(), steps.tobytes()), None)
+        if known is not None:
+            return known
+        return plans.draw(work, self.store(work.rows), ids, steps, seed=seed, round=round, where=self._where(ids))
 
     @property
     def prepares_ahead(self) -> bool:
@@ -294,11 +290,14 @@ class Vectorised(SimulatedEngine):
         sizes, work = self.store(client.work.rows).sizes.numpy()[ids], client.work
         workload = Workload.of(self.environment, work, ids, sizes, round=round, seed=seed)
         if len(workload.ids) and self.choice.lane != "auto":
-            groups = self._groups(longest_first(workload), self.store(work.rows), workload.sizes)
-            self._drawn.draw_ahead(work, workload, groups, round, seed, self._draw(work, round, seed))
+            store, drawn = self.store(work.rows), dict[Any, Plan]()
+            for group in self._groups(workload.longest_first(), store, workload.sizes):
+                who, steps = workload.ids[group], workload.steps[group]
+                key = (work, round, seed, who.tobytes(), steps.tobytes())
+                drawn[key] = self.plan(work, who, steps, round=round, seed=seed)
+            self._drawn = drawn  # what was drawn before is dropped
             self._stager.forget()
-            for plan in self._drawn.kept[:1]:
-                self._stager.begin(plan, self.store(work.rows))
+            self._stager.begin(next(iter(drawn.values())), store)
 
     def remember(self, client: ClientRule, channel: Channel, workload: Workload, new: Tree, reply: Tree) -> None:
         """Store the clients' new memories; one whose reply did not arrive, or is not finite, keeps the old."""
@@ -329,7 +328,7 @@ class Vectorised(SimulatedEngine):
         return LocalWork(
             program=self.program(client, channel),
             store=self.store(client.work.rows),
-            order=longest_first(workload),
+            order=workload.longest_first(),
             sizes=workload.sizes,
             keys=channel_keys(ids, self.device, round=round, seed=seed),
             context=context,

@@ -34,14 +34,11 @@ class LocalWork(NamedTuple):
     def begin(self, group: np.ndarray) -> tuple[Tree, Context]:
         """The carry and context of a group."""
         context = self.context(group)
-        return self.program.begin(self._keys(group), context), context
+        return self.program.begin(self.keys[on_device(group, self.keys.device)], context), context
 
     def finish(self, group: np.ndarray, carry: Tree, context: Context) -> tuple[Tree, Tree]:
         """Stacked (replies as sent, memories) of a group after its last step."""
-        return self.program.end(carry, self._keys(group), context)
-
-    def _keys(self, group: np.ndarray) -> Tensor:
-        return self.keys[on_device(group, self.program.device)]
+        return self.program.end(carry, self.keys[on_device(group, self.keys.device)], context)
 
 
 def on_device(values: np.ndarray, device: torch.device) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -76,7 +75,8 @@ class Program:
         self.one = Steps(self.step, grouped=False)
         self.group = Steps(self.step, grouped=True)
         self._matmul: Program | None = None
-        self._begin, self._end = Traced(self._vmapped_begin), Traced(self._vmapped_end)
+        self.begin = Traced(self._begin)  # (keys, context) -> stacked carries [k, ...] before the first step
+        self.end = Traced(self._end)  # (carry, keys, context) -> stacked (replies as sent, memories)
 
     def by_matmul(self) -> Program:
         """The same program with convolutions as matrix products."""
@@ -85,15 +85,7 @@ class Program:
             self._matmul = Program(self.rule, self.channel, task, self.dtype, self.device, self._bf16)
         return self._matmul
 
-    def begin(self, keys: Tensor, context: Context) -> Tree:
-        """Stacked carries [k, ...] before the first step."""
-        return self._begin(keys, context)
-
-    def end(self, carry: Tree, keys: Tensor, context: Context) -> tuple[Tree, Tree]:
-        """Stacked (replies as sent, memories) after the last step."""
-        return self._end(carry, keys, context)
-
-    def _vmapped_begin(self, keys: Tensor, context: Context) -> Tree:
+    def _begin(self, keys: Tensor, context: Context) -> Tree:
         run = vmap(lambda _, c: self.rule.begin(self.task, c.message, c.kept), in_dims=(0, CONTEXT_DIMS))
         # vmap returns shared leaves as expanded views: lanes overwrite the carry, so it must own its memory
         return map_leaves(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), run(keys, context))
@@ -102,22 +94,19 @@ class Program:
         """One client's carry after one batch."""
         if self.rule.work.trains:
             batch = self.task.training_batch(batch)
-        with self._autocast():
+        if not self._bf16:
+            return self.rule.step(self.task, carry, batch, context.message, context.kept)
+        # the cache of cast weights would outlive the transform level they were cast in
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False):
             return self.rule.step(self.task, carry, batch, context.message, context.kept)
 
-    def _vmapped_end(self, carry: Tree, keys: Tensor, context: Context) -> tuple[Tree, Tree]:
+    def _end(self, carry: Tree, keys: Tensor, context: Context) -> tuple[Tree, Tree]:
         def finish(carry: Tree, key: Tensor, c: Context) -> tuple[Tree, Tree]:
             reply, kept = self.rule.end(self.task, carry, c.message, c.kept)
             sent, pending = self.channel.encode(reply, c.message, c.memory.get("channel", {}), key)
             return sent, memories(kept, pending)
 
         return vmap(finish, in_dims=(0, 0, CONTEXT_DIMS), randomness="different")(carry, keys, context)
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if not self._bf16:
-            return contextlib.nullcontext()
-        # the cache of cast weights would outlive the transform level they were cast in
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False)
 
 
 class Steps:
@@ -133,10 +122,6 @@ class Steps:
         self.met: Counter[Any] = Counter()
         self.traced: dict[Any, InPlace] = {}
         self.untraceable: str | None = None  # why, once it was tried
-
-    def bind(self, carry: Tree, context: Context, *, threaded: bool = False) -> BoundSteps:
-        """The step for this carry, which it overwrites; for one of several threads, with pictures channels last."""
-        return BoundSteps(self, carry, context, threaded)
 
     def function(
         self, carry_spec: Any, context_spec: Any, batch_spec: Any, masked: bool, weighted: bool
@@ -164,16 +149,17 @@ class Steps:
 class BoundSteps:
     """`Steps` for one group or client: the context is fixed, the carry is updated in place from batch to batch.
 
-    It owns the carry: leaves that need no other layout are overwritten in place.
+    It owns the carry: leaves that need no other layout are overwritten in place. One of several threads has pictures
+    channels last.
     """
 
-    def __init__(self, steps: Steps, carry: Tree, context: Context, threaded: bool) -> None:
+    def __init__(self, steps: Steps, carry: Tree, context: Context, *, threaded: bool = False) -> None:
         self._steps, self._threaded = steps, threaded
         self._given, self._context = list[Any](), list[Any]()
         structure = (flattened(carry, self._given), flattened(context, self._context))
         self._trees = carry, context
         # .data: rows of one tensor share a count of changes, and other threads change other rows meanwhile
-        self._carry: Flat = [self._lay_out(leaf.data) for leaf in self._given]
+        self._carry: Flat = [_channels_last(leaf.data) if threaded else leaf.data for leaf in self._given]
         self._signature = (shapes(self._carry), shapes(self._context), structure)
         self._known: dict[Any, InPlace] = {}  # by batch shape, so that a step need not hash the whole signature
 
@@ -183,14 +169,9 @@ class BoundSteps:
             if given.data_ptr() != leaf.data_ptr():
                 given.copy_(leaf)
 
-    def _lay_out(self, leaf: Tensor) -> Tensor:
-        pictures = self._threaded and leaf.dim() == 4 and leaf.is_floating_point()
-        return leaf.contiguous(memory_format=torch.channels_last) if pictures else leaf
-
     def _flatten(self, batch: Batch) -> Flat:
-        if isinstance(batch.x, Tensor):
-            return [self._lay_out(batch.x), *batch[1:]]
-        return [*(self._lay_out(x) for x in pytree.tree_leaves(batch.x)), *batch[1:]]
+        features = [batch.x] if isinstance(batch.x, Tensor) else pytree.tree_leaves(batch.x)
+        return [*(map(_channels_last, features) if self._threaded else features), *batch[1:]]
 
     def __call__(self, batch: Batch, *, may_trace: bool = True) -> None:
         """One step."""
@@ -241,3 +222,9 @@ class BoundSteps:
             step.leave_lock(self._carry, leaves, self._context)
         self._steps.traced[signature] = step
         return step
+
+
+def _channels_last(leaf: Tensor) -> Tensor:
+    """Pictures channels last, which a processor computes faster; other leaves unchanged."""
+    pictures = leaf.dim() == 4 and leaf.is_floating_point()
+    return leaf.contiguous(memory_format=torch.channels_last) if pictures else leaf

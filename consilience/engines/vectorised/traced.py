@@ -1,8 +1,7 @@
-"""Functions of trees that are traced once their shapes recur, and the keys of their shapes."""
+"""Functions of trees that are traced once for each set of shapes, and the keys of their shapes."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,11 +12,13 @@ from consilience.engines.compiler.trace import Flat, Untraceable, trace
 
 
 class Traced:
-    """A function of trees; once a set of shapes recurs it is traced, which saves the transforms' overhead."""
+    """A function of trees that is traced at its first call with a set of shapes, which saves the transforms' overhead.
+
+    The call that is recorded gives its value, so that a trace costs no call of its own.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self._met: Counter[Any] = Counter()
         self._traced: dict[Any, tuple[Callable[..., Flat], Any]] = {}
         self._traceable = True
 
@@ -27,20 +28,23 @@ class Traced:
         structure = flattened(arguments, leaves)
         signature = (shapes(leaves), structure)
         if signature in self._traced:
-            flat, form = self._traced[signature]
-            return _filled(form, iter(flat(leaves)))
-        value = self._function(*arguments)
-        self._met[signature] += 1
-        if self._met[signature] > 1 and self._traceable:
-            spec = pytree.tree_structure(arguments)
+            run, form = self._traced[signature]
+            return _filled(form, iter(run(*leaves)))
+        if self._traceable:
+            spec, values = pytree.tree_structure(arguments), list[Any]()
+
+            def flatly(leaves: Flat) -> Flat:
+                values.append(self._function(*pytree.tree_unflatten(leaves, spec)))
+                return pytree.tree_leaves(values[-1])
+
             try:
-                flatly = trace(
-                    lambda leaves: pytree.tree_leaves(self._function(*pytree.tree_unflatten(leaves, spec))), leaves
-                )
-                self._traced[signature] = (flatly, pytree.tree_map(lambda _: None, value))
+                run = trace(flatly, leaves).run
             except Untraceable:
                 self._traceable = False
-        return value
+            else:
+                self._traced[signature] = run, pytree.tree_map(lambda _: None, values[0])
+                return values[0]
+        return self._function(*arguments)
 
 
 def flattened(value: Any, into: Flat) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -53,10 +53,10 @@ class Tuner:
         self._sizes = Sizes(0, 0, 0)
         self._loops: set[str] = set()  # operations that the batched lane runs once for each client
 
-    def groups(self, order: np.ndarray) -> Iterator[np.ndarray]:
+    def groups(self, order: np.ndarray) -> list[np.ndarray]:
         """The cohort, longest client first, in groups of nearly equal size that fit."""
         most = self.choice.clients_at_once or len(order)
-        yield from np.array_split(order, -(-len(order) // most))
+        return np.array_split(order, -(-len(order) // most))
 
     def halve(self, clients: int) -> bool:
         """Make groups half as large after memory ran out; False if they hold a single client already."""
@@ -134,7 +134,7 @@ class Tuner:
         if not any(rates.values()):
             raise next(iter(self._problems.values()))
         if self._device.type == "cpu":
-            rates = self._over_the_cohort(rates, program, store, next(self.groups(order)), prepare)
+            rates = self._over_the_cohort(rates, program, store, self.groups(order)[0], prepare)
         if "streams" in rates and "serial" in rates:
             rates["serial"] /= MARGIN
         lane = max(rates, key=lambda name: rates[name])
@@ -202,7 +202,7 @@ class Tuner:
         self, name: str, compile: bool, program: Program, store: Rows, order: np.ndarray, prepare: Prepare
     ) -> float:
         """Rows trained per second, or 0 if the lane cannot run this program."""
-        group = next(self.groups(order))
+        group = self.groups(order)[0]
         if self._device.type == "cpu":  # enough clients to keep the lane busy, and the caches as full as they will be
             group = group[:SAMPLE] if name == "batched" else group[: 2 * torch.get_num_threads()]
 

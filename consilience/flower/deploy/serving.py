@@ -32,6 +32,7 @@ from consilience.runs import canonical, identity
 from consilience.runs.disk import read_file, replace_file
 from consilience.runs.folder import DEPLOY_LOG, NODES, RunFolder
 from consilience.runs.observation import Observation
+from consilience.runs.text import quality
 from consilience.runs.verification import newest_checkpoint
 
 log = logging.getLogger("consilience.flower")
@@ -241,8 +242,8 @@ def _line(observation: Observation, rounds: int) -> str:
     row, done = observation.row, observation.round
     missing = {reason: row[reason] for reason in ("silent", "memory_lost") if row[reason]} | row["rejected"]
     why = f" ({', '.join(f'{count} {reason}' for reason, count in missing.items())})" if missing else ""
-    clients = f"{len(done.cohort)} of {len(done.chosen)} clients{why}"
-    return f"round {done.number}/{rounds}  {observation.quality()}  {clients}  {observation.timing['seconds']:.1f} s"
+    clients, seconds = f"{len(done.cohort)} of {len(done.chosen)} clients{why}", observation.timing["seconds"]
+    return f"round {done.number}/{rounds}  {quality(row, observation.metrics)}  {clients}  {seconds:.1f} s"
 
 
 @contextlib.contextmanager

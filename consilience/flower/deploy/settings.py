@@ -111,11 +111,11 @@ class DeployedConfig(Config):
 
     def build_terms(self) -> SecureTerms | None:
         """The terms of secure sums; None if replies are sent in clear."""
-        deploy, algorithm = self.deploy, self.build_algorithm()
+        deploy = self.deploy
         if not deploy.secure_aggregation:
             return None
         terms = eligibility.secure_terms(
-            algorithm,
+            self.build_algorithm(),
             clip=deploy.secure_clip,
             levels=deploy.secure_levels,
             threshold=deploy.secure_threshold,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,13 +27,20 @@ from consilience.engines.workload import Workload, planned_steps
 from consilience.environments.environment import Environment
 from consilience.flower.audit import receipts
 from consilience.flower.engine import wire
-from consilience.flower.engine.agreement import TESTS, TRAIN, agreement, differences, rules_of
+from consilience.flower.engine.agreement import TESTS, TRAIN, RuleAndChannel, agreement, differences, rules_of
 from consilience.flower.engine.memory import FoundMemory, MemoryStore
 from consilience.flower.secure.client import contribution, masked, refuse_repetition
 from consilience.flower.secure.terms import SecureTerms
 from consilience.wire import arrays
 from consilience.wire.admission import Arrival
 from consilience.wire.template import Template
+
+
+class SiteEngine(NamedTuple):
+    """The engine of some clients, and the memory that each begins with from the task's own model."""
+
+    engine: Vectorised
+    first: Tree
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -48,9 +56,14 @@ class Site:
     memory: Path | None = None  # a folder for memories
     kept: int = 4  # memories of each client in it
     secure: SecureTerms | None = None  # of secure sums; None: replies in clear
-    engines: dict[tuple[int, ...], Vectorised] = field(default_factory=dict)  # by clients, kept between messages
+    engines: dict[tuple[int, ...], SiteEngine] = field(default_factory=dict)  # by clients, kept between messages
 
-    @property
+    @functools.cached_property
+    def rules(self) -> dict[str, RuleAndChannel]:
+        """The rules that its clients may be asked to run, by name."""
+        return rules_of(self.algorithm)
+
+    @functools.cached_property
     def agreement(self) -> dict[str, str]:
         """The digests that must equal the server's."""
         dtype = self.engine.get("dtype", "float32")
@@ -88,7 +101,8 @@ class SiteClient:
 
     def evaluate(self, message: Any, context: Any) -> Any:
         """The replies to an order, in clear."""
-        return self._noted(message, self._reply(message, answer(message.content, context, self.open_site)))
+        content = _packed(_executed(message.content, context, self.open_site))
+        return self._noted(message, self._reply(message, content))
 
     def _noted(self, message: Any, reply: Any) -> Any:
         if self.receipts is not None:
@@ -131,11 +145,6 @@ class ExecutedOrder(NamedTuple):
     replies: Tree  # stacked
 
 
-def answer(content: Any, context: Any, open_site: Open) -> Any:
-    """Execute an order for each client it names."""
-    return _packed(_executed(content, context, open_site))
-
-
 def answer_for_sum(content: Any, context: Any, open_site: Open, terms: SecureTerms) -> Any:
     """Execute an order for the one client here; SecAgg+ masks the reply."""
     done = _executed(content, context, open_site, in_clear=False)
@@ -148,6 +157,7 @@ def answer_for_sum(content: Any, context: Any, open_site: Open, terms: SecureTer
 
 
 def _executed(content: Any, context: Any, open_site: Open, *, in_clear: bool = True) -> ExecutedOrder:
+    """Do what an order says for each client it names."""
     order = wire.get_order(content)
     site = open_site(context, order.case)
     _refuse_other_settings(site, order)
@@ -159,30 +169,32 @@ def _executed(content: Any, context: Any, open_site: Open, *, in_clear: bool = T
     unknown = np.setdiff1d(ids, site.hosts)
     if len(unknown):
         raise Invalid(f"clients {unknown.tolist()} are not at this node: it holds {site.hosts.tolist()}")
-    engine = _engine(site, ids)
+    engine, first = _engine(site, ids)
     store = MemoryStore(state=context.state, run=order.run, folder=site.memory, kept=site.kept)
-    start = wire.get_tree(content, "start") if "start" in content else engine.start()
-    found = _memories(store, site.algorithm, order, start)
+    if "start" in content:
+        first = _first_memory(site.algorithm, wire.get_tree(content, "start"))
+    found = [store.find(client, digest, first) for client, digest in zip(order.clients, order.memory)]
     engine.restore(tree.stack([one.memory for one in found]))
     shared, personal = (tree.to(wire.get_tree(content, name), engine.device) for name in ("shared", "personal"))
-    replies = _work(engine, site.algorithm, order, Broadcast(shared=shared, personal=personal))
+    replies = _work(engine, site.rules[order.rule], order, Broadcast(shared=shared, personal=personal))
     return ExecutedOrder(engine, site, order, store, found, shared, replies)
 
 
-def _engine(site: Site, ids: np.ndarray) -> Vectorised:
+def _engine(site: Site, ids: np.ndarray) -> SiteEngine:
     """The engine of these clients, reused with its traces for all messages in this process."""
     clients = tuple(ids.tolist())
     if clients not in site.engines:
         mine = site.federation.among(np.searchsorted(site.hosts, ids))
         site.engines.clear()  # engines of other selections of clients are dropped
-        site.engines[clients] = Vectorised(site.task, mine, hosts=ids, **_settings(site.engine))
+        engine = Vectorised(site.task, mine, hosts=ids, **_settings(site.engine))
+        site.engines[clients] = SiteEngine(engine, _first_memory(site.algorithm, engine.start()))
     return site.engines[clients]
 
 
 @torch.no_grad()
-def _work(engine: Vectorised, algorithm: Algorithm, order: wire.Order, broadcast: Broadcast) -> Tree:
+def _work(engine: Vectorised, asked: RuleAndChannel, order: wire.Order, broadcast: Broadcast) -> Tree:
     """The replies, stacked in the order's client order."""
-    rule, channel = rules_of(algorithm)[order.rule]
+    rule, channel = asked
     ids, place = np.array(order.clients, dtype=np.int64), np.arange(len(order.clients))
     looking = capability(rule, PreTrainingPass) if order.rule == TRAIN else None
     if looking is not None:  # its result is not sent
@@ -222,7 +234,7 @@ def _packed(done: ExecutedOrder) -> Any:
 
 
 def _facts(done: ExecutedOrder, place: int) -> dict[str, Any]:
-    order, rule = done.order, rules_of(done.site.algorithm)[done.order.rule].rule
+    order, rule = done.order, done.site.rules[done.order.rule].rule
     facts: dict[str, Any] = {"client": order.clients[place], "run": order.run, "round": order.round}
     return facts | {
         "examples": int(done.engine.store(rule.work.rows).sizes[place]),
@@ -234,7 +246,7 @@ def _said(done: ExecutedOrder, place: int, *, digest: str) -> wire.ReplyReport:
     """The report on one reply; its memory is stored."""
     order, before = done.order, done.found[place]
     memory = order.memory[place]
-    if rules_of(done.site.algorithm)[order.rule].rule.work.trains:
+    if done.site.rules[order.rule].rule.work.trains:
         now = tree.to(tree.rows(done.engine.recall(), place), "cpu")
         memory = done.store.keep(order.clients[place], before.memory, now)
     return wire.ReplyReport(**_facts(done, place), digest=digest, memory=memory, lost=before.lost)
@@ -245,10 +257,9 @@ def _case(content: Any) -> str:
     return wire.get_json(content, wire.ABOUT)["case"] if wire.ABOUT in content else wire.get_order(content).case
 
 
-def _memories(store: MemoryStore, algorithm: Algorithm, order: wire.Order, start: Tree) -> list[FoundMemory]:
-    initial = memories(algorithm.client.init(start), algorithm.channel.init(start))
-    initial = tree.to(tree.clone(initial), "cpu")
-    return [store.find(client, digest, initial) for client, digest in zip(order.clients, order.memory)]
+def _first_memory(algorithm: Algorithm, start: Tree) -> Tree:
+    """A client's memory before its first round."""
+    return tree.to(tree.clone(memories(algorithm.client.init(start), algorithm.channel.init(start))), "cpu")
 
 
 def _settings(engine: Mapping[str, Any]) -> dict[str, Any]:

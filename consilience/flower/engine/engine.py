@@ -34,10 +34,10 @@ from consilience.flower.engine import wire
 from consilience.flower.engine.agreement import PRE_TRAINING, TRAIN, agreement, name_of, rules_of
 from consilience.flower.engine.exchange_log import ExchangeLog, personal_part
 from consilience.flower.engine.inbox import Inbox, read
-from consilience.flower.engine.mail import Mail, Post, Waiting
+from consilience.flower.engine.mail import Mail, NodeReplies, Waiting
 from consilience.flower.engine.members import Members
+from consilience.flower.engine.node_registry import NodeRegistry
 from consilience.flower.engine.pulling import Bound
-from consilience.flower.engine.roster import Roster
 from consilience.flower.engine.templates import reply_template
 from consilience.flower.secure.cohort import SecureRound, refuse_tables
 from consilience.flower.secure.sum import refuse_other_flower
@@ -93,7 +93,7 @@ class FlowerEngine:
         self._run, self._case = run, case
         self._agreement, self._secure = agreement(algorithm, task, dtype, clients, secure), secure
         self._mail = Mail(grid)
-        self._roster = Roster(
+        self._registry = NodeRegistry(
             self._mail,
             clients=clients,
             case=case,
@@ -129,7 +129,7 @@ class FlowerEngine:
     @property
     def sizes(self) -> np.ndarray:
         """[K] training rows of every client, as it reports; 0 before its node was seen."""
-        return self._roster.sizes["train"]
+        return self._registry.sizes["train"]
 
     @property
     def test_rows(self) -> Rows | None:
@@ -139,12 +139,12 @@ class FlowerEngine:
     @property
     def test_sizes(self) -> np.ndarray:
         """[K] test rows of every client, as it reports; 0 before its node was seen."""
-        return self._roster.sizes["test"]
+        return self._registry.sizes["test"]
 
     @property
     def validation_sizes(self) -> np.ndarray:
         """[K] validation rows of every client, on which it tests models itself."""
-        return self._roster.sizes["validation"]
+        return self._registry.sizes["validation"]
 
     @property
     def resolved_settings(self) -> dict[str, Any]:
@@ -164,11 +164,11 @@ class FlowerEngine:
     @property
     def node_health(self) -> list[dict[str, Any]]:
         """The health of each node: connected since, last answer, number of answers, refusals by reason."""
-        return self._roster.health.facts()
+        return self._registry.health.facts()
 
     def count_refused(self, refusals: Iterable[Refusal]) -> None:
         """Count a finished round's refused replies, including screened ones, at their nodes."""
-        self._roster.health.refused(refusals, self._roster.node_of)
+        self._registry.health.refused(refusals, self._registry.node_of)
 
     def place(self, values: Tree) -> Tree:
         """A tree that was saved, on the server's device."""
@@ -179,13 +179,13 @@ class FlowerEngine:
 
     def keep_log(self, audit: AuditLog) -> None:
         """Log joining nodes, sent messages and replies from now on."""
-        self._log.audit = self._roster.audit = audit
+        self._log.audit = self._registry.audit = audit
 
     def meet(self) -> None:
         """Wait until enough clients are connected."""
         if self._secure is not None:
             log.warning(EXPERIMENTAL)
-        here = self._roster.wait_for(self._at_first)
+        here = self._registry.wait_for(self._at_first)
         log.info("%d of %d clients are connected, with %d rows", int(here.sum()), len(here), int(self.sizes.sum()))
 
     def start(self) -> Tree:
@@ -194,7 +194,7 @@ class FlowerEngine:
 
     def available(self, round: int, seed: int) -> np.ndarray:
         """[K] which clients can participate: online, and available by the environment's draw."""
-        here = self._roster.wait_for(self._least)
+        here = self._registry.wait_for(self._least)
         return here & self.environment.available(round, len(here), seed)
 
     def planned(self, client: ClientRule, ids: np.ndarray, *, round: int, seed: int) -> np.ndarray:
@@ -210,7 +210,7 @@ class FlowerEngine:
 
     def restore(self, memory: Tree) -> None:
         """Expect the memories that had these digests; {}: none yet."""
-        self._digests = [""] * len(self._roster)
+        self._digests = [""] * len(self._registry)
         if memory:
             rows = [bytes(row) for row in memory["digests"].tolist()]
             self._digests = ["" if row == NOTHING else row.hex() for row in rows]
@@ -220,7 +220,7 @@ class FlowerEngine:
     ) -> Cohort:
         """Send, wait until all have answered or the deadline has passed, and return the valid replies."""
         name = name_of(self._rules, client, channel)
-        sizes = self._roster.sizes[client.work.rows][ids]
+        sizes = self._registry.sizes[client.work.rows][ids]
         workload = Workload.of(self.environment, client.work, ids, sizes, round=round, seed=seed)
         if name == PRE_TRAINING:  # clients run this pass when they train, and do not send its result
             workload = workload.only(np.zeros(len(workload.ids), dtype=bool))
@@ -230,15 +230,15 @@ class FlowerEngine:
         if name == TRAIN and self._secure is not None:
             return self._exchange_sum(self._secure, broadcast, workload, template, round, seed)
         for attempt in range(self._waiting.retries + 1):
-            post = self._ask(name, broadcast, workload, round, seed)
-            found = read(post, workload, template, self._roster.node_of, round, self._run, self._limits)
+            answers = self._ask(name, broadcast, workload, round, seed)
+            found = read(answers, workload, template, self._registry.node_of, round, self._run, self._limits)
             # a retry because no client answered would make one client's reply affect the others' (privacy)
             if len(found.admitted.ids) or not client.work.trains or self._asks_once:
                 break
             self._log.received(name, workload, found.digests, found.admitted.refusals, round)
             self._pause(attempt, round)
         else:
-            raise self._no_replies(workload, round, found.reasons(post))
+            raise self._no_replies(workload, round, found.reasons(answers))
         self._log.received(name, workload, found.digests, (*found.admitted.refusals, *self._stale), round)
         for each, digest in found.memory.items():
             self._digests[each] = digest
@@ -250,7 +250,7 @@ class FlowerEngine:
         """Training of which the server sees only the sum; if the sum fails, the round leaves the model unchanged."""
         for attempt in range(self._waiting.retries + 1):
             self._turn += 1
-            nodes = self._roster.alone()
+            nodes = self._registry.alone()
             asked = SecureRound(
                 workload=workload,
                 nodes={client: nodes[client] for client in workload.ids.tolist() if client in nodes},
@@ -278,7 +278,7 @@ class FlowerEngine:
         stale, self._stale = self._stale, []
         cohort = asked.cohort(found, layout, stale)
         answered = {asked.nodes[client]: None for client in cohort.ids.tolist()}
-        self._roster.health.replied(Post(replies=answered, stale=found.stale))
+        self._registry.health.replied(NodeReplies(replies=answered, stale=found.stale))
         if found.mean is not None:
             for said, _ in found.in_clear.values():
                 self._digests[said.client] = said.memory
@@ -302,7 +302,7 @@ class FlowerEngine:
             pause = self._waiting.pause * 2**attempt
             log.warning("round %d: no client answered; asking again in %g seconds", round + 1, pause)
             time.sleep(pause)
-            self._roster.wait_for(self._least)
+            self._registry.wait_for(self._least)
 
     def _no_replies(self, workload: Workload, round: int, why: str) -> TooFewClients:
         return TooFewClients(
@@ -311,12 +311,12 @@ class FlowerEngine:
             "The last finished round is saved: start it again to continue"
         )
 
-    def _ask(self, name: str, broadcast: Broadcast, workload: Workload, round: int, seed: int) -> Post:
+    def _ask(self, name: str, broadcast: Broadcast, workload: Workload, round: int, seed: int) -> NodeReplies:
         """One message to each node, for all of its clients that are chosen."""
         by_node: dict[int, list[int]] = {}
         for place, client in enumerate(workload.ids.tolist()):
-            if client in self._roster.node_of:
-                by_node.setdefault(self._roster.node_of[client], []).append(place)
+            if client in self._registry.node_of:
+                by_node.setdefault(self._registry.node_of[client], []).append(place)
         contents = {}
         told = {node: workload.ids[places].tolist() for node, places in by_node.items()}
         head = self._log.sent(name, broadcast, workload, told, round)
@@ -327,10 +327,10 @@ class FlowerEngine:
         template = self._templates[name]
         nbytes, leaves = template.most(self._limits.castable, slack=self._limits.slack), len(template.leaves)
         bounds = {node: Bound.of(nbytes, leaves, len(places)) for node, places in by_node.items()}
-        post = self._mail.ask(contents, kind, f"round {round + 1}", self._waiting.deadline, bounds)
-        self._count_stale(post.stale)
-        self._roster.health.replied(post)
-        return post
+        answers = self._mail.ask(contents, kind, f"round {round + 1}", self._waiting.deadline, bounds)
+        self._count_stale(answers.stale)
+        self._registry.health.replied(answers)
+        return answers
 
     def _count_stale(self, stale: list[tuple[int, str]]) -> None:
         for node, group in stale:

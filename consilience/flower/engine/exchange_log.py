@@ -15,8 +15,8 @@ from consilience.core.tree import Tree
 from consilience.engines.workload import Workload
 from consilience.flower.audit.log import AuditLog
 from consilience.flower.engine.agreement import TRAIN
+from consilience.flower.secure.checked_grid import SumResult
 from consilience.flower.secure.cohort import SecureRound
-from consilience.flower.secure.post import SumResult
 from consilience.flower.secure.sum import refusals_of
 
 

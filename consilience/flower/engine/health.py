@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from consilience.core.refusal import Refusal
-from consilience.flower.engine.mail import Post
+from consilience.flower.engine.mail import NodeReplies
 
 MOST_NODES = 2000  # nodes remembered; those not seen for longest are dropped first
 
@@ -48,15 +48,15 @@ class NodeHealth:
         for node in list(self._nodes)[: max(0, len(self._nodes) - MOST_NODES)]:
             del self._nodes[node]
 
-    def replied(self, post: Post) -> None:
+    def replied(self, answers: NodeReplies) -> None:
         """Update by the answers to one round of messages; `answered` does not change for silent nodes."""
         now = _now()
-        for node in post.replies:
+        for node in answers.replies:
             self._seen(node, now).answered += 1
-        for node, why in post.failures.items():
+        for node, why in answers.failures.items():
             known = self._seen(node, now)
             known.failed, known.problem = known.failed + 1, why
-        for node, _ in post.stale:
+        for node, _ in answers.stale:
             self._seen(node, now)
 
     def refused(self, refusals: Iterable[Refusal], node_of: Mapping[int, int]) -> None:

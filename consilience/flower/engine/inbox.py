@@ -14,7 +14,7 @@ from consilience.core.screening import Limits
 from consilience.engines.workload import Workload
 from consilience.flower.engine import wire
 from consilience.flower.engine.limited_log import LimitedLog
-from consilience.flower.engine.mail import Post
+from consilience.flower.engine.mail import NodeReplies
 from consilience.wire.admission import Admitted, Arrival, admit
 from consilience.wire.template import Template
 
@@ -33,14 +33,14 @@ class Inbox:
     lost: int = 0  # clients that had lost their memory and started with a new one
     digests: dict[int, str] = field(default_factory=dict)  # client -> digest of its reply
 
-    def reasons(self, post: Post) -> str:
+    def reasons(self, answers: NodeReplies) -> str:
         """Why there are no replies, in words."""
-        failures = [*post.failures.values(), *(str(refusal) for refusal in self.admitted.refusals)]
+        failures = [*answers.failures.values(), *(str(refusal) for refusal in self.admitted.refusals)]
         return "; ".join(failures[:3]) or "no answer before the deadline"
 
 
 def read(
-    post: Post,
+    answers: NodeReplies,
     workload: Workload,
     template: Template,
     node_of: Mapping[int, int],
@@ -48,13 +48,13 @@ def read(
     run: str,
     limits: Limits,
 ) -> Inbox:
-    """Check every reply of a post against the orders."""
+    """Check every reply to the orders."""
     arrivals: list[Arrival] = []
     memory: dict[int, tuple[str, bool]] = {}
     refusals: list[Refusal] = []
     steps = dict(zip(workload.ids.tolist(), workload.steps.tolist()))
     asked = {client: (count, rows) for (client, count), rows in zip(steps.items(), workload.sizes.tolist())}
-    for node, content in sorted(post.replies.items()):
+    for node, content in sorted(answers.replies.items()):
         try:
             with contained():
                 said = wire.get_answer(content)
@@ -72,7 +72,7 @@ def read(
             except Refused as problem:
                 mine = type(one.client) is int and node_of.get(one.client) == node
                 refusals.append(problem.by(one.client if mine else f"of node {node}"))
-    for node, unread in sorted(post.refused.items()):
+    for node, unread in sorted(answers.refused.items()):
         refusals += [unread.by(client) for client in steps if node_of.get(client) == node]
     admitted, _ = admit(arrivals, template=template, round=round, asked=set(steps), run=run, limits=limits)
     admitted = replace(admitted, refusals=(*admitted.refusals, *refusals))

@@ -38,7 +38,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Post:
+class NodeReplies:
     """The replies to one round of messages, by node."""
 
     replies: dict[int, Any] = field(default_factory=dict)  # contents
@@ -72,14 +72,14 @@ class Mail:
         bounds: Mapping[int, Bound],
         *,
         open_for: float | None = None,
-    ) -> Post:
+    ) -> NodeReplies:
         """Send each node its content and wait for whole replies, at most `deadline` seconds.
 
         open_for: seconds in which an answer is still accepted after the wait has ended: `later` returns it.
         """
         from flwr.app import Message
 
-        post = Post()
+        answers = NodeReplies()
         nodes = sorted(contents)
         lives = GRACE + (deadline if open_for is None else open_for)
         messages = [Message(contents[n], n, kind, ttl=lives, group_id=group) for n in nodes]
@@ -91,7 +91,7 @@ class Mail:
         with LimitedLog(group) as warnings:
             while True:
                 for reply in self._fetching.look([*sent, *self._overdue], end):
-                    self._sort(reply, sent, post, kind, warnings)
+                    self._sort(reply, sent, answers, kind, warnings)
                 left = end - time.monotonic()
                 if not sent or left <= 0:
                     break
@@ -104,37 +104,37 @@ class Mail:
             self._open |= {message: (node, began + open_for) for message, node in sent.items()}
         self._overdue = {m: late for m, late in self._overdue.items() if late[2] > now}
         self._fetching.forget_all_but({*self._overdue, *self._open})
-        return post
+        return answers
 
-    def later(self) -> tuple[Post, set[int]]:
+    def later(self) -> tuple[NodeReplies, set[int]]:
         """Late answers that have arrived by now, and the nodes that may still answer."""
-        post, now = Post(), time.monotonic()
+        answers, now = NodeReplies(), time.monotonic()
         sent = {message: node for message, (node, _) in self._open.items()}
         with LimitedLog("later answers") as warnings:
             for reply in self._fetching.look(list(sent), now) if sent else ():
-                self._sort(reply, sent, post, "query", warnings)
+                self._sort(reply, sent, answers, "query", warnings)
         self._open = {m: asked for m, asked in self._open.items() if m in sent and asked[1] > now}
-        return post, {node for node, _ in self._open.values()}
+        return answers, {node for node, _ in self._open.values()}
 
-    def _sort(self, reply: Any, sent: dict[str, int], post: Post, kind: str, warnings: LimitedLog) -> None:
+    def _sort(self, reply: Any, sent: dict[str, int], answers: NodeReplies, kind: str, warnings: LimitedLog) -> None:
         message = reply.metadata.reply_to_message_id
         node = sent.pop(message, None)
         if isinstance(reply, UnreadReply) and node is not None:
-            post.refused[node] = reply.problem
+            answers.refused[node] = reply.problem
             return
         if node is None:
             late = self._overdue.pop(message, None)
             if late is not None and (isinstance(reply, UnreadReply) or not reply.has_error()):
-                post.stale.append(late[:2])
+                answers.stale.append(late[:2])
                 warnings.add(f"node {late[0]}", f"node {late[0]} answered {late[1]} after its deadline: refused")
         elif reply.has_error() and reply.error.code in UNANSWERED:
             return
         elif reply.has_error():
-            post.failures[node] = _reason(reply.error.reason)
-            if kind != "query":  # an introduction that failed is refused, and logged, by the roster
-                warnings.add(f"node {node}", f"node {node} could not answer: {post.failures[node]}")
+            answers.failures[node] = _reason(reply.error.reason)
+            if kind != "query":  # an introduction that failed is refused, and logged, by the registry
+                warnings.add(f"node {node}", f"node {node} could not answer: {answers.failures[node]}")
         else:
-            post.replies[node] = reply.content
+            answers.replies[node] = reply.content
 
 
 def _reason(text: Any) -> str:

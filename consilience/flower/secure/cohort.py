@@ -20,7 +20,7 @@ from consilience.flower.engine.inbox import memory_of
 from consilience.flower.engine.limited_log import LimitedLog
 from consilience.flower.engine.mail import Mail
 from consilience.flower.secure import masks, private
-from consilience.flower.secure.post import InClear, SumRequest, SumResult
+from consilience.flower.secure.checked_grid import InClear, SumRequest, SumResult
 from consilience.flower.secure.sum import refusals_of, secure_sum
 from consilience.flower.secure.terms import SecureTerms, VectorLayout
 from consilience.wire.template import Template

@@ -18,7 +18,7 @@ from consilience.core.settings import Invalid
 from consilience.flower.engine import wire
 from consilience.flower.engine.mail import Mail
 from consilience.flower.secure import masks
-from consilience.flower.secure.post import SecurePost, SumRequest, SumResult
+from consilience.flower.secure.checked_grid import CheckedGrid, SumRequest, SumResult
 from consilience.flower.secure.terms import FEWEST, MODULUS, SecureTerms
 
 
@@ -55,13 +55,13 @@ def secure_sum(mail: Mail, terms: SecureTerms, asked: SumRequest, deadline: floa
         quantization_range=terms.levels,
         modulus_range=MODULUS,
     )
-    post, strategy, state = SecurePost(mail, asked, found, deadline), _Strategy(asked.contents), WorkflowState()
+    grid, strategy, state = CheckedGrid(mail, asked, found, deadline), _Strategy(asked.contents), WorkflowState()
     books = _books(strategy)
     stages = (flow.setup_stage, flow.share_keys_stage, flow.collect_masked_vectors_stage, flow.unmask_stage)
     for number, stage in enumerate(stages):
         try:
             with masks.bound(asked.binding, masks.SERVER):
-                goes_on = stage(cast(Any, post), books, state)
+                goes_on = stage(cast(Any, grid), books, state)
         except Exception as problem:  # Flower's code, on unchecked input
             found.why = f"stage {number + 1} of 4 failed ({plain(repr(problem), most=200)})"
             return found

@@ -115,8 +115,8 @@ def test_an_introduction_of_megabytes_is_refused_unread() -> None:
     link.clients.tamper = talk
     engine = engine_on(link)
     engine.meet()
-    assert engine._roster.present().tolist() == [True, True, True, False, True]
-    assert "size" in engine._roster._refused[bad] and link.read < 1_000_000
+    assert engine._registry.present().tolist() == [True, True, True, False, True]
+    assert "size" in engine._registry._refused[bad] and link.read < 1_000_000
 
 
 @pytest.mark.parametrize("number", [100, pytest.param(1000, marks=pytest.mark.slow)])
@@ -146,9 +146,9 @@ def test_strangers_delay_a_run_by_seconds(number: int, caplog: pytest.LogCapture
 
 
 def test_silent_strangers_are_not_waited_for_once_others_have_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    from consilience.flower.engine import roster
+    from consilience.flower.engine import node_registry
 
-    monkeypatch.setattr(roster, "PATIENCE", 0.5)
+    monkeypatch.setattr(node_registry, "PATIENCE", 0.5)
     link, _ = superlink()
     clients = link.clients
     assert clients is not None

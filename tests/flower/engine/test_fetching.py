@@ -176,9 +176,9 @@ def test_row_34_answers_that_trickle_in_do_not_move_the_deadline(slow: Slow) -> 
 
 @pytest.mark.usefixtures("untraced")
 def test_a_node_that_never_says_who_it_is_holds_up_one_round_only(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
-    from consilience.flower.engine import roster
+    from consilience.flower.engine import node_registry
 
-    monkeypatch.setattr(roster, "PATIENCE", 0.2)
+    monkeypatch.setattr(node_registry, "PATIENCE", 0.2)
     stranger = sorted(slow.apps)[2]
     slow.deaf.add(stranger)
     began = time.monotonic()
@@ -186,9 +186,9 @@ def test_a_node_that_never_says_who_it_is_holds_up_one_round_only(slow: Slow, mo
     took = [time.monotonic() - began]
     for _ in range(4):
         began = time.monotonic()
-        assert engine._roster.present().tolist() == [True, True, False, True, True]
+        assert engine._registry.present().tolist() == [True, True, False, True, True]
         took.append(time.monotonic() - began)
     assert 0.2 <= took[0] < 1.6  # the others have answered
     assert all(seconds < 0.2 for seconds in took[1:])
     slow.deaf.clear()  # and its answer to the first question, which comes late, still counts
-    assert engine._roster.present().all()  # and comes in as soon as it does
+    assert engine._registry.present().all()  # and comes in as soon as it does

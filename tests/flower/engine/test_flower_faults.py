@@ -125,14 +125,14 @@ def test_nobody_answers_at_first_but_the_retry_succeeds() -> None:
     grid = grid_of("fedavg")
     engine = engine_on(grid, "fedavg")
     grid.deaf = set(grid.apps)
-    present = engine._roster.wait_for
+    present = engine._registry.wait_for
 
     def heal(least: int) -> np.ndarray:
         if grid._count > 2 * CLIENTS - 1:
             grid.deaf = set()
         return present(least)
 
-    engine._roster.wait_for = heal  # type: ignore[method-assign]
+    engine._registry.wait_for = heal  # type: ignore[method-assign]
     (only,) = run(build("fedavg"), engine, rounds=1, seed=5)
     assert tiny.same(only.model, in_process("fedavg", 1)[0].model)
 
@@ -364,7 +364,7 @@ def test_an_odd_introduction_keeps_its_node_out_and_nobody_else(number: int, kee
     grid.tamper = tamper
     engine = engine_on(grid, "fedavg", min_available=4)
     expected = keep and INTRODUCTIONS[number] in ({}, {"clients": [3], "train": [3]})
-    assert engine._roster.present().tolist() == [True, True, True, expected, True]
+    assert engine._registry.present().tolist() == [True, True, True, expected, True]
 
 
 def test_a_reply_is_used_once_even_if_it_comes_twice() -> None:
@@ -402,7 +402,7 @@ def test_invented_clients_are_one_refusal_and_do_not_flood_the_log(caplog: pytes
     grid.tamper = flood
     with caplog.at_level("INFO", logger="consilience.flower"):
         rounds = list(run(build("fedavg"), engine, rounds=2, seed=5))
-        assert engine_on(grid, "fedavg")._roster.present().tolist() == [True, True, True, False, True]
+        assert engine_on(grid, "fedavg")._registry.present().tolist() == [True, True, True, False, True]
     for one in rounds:
         assert one.cohort.ids.tolist() == [0, 1, 2, 4] and one.cohort.counts["format"] == 1
     lines = [record.getMessage() for record in caplog.records]
@@ -438,7 +438,7 @@ def test_a_newcomer_cannot_take_over_a_client_that_is_online() -> None:
     grid.apps[12], grid.contexts[12] = grid.apps[first], grid.contexts[first]
     grid.online.add(12)
     assert engine.available(0, 5).all()
-    assert engine._roster.node_of[3] == first
+    assert engine._registry.node_of[3] == first
 
 
 def test_a_node_with_other_settings_is_refused_by_what_differs() -> None:

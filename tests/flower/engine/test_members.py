@@ -64,8 +64,8 @@ def test_a_node_that_says_it_is_another_client_is_refused_alone(tmp_path: Path, 
     members = listed(tmp_path, public)
     engine = engine_on(link, {**members, fingerprint(public[5].read_bytes()): Member(clients=())})
     engine.meet()
-    assert engine._roster.node_of == dict(enumerate(nodes[:5]))
-    assert "identity: its key is that of client" in engine._roster._refused[nodes[5]]
+    assert engine._registry.node_of == dict(enumerate(nodes[:5]))
+    assert "identity: its key is that of client" in engine._registry._refused[nodes[5]]
     (only,) = run(build("fedavg"), engine, rounds=1, seed=5)
     assert only.cohort.ids.tolist() == list(range(CLIENTS)) and not only.cohort.refusals
 
@@ -74,7 +74,7 @@ def test_without_a_list_both_are_refused_as_before(public: list[Path]) -> None:
     link, _ = deployed([[0], [1], [2], [3], [4], [0]], public, [0, 1, 2, 3, 4, 5])
     engine = engine_on(link, None, min_available=4)
     engine.meet()
-    assert 0 not in engine._roster.node_of
+    assert 0 not in engine._registry.node_of
 
 
 def test_a_thousand_strangers_are_not_asked(tmp_path: Path, public: list[Path], caplog: Any) -> None:
@@ -87,7 +87,7 @@ def test_a_thousand_strangers_are_not_asked(tmp_path: Path, public: list[Path], 
     with caplog.at_level("INFO", logger="consilience.flower"):
         engine.meet()
     assert len(link.clients.kinds) == CLIENTS  # five introductions
-    assert set(engine._roster.node_of.values()) == set(nodes) and len(caplog.records) < 6
+    assert set(engine._registry.node_of.values()) == set(nodes) and len(caplog.records) < 6
 
 
 def test_rows_beyond_those_declared_are_refused(tmp_path: Path, public: list[Path]) -> None:
@@ -95,8 +95,8 @@ def test_rows_beyond_those_declared_are_refused(tmp_path: Path, public: list[Pat
     less = [*SIZES[:3], SIZES[3] - 1, SIZES[4] + 5]
     engine = engine_on(link, listed(tmp_path, public, train=less), min_available=4)
     engine.meet()
-    assert engine._roster.present().tolist() == [True, True, True, False, True]
-    assert f"says {SIZES[3]} train rows, and {SIZES[3] - 1} were declared" in engine._roster._refused[nodes[3]]
+    assert engine._registry.present().tolist() == [True, True, True, False, True]
+    assert f"says {SIZES[3]} train rows, and {SIZES[3] - 1} were declared" in engine._registry._refused[nodes[3]]
 
 
 def test_rows_are_fixed_by_the_first_introduction(public: list[Path]) -> None:
@@ -114,8 +114,8 @@ def test_rows_are_fixed_by_the_first_introduction(public: list[Path]) -> None:
     link.clients.online.discard(nodes[2])
     engine.available(0, 5)
     link.clients.tamper, link.clients.online = grow, link.clients.online | {nodes[2]}
-    assert engine._roster.present().tolist() == [True, True, False, True, True]
-    assert "examples: client 2 had" in engine._roster._refused[nodes[2]] and engine.sizes.tolist() == SIZES
+    assert engine._registry.present().tolist() == [True, True, False, True, True]
+    assert "examples: client 2 had" in engine._registry._refused[nodes[2]] and engine.sizes.tolist() == SIZES
 
 
 def test_a_reply_with_other_rows_than_the_introduction_is_refused(public: list[Path]) -> None:

@@ -270,8 +270,8 @@ def test_an_introduction_that_is_too_long_keeps_its_node_out() -> None:
         waiting=waiting,
     )
     engine.meet()
-    assert engine._roster.present().tolist() == [True, True, True, False, True]
-    assert "size" in engine._roster._refused[bad]
+    assert engine._registry.present().tolist() == [True, True, True, False, True]
+    assert "size" in engine._registry._refused[bad]
 
 
 def test_a_bounded_grid_gives_flowers_loop_an_error_and_keeps_the_name() -> None:

@@ -17,10 +17,10 @@ from consilience.core.settings import Invalid
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "consilience[flower]"')
 
 from consilience.flower.engine import wire
-from consilience.flower.engine.mail import Post
+from consilience.flower.engine.mail import NodeReplies
 from consilience.flower.secure import masks
+from consilience.flower.secure.checked_grid import SumRequest, SumResult
 from consilience.flower.secure.client import contribution, masked
-from consilience.flower.secure.post import SumRequest, SumResult
 from consilience.flower.secure.sum import secure_sum
 from consilience.flower.secure.terms import MODULUS, SecureTerms
 from consilience.wire import arrays
@@ -118,19 +118,19 @@ class Stage:
         self.asked: dict[str, dict[int, Any]] = {stage: {} for stage in STAGES}
         self.length, self.turn = length, 0
 
-    def ask(self, contents: Any, kind: str, group: str, deadline: float, bounds: Any) -> Post:
-        post = Post()
+    def ask(self, contents: Any, kind: str, group: str, deadline: float, bounds: Any) -> NodeReplies:
+        answers = NodeReplies()
         for node, given in contents.items():
             content = copy.deepcopy(given)  # in the first stage, one for all
             stage = str(content.config_records[CONFIGS]["stage"])
             if node not in self.drop.get(stage, ()):
                 self.cheat(node, stage, content.config_records[CONFIGS])
                 try:
-                    post.replies[node] = self.answer(node, content)
-                    self.sent[stage][node] = post.replies[node].config_records[CONFIGS]
+                    answers.replies[node] = self.answer(node, content)
+                    self.sent[stage][node] = answers.replies[node].config_records[CONFIGS]
                 except Exception as problem:
-                    post.failures[node] = f"{type(problem).__name__}: {problem}"
-        return post
+                    answers.failures[node] = f"{type(problem).__name__}: {problem}"
+        return answers
 
     def answer(self, node: int, content: Any) -> Any:
         from flwr.app import Message

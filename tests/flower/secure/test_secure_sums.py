@@ -289,8 +289,8 @@ def test_not_even_under_another_name(rule: str) -> None:
     workload = Workload.of(Environment(), algorithm.client.work, np.arange(CLIENTS), engine.sizes, round=1, seed=5)
     content = engine._content(rule, Broadcast(shared={"model": first.model}), workload.only(np.array([0])), 1, 5)
     node = sorted(grid.apps)[0]
-    post = engine._mail.ask({node: content}, "evaluate", "round 2", 1.0, {node: Bound(0, 0)})
-    assert not post.replies and f"of '{rule}', this node gives a sum only" in next(iter(post.failures.values()))
+    answers = engine._mail.ask({node: content}, "evaluate", "round 2", 1.0, {node: Bound(0, 0)})
+    assert not answers.replies and f"of '{rule}', this node gives a sum only" in next(iter(answers.failures.values()))
 
 
 def test_a_client_gives_one_reply_a_round() -> None:

@@ -6,7 +6,7 @@ from consilience.core import tree
 from consilience.core.federation import Rows
 from consilience.core.plans import Plan
 from consilience.core.tree import Tree
-from consilience.engines.vectorised.program import Context, Program
+from consilience.engines.vectorised.program import BoundSteps, Context, Program
 
 
 class Batched:
@@ -15,11 +15,11 @@ class Batched:
     def fold(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Tree:
         """Every client's steps, all clients together."""
         active = len(plan.steps)
-        steps = program.group.bind(carry, context)
+        steps = BoundSteps(program.group, carry, context)
         for step in range(int(plan.steps.max(initial=0))):
             going = plan.active(step)
             if going < active:  # the others' rows are unchanged
-                steps = program.group.bind(tree.rows(carry, slice(0, going)), context.head(going))
+                steps = BoundSteps(program.group, tree.rows(carry, slice(0, going)), context.head(going))
                 active = going
             steps(plan.group(step, active, store, program.dtype))
         return carry

@@ -11,7 +11,7 @@ from consilience.core import progress, tree
 from consilience.core.federation import Rows
 from consilience.core.plans import Plan
 from consilience.core.tree import Tree
-from consilience.engines.vectorised.program import Context, Program
+from consilience.engines.vectorised.program import BoundSteps, Context, Program
 
 
 class Serial:
@@ -55,7 +55,7 @@ class Threads:
 def _one(
     program: Program, carry: Tree, context: Context, plan: Plan, store: Rows, client: int, *, threaded: bool = False
 ) -> None:
-    steps = program.one.bind(tree.rows(carry, client), context.of(client), threaded=threaded)
+    steps = BoundSteps(program.one, tree.rows(carry, client), context.of(client), threaded=threaded)
     for step in range(int(plan.steps[client])):
         if threaded:
             steps(plan.padded(step, client, store, program.dtype), may_trace=False)
@@ -70,5 +70,5 @@ def _trace_common_shapes(program: Program, carry: Tree, context: Context, plan: 
     for kind in (full, ~full & (plan.live > 0)):
         if kind.any():
             step, client = (int(i[0]) for i in kind.nonzero())
-            steps = program.one.bind(tree.rows(carry, client), context.of(client), threaded=True)
+            steps = BoundSteps(program.one, tree.rows(carry, client), context.of(client), threaded=True)
             steps.trace(plan.padded(step, client, store, program.dtype), worth=int(kind.sum()))

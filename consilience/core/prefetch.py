@@ -14,7 +14,7 @@ NOBODY = np.empty(0, dtype=np.int64)
 MANY = 20_000  # clients: if availability is drawn for all, selecting among more costs the host as much time as it saves
 
 
-class Ahead:
+class Prefetcher:
     """Predicts the next round's clients for an engine, where the selection does not depend on this round's replies.
 
     A selection is a pure function, so calling it before the replies arrive predicts the right clients, unless it reads

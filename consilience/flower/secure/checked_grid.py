@@ -53,7 +53,7 @@ class SumRequest:
     bound: float = 0.0  # clip norm of the clients' updates, in a private sum
 
 
-class SecurePost:
+class CheckedGrid:
     """Sends the workflow's messages; a node with an unexpected answer counts as silent."""
 
     def __init__(self, mail: Mail, asked: SumRequest, found: SumResult, deadline: float) -> None:
@@ -76,12 +76,12 @@ class SecurePost:
         vector = self._asked.length * torch.int64.itemsize + arrays.USUAL_HEADER  # it comes in a record, not as arrays
         bound = Bound(arrays=TEXT, text=TEXT + vector + len(contents) * TEXT_EACH)
         group = f"{self._asked.group}, {stage}"
-        post = self._mail.ask(contents, "train", group, self._deadline, dict.fromkeys(contents, bound))
-        self._found.refusals += post.refused.items()
-        self._found.failures |= post.failures
-        self._found.stale += post.stale
+        answers = self._mail.ask(contents, "train", group, self._deadline, dict.fromkeys(contents, bound))
+        self._found.refusals += answers.refused.items()
+        self._found.failures |= answers.failures
+        self._found.stale += answers.stale
         replies = []
-        for node, content in sorted(post.replies.items()):
+        for node, content in sorted(answers.replies.items()):
             try:
                 replies.append(self._read(node, content, contents[node].config_records[RECORD_KEY_CONFIGS]))
             except Refused as problem:

@@ -18,7 +18,7 @@ from consilience.flower.engine import wire
 from consilience.flower.engine.agreement import differences
 from consilience.flower.engine.health import NodeHealth
 from consilience.flower.engine.limited_log import LimitedLog
-from consilience.flower.engine.mail import Mail, Post, Waiting
+from consilience.flower.engine.mail import Mail, NodeReplies, Waiting
 from consilience.flower.engine.members import Members, refuse_shared
 from consilience.flower.engine.pulling import TEXT, Bound
 from consilience.wire.admission import identities
@@ -31,7 +31,7 @@ STRANGERS = 64  # nodes beyond the number of clients that are asked at once: oth
 PATIENCE = 30.0  # seconds that a round waits for nodes that are asked for the first time; later answers count later
 
 
-class Roster:
+class NodeRegistry:
     """Clients by node, and their sizes; nodes may connect and disconnect at any time."""
 
     def __init__(
@@ -125,17 +125,17 @@ class Roster:
         """Ask new nodes which clients they hold, a limited number at once, so that unknown nodes delay no others."""
         if not nodes:
             return
-        post, asked = self._mail.later()
-        done = asked.union(post.replies, post.failures, post.refused)
+        answers, asked = self._mail.later()
+        done = asked.union(answers.replies, answers.failures, answers.refused)
         nodes = [node for node in nodes if node not in done][: len(self) + STRANGERS]
         if nodes:
-            self._ask(keys, nodes, post)
-        post.failures.update((node, str(problem)) for node, problem in post.refused.items())
-        self._silent -= {*post.replies, *post.failures}
+            self._ask(keys, nodes, answers)
+        answers.failures.update((node, str(problem)) for node, problem in answers.refused.items())
+        self._silent -= {*answers.replies, *answers.failures}
         with LimitedLog("introductions", self._logged) as warnings:
-            self._learn(post, keys, warnings)
+            self._learn(answers, keys, warnings)
 
-    def _ask(self, keys: dict[int, str], nodes: list[int], found: Post) -> None:
+    def _ask(self, keys: dict[int, str], nodes: list[int], found: NodeReplies) -> None:
         """Add the answers of these nodes; if all were silent before, without waiting for them."""
         self._asked = Counter({node: self._asked[node] for node in keys})
         self._asked.update(nodes)
@@ -146,18 +146,18 @@ class Roster:
         most = min(self._waiting.deadline, self._waiting.wait)
         patience = 0.0 if self._silent.issuperset(nodes) else min(PATIENCE, most)
         bounds = dict.fromkeys(nodes, self._introduction)
-        post = self._mail.ask(contents, "query", "introduction", patience, bounds, open_for=most)
-        self._silent |= {node for node in nodes if node not in {*post.replies, *post.failures, *post.refused}}
-        found.replies.update(post.replies)
-        found.failures.update(post.failures)
-        found.refused.update(post.refused)
+        answers = self._mail.ask(contents, "query", "introduction", patience, bounds, open_for=most)
+        self._silent |= {node for node in nodes if node not in {*answers.replies, *answers.failures, *answers.refused}}
+        found.replies.update(answers.replies)
+        found.failures.update(answers.failures)
+        found.refused.update(answers.refused)
 
-    def _learn(self, post: Post, keys: dict[int, str], warnings: LimitedLog) -> None:
+    def _learn(self, answers: NodeReplies, keys: dict[int, str], warnings: LimitedLog) -> None:
         """Record which clients the nodes report, as far as that is valid."""
         claims: list[tuple[int, Any]] = []
         taking_part: dict[int, dict[int, list[int]]] = {}
         sizes: dict[int, list[int]] = {}
-        for node, content in post.replies.items():
+        for node, content in answers.replies.items():
             if node not in keys or node in self._met:  # disconnected meanwhile, or known by another answer
                 continue
             try:
@@ -178,7 +178,7 @@ class Roster:
             claims += [(node, client) for client in found]
             taking_part[node] = found
             sizes |= found
-        for node, why in post.failures.items():
+        for node, why in answers.failures.items():
             if node in keys and node not in self._met:
                 self._refuse(node, why, warnings, keys.get(node, ""))
         known, refusals = identities(claims, len(self))
