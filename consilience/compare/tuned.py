@@ -77,7 +77,8 @@ class Tuned:
         """The budget of each method, in words."""
         return (
             f"{self.trials} trials of each method ({self.sampler}, pruning: {self.pruner}), validation on "
-            f"{self.validation:.0%} of the training rows, seeds {', '.join(map(str, self.seeds))}"
+            f"{self.validation:.0%} of the training rows, {'seeds' if len(self.seeds) > 1 else 'seed'} "
+            f"{', '.join(map(str, self.seeds))}"
         )
 
     def of(self, label: str) -> TunedMethod:
