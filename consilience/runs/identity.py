@@ -35,7 +35,7 @@ HARMLESS_CODE = {
     ),
     "starts runs, or says with which settings; those are compared themselves": (
         *("__main__.py", "cli.py", "commands", "estimators.py", "training.py"),
-        *("experiments/learn.py", "experiments/learn_command.py"),
+        *("experiments/learn.py", "experiments/learn_command.py", "experiments/learn_file.py"),
         *("tuning", "options/ranges.py"),
         *(f"compare/{name}.py" for name in ("command", "compare", "running")),
     ),
