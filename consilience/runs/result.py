@@ -69,10 +69,11 @@ class Result:
 
     def __repr__(self) -> str:
         last = self.history[-1] if self.history else {}
-        said = f", {quality(last, self.task.metrics.rows)}" if last else ""
+        said = f", {quality(last, self.task.metrics.rows).replace('  ', ', ')}" if last else ""
         early = ", interrupted" if self.stopped else ""
         rounds = f"{len(self.history)} round{'' if len(self.history) == 1 else 's'}"
-        return notebook.line(f"Result({rounds}{early}{said}, {self.task!r})")
+        model = f"{type(self.task.module).__name__} with {self.task.parameters:,} parameters"
+        return notebook.line(f"Result({rounds}{early}{said}, {model})")
 
     def _repr_html_(self) -> str:
         names = self._columns()
