@@ -20,7 +20,7 @@ from consilience.runs.folder import RunFolder, RunSummary
 from consilience.runs.lock import is_alive, owner
 from consilience.runs.metric_table import Column, by_importance, columns, main_of, read
 from consilience.runs.names import plain
-from consilience.runs.text import best_model, duration, rate
+from consilience.runs.text import best_model, rate, took
 from consilience.runs.toml_text import dumps, loads
 from consilience.task.scores import ClientScores, Scores
 
@@ -94,7 +94,7 @@ def results(rows: Sequence[dict[str, Any]], timing: Sequence[dict[str, Any]], me
     if timing:
         seconds = sum(row["seconds"] + row["evaluation_seconds"] for row in timing)
         table.add_row(
-            "time", duration(seconds), rate(float(np.median([r["clients_per_second"] or 0 for r in timing]))), ""
+            "time", took(seconds), rate(float(np.median([r["clients_per_second"] or 0 for r in timing]))), ""
         )
     return table
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from consilience.cli import app
 from consilience.reporting import terminal
 from consilience.runs import checkpoint
-from consilience.runs.text import duration
+from consilience.runs.text import duration, took
 
 pytestmark = pytest.mark.usefixtures("untraced")
 
@@ -181,6 +181,11 @@ def test_eval_on_other_data_and_what_it_refuses(run: Path) -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (61.4, "1:01"), (3725, "1:02:05")])
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (0.4249, "0.42 s"), (9.6, "9.6 s"), (9.96, "0:10"), (61, "1:01")])
+def test_a_short_run_took_seconds(seconds: float, text: str) -> None:
+    assert took(seconds) == text
 
 
 def test_sparklines() -> None:
