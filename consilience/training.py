@@ -150,7 +150,7 @@ def train(
 
 
 def _refuse_unknown(given: Mapping[str, Any]) -> None:
-    """Refuse what neither `train` nor the engine takes, before any work; options of an algorithm have their own hint."""
+    """Refuse what neither `train` nor the engine takes, before any work; algorithms' options have their own hint."""
     known = [*(name for name in inspect.signature(train).parameters if name != "engine"), *engine_options()]
     for name in given:
         meant = SYNONYMS.get(name, name)

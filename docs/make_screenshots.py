@@ -1,7 +1,7 @@
 """Take the screenshots of the documentation: python docs/make_screenshots.py
 
-Makes runs and a comparison on embedded data in a temporary folder (about two minutes), opens their pages and the dashboard in
-Chromium, and writes docs/_static/*.png, each below 150 kB. Needs `consilience[dashboard,dev]`
+Makes runs and a comparison on embedded data in a temporary folder (about two minutes), opens their pages and the
+dashboard in Chromium, and writes docs/_static/*.png, each below 150 kB. Needs `consilience[dashboard,dev]`
 and Chromium on the PATH. The times in the pictures are those of the day.
 """
 

@@ -68,9 +68,7 @@ def _facts(run: WatchedRun) -> list[list[str]]:
     if run.seconds:
         found.append(["time", took(run.seconds), f"{run.seconds / max(1, run.rounds):.3g} s a round"])
     if is_number(last.get("simulated_seconds")) and last["simulated_seconds"]:
-        found.append(
-            ["simulated clock", took(last["simulated_seconds"]), "what the environment says it would take"]
-        )
+        found.append(["simulated clock", took(last["simulated_seconds"]), "what the environment says it would take"])
     up: Any = last.get("bytes_up_total")
     down: Any = last.get("bytes_down_total")
     if is_number(up) and is_number(down):

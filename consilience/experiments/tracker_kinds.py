@@ -1,4 +1,4 @@
-"""The trackers: csv, TensorBoard, MLflow, W&B, Aim; a resumed run continues the tracked run whose id is in its facts."""
+"""The trackers: CSV, TensorBoard, MLflow, W&B, Aim; a resumed run continues the one whose id is in its facts."""
 
 from __future__ import annotations
 

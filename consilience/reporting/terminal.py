@@ -93,9 +93,7 @@ def results(rows: Sequence[dict[str, Any]], timing: Sequence[dict[str, Any]], me
         table.add_row("sent", f"{up} up", f"{down} down", "")
     if timing:
         seconds = sum(row["seconds"] + row["evaluation_seconds"] for row in timing)
-        table.add_row(
-            "time", took(seconds), rate(float(np.median([r["clients_per_second"] or 0 for r in timing]))), ""
-        )
+        table.add_row("time", took(seconds), rate(float(np.median([r["clients_per_second"] or 0 for r in timing]))), "")
     return table
 
 

@@ -61,8 +61,8 @@ def _curves(metric: str, methods: Sequence[TunedMethod], number: int, of: int) -
     words = metric.replace("_", " ")
     chart = Lines(series=series, x=Axis("trial", unit="whole"), y=Axis(f"best validation {words}"))
     caption = (
-        f"Best {words} on the validation rows so far; trials on which nothing better was found are flat. A curve that still rises at its end would "
-        "gain from more trials; a flat one has had enough."
+        f"Best {words} on the validation rows so far; the curve is flat while nothing better is found. A curve that "
+        "still rises at its end would gain from more trials; a flat one has had enough."
     )
     title = f"Best {words} over trials" + (f", part {number}" if of > _CURVES else "")
     return Figure(name=f"budget-{metric}-{number}", title=title, caption=caption, chart=chart)

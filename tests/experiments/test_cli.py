@@ -156,7 +156,14 @@ def test_show_cuts_no_number_in_a_narrow_terminal(run: Path, width: int) -> None
     done = CliRunner().invoke(app, ["show", str(run)], env={"COLUMNS": str(width)})
     assert done.exit_code == 0 and "…" not in done.stdout
     shown = done.stdout[done.stdout.index("round") :]
-    for key in ("loss", "accuracy", "client_accuracy_mean", "client_accuracy_worst_tenth", "train_loss", "drift_relative"):
+    for key in (
+        "loss",
+        "accuracy",
+        "client_accuracy_mean",
+        "client_accuracy_worst_tenth",
+        "train_loss",
+        "drift_relative",
+    ):
         assert f"{last[key]:.4f}" in shown, key
     assert max(map(len, shown.splitlines())) <= width
 
@@ -183,7 +190,9 @@ def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (0.4249, "0.42 s"), (9.6, "9.6 s"), (9.96, "0:10"), (61, "1:01")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0 s"), (0.4249, "0.42 s"), (9.6, "9.6 s"), (9.96, "0:10"), (61, "1:01")]
+)
 def test_a_short_run_took_seconds(seconds: float, text: str) -> None:
     assert took(seconds) == text
 

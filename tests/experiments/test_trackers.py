@@ -333,7 +333,9 @@ def test_real_aim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert {"study-7", "simprox", "digits"} <= set(found.tags) and found["status"] == "finished"
         assert found["settings"]["algorithm.name"] == "simprox" and found.name == "a"
         assert {"config.toml", "model.safetensors", "model.json"} == set(found.artifacts)
-        assert (tmp_path / ".aim" / "artifacts" / known / "config.toml").read_bytes() == (run / "config.toml").read_bytes()
+        assert (tmp_path / ".aim" / "artifacts" / known / "config.toml").read_bytes() == (
+            run / "config.toml"
+        ).read_bytes()
     finally:
         found.close()
 

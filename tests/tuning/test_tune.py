@@ -250,7 +250,9 @@ def test_the_command_and_python_give_the_same_study(whole: Tuning, tmp_path: Pat
     assert "best on validation rows" in found._repr_html_() and "lr = " in found._repr_html_()
     assert found.of("fedavg").trials == tuned.read(whole.folder).of("fedavg").trials
     page = (tmp_path / "command" / "tuned.html").read_text()
-    assert "Best accuracy over trials" in page and "best validation accuracy" in page and "trials of each method" in page
+    assert (
+        "Best accuracy over trials" in page and "best validation accuracy" in page and "trials of each method" in page
+    )
     assert "| fedavg |" in (tmp_path / "command" / "tuned.md").read_text()
     refused = CliRunner().invoke(cli.app, ["tune", str(file), "--algorithms", "nope"])
     assert refused.exit_code == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -157,7 +157,8 @@ def _in_bytes(series: Sequence[Series], along: Literal["x", "y"]) -> tuple[list[
     """Curves of bytes in the unit that suits the largest, and its name."""
     most = max(float(np.max(getattr(one, along))) for one in series)
     unit, size = next(((name, size) for name, size in _BYTE_UNITS if most >= size), _BYTE_UNITS[-1])
-    return [dataclasses.replace(one, **{along: np.asarray(getattr(one, along)) / size}) for one in series], unit
+    scaled: list[dict[str, Any]] = [{along: np.asarray(getattr(one, along)) / size} for one in series]
+    return [dataclasses.replace(one, **values) for one, values in zip(series, scaled)], unit
 
 
 def _band_words(bands: Sequence[Band]) -> str:
