@@ -176,6 +176,21 @@ def test_long_numbers_keep_clear_of_the_axis_title(tab: Any) -> None:
     assert len(gaps) > 2 and min(gaps) > 0
 
 
+def test_rows_are_whole_pixels_high_and_names_break_after_folders(tab: Any) -> None:
+    tab.goto("/")
+    tab.locator("#runs tbody th[scope=row] a").first.wait_for()
+    rows = tab.evaluate(
+        """() => [...document.querySelectorAll("#runs tbody th[scope=row]")].map((cell) => ({
+          height: cell.getBoundingClientRect().height,
+          line: getComputedStyle(cell).borderTopWidth,
+          parts: cell.querySelectorAll("a wbr").length,
+          text: cell.querySelector("a").textContent,
+        }))"""
+    )
+    assert rows and all(row["height"] % 1 == 0 and row["line"] == "1px" for row in rows), rows
+    assert all(row["parts"] == row["text"].count("/") + 1 for row in rows)
+
+
 def test_axe_finds_nothing_and_no_page_is_wider_than_the_screen(tab: Any) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
