@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TESTED := $(VENV)/.ready-to-test
 
-.PHONY: run compare test pytest test-slow lint docs notebooks site bench audit sbom dist clean help
+.PHONY: run compare test pytest test-slow lint docs notebooks screenshots site bench audit sbom dist clean help
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -56,6 +56,9 @@ docs: $(READY) ## rewrite the tables that are read off the code
 
 notebooks: $(TESTED) ## execute the tutorial's pages and store them as notebooks, minutes
 	$(BIN)/python docs/make_notebooks.py
+
+screenshots: $(TESTED) ## take the pictures of pages and dashboard in the documentation, needs Chromium
+	$(BIN)/python docs/make_screenshots.py
 
 $(VENV)/.docs: $(READY)
 	$(PIP) -e '.[docs]'

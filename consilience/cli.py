@@ -42,7 +42,7 @@ app = typer.Typer(
     cls=PlainHelp,
 )
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and the run folder.")]
-Log = Annotated[str, typer.Option(help="Log there, too: csv, tensorboard, mlflow or wandb.", show_default=False)]
+Log = Annotated[str, typer.Option(help="Log there, too: csv, tensorboard, mlflow, wandb or aim.", show_default=False)]
 Report = Annotated[
     bool, typer.Option(envvar="CONSILIENCE_REPORT", help="Draw report.html in the run folder (needs matplotlib).")
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from consilience.core.kind import Kind
 from consilience.core.metrics import Loss
 from consilience.core.rounds import run
 from consilience.core.screening import Limits
-from consilience.core.settings import Count, Invalid, Whole, check_value, options_of
+from consilience.core.settings import SYNONYMS, Count, Invalid, Whole, check_value, options_of, refuse_unknown
 from consilience.core.tree import rows, to
 from consilience.data.validation import held_back
 from consilience.engines.vectorised.engine import Vectorised
@@ -82,6 +83,7 @@ def train(
     validation: rows held back from training, which choose the best model and may end the run early.
     engine: settings of `Vectorised`, such as `device="cuda"`, `lane="batched"`, `dtype="float64"`.
     """
+    _refuse_unknown(engine)
     rounds, seed = check_value("rounds", rounds, Count), check_value("seed", seed, Whole)
     evaluate_every = check_value("evaluate_every", evaluate_every, Whole)
     algorithm, environment = algorithms.given(algorithm), _environment(environment)
@@ -145,6 +147,16 @@ def train(
         best=chosen.facts if chosen else None,
         stopped=stopped,
     )
+
+
+def _refuse_unknown(given: Mapping[str, Any]) -> None:
+    """Refuse what neither `train` nor the engine takes, before any work; algorithms' options have their own hint."""
+    known = [*(name for name in inspect.signature(train).parameters if name != "engine"), *engine_options()]
+    for name in given:
+        meant = SYNONYMS.get(name, name)
+        if name not in known and meant in options_of(algorithms.recipe("fedavg")):
+            raise Invalid(f"{name} is an option of the algorithm, not of train: write cs.fedavg({meant}=...)")
+    refuse_unknown(given, known, "train")
 
 
 def _task(

@@ -1,4 +1,4 @@
-"""Writes the tables of packages and of core in architecture.md, and the README's count of algorithms, from the code.
+"""Writes the tables of packages and of core in architecture.md, and the count of algorithms, from the code.
 
 `python docs/make_architecture.py` writes them; `tests/test_architecture_table.py` fails where they are out of date.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "consilience"
 PAGE = Path(__file__).with_name("architecture.md")
-README = Path(__file__).parents[1] / "README.md"
+COUNTING = (Path(__file__).parents[1] / "README.md", Path(__file__).parent / "index.md")
 BEGIN, END = "<!-- packages: written by docs/make_architecture.py -->", "<!-- end of packages -->"
 CORE_BEGIN, CORE_END = "<!-- core: written by docs/make_architecture.py -->", "<!-- end of core -->"
 CORE = {
@@ -98,12 +98,13 @@ def written(page: str) -> str:
     return page
 
 
-def counted(readme: str) -> str:
-    """The README with the present number of algorithms."""
+def counted(page: str) -> str:
+    """The page with the present number of algorithms."""
     recipes = [file for file in (ROOT / "algorithms").glob("*.py") if not file.stem.startswith("_")]
-    return re.sub(r"^\| \d+ algorithms \|", f"| {len(recipes)} algorithms |", readme, flags=re.MULTILINE)
+    return re.sub(r"\b\d+ algorithms\b", f"{len(recipes)} algorithms", page)
 
 
 if __name__ == "__main__":
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    README.write_text(counted(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in COUNTING:
+        page.write_text(counted(page.read_text(encoding="utf-8")), encoding="utf-8")

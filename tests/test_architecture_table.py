@@ -48,6 +48,7 @@ def test_subjects_of_core_are_up_to_date(maker: ModuleType) -> None:
         assert abs(size - wanted) <= 0.05 * wanted, "run `make docs`"
 
 
-def test_the_readme_counts_the_algorithms() -> None:
-    text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
-    assert f"| {len(algorithms.names())} algorithms |" in text
+def test_readme_and_overview_count_the_algorithms(maker: ModuleType) -> None:
+    for page in maker.COUNTING:
+        text = page.read_text(encoding="utf-8")
+        assert f"{len(algorithms.names())} algorithms" in text and maker.counted(text) == text, "run `make docs`"

@@ -52,6 +52,8 @@ def test_a_named_model_has_the_outputs_of_its_kind() -> None:
         ({"environment": {"straglers": 0.5}}, "environment.straglers is not a setting .did you mean 'stragglers'"),
         ({"model": nn.Linear}, r"model is type, not an nn.Module, .* call it, Linear\(...\)"),
         ({"model": "mlpp"}, "'mlpp'.*did you mean 'mlp'"),
+        ({"round": 3}, "train.round is not a setting .did you mean 'rounds'"),
+        ({"learning_rate": 0.1}, "learning_rate is an option of the algorithm, not of train: write cs.fedavg.lr="),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_what_to_write(change: dict[str, Any], message: str) -> None:

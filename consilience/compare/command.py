@@ -12,6 +12,13 @@ from consilience.runs.failures import UNEXPECTED, guarded
 if TYPE_CHECKING:
     from consilience.compare.plan import Comparison
 
+_OWN_TABLES = {
+    "compare": {"methods": "--algorithms", "seeds": "--seeds", "baseline": "--baseline", "target": "--target"}
+    | {"metric": "--metric", "tuned": "the study's folder instead of a config"},
+    "tune": {name: f"--{name}" for name in ("trials", "seeds", "seed", "validation", "sampler", "pruner", "metric")},
+}
+"""Keys of tables that are not part of a run, and what to write on the command line instead."""
+
 
 def compare(
     arguments: Annotated[
@@ -110,7 +117,21 @@ def split(arguments: list[str]) -> tuple[str | None, list[str]]:
     paths = [text for text in arguments if "=" not in text]
     if len(paths) > 1:
         raise Invalid(f"{paths[1]!r} is neither the config file ({paths[0]!r} is) nor a setting: write key=value")
-    return paths[0] if paths else None, [text for text in arguments if "=" in text]
+    overrides = [text for text in arguments if "=" in text]
+    for text in overrides:
+        _refuse_own_table(text.partition("=")[0].strip())
+    return paths[0] if paths else None, overrides
+
+
+def _refuse_own_table(key: str) -> None:
+    """Refuse `compare.seeds=...`: the tables [compare] and [tune] of a file have options of the command instead."""
+    from consilience.core.settings import Invalid
+
+    table, _, name = key.partition(".")
+    if table in _OWN_TABLES:
+        option = _OWN_TABLES[table].get(name)
+        instead = f"write {option} to `consilience {table}`" if option else f"write it in the file's [{table}] table"
+        raise Invalid(f"{key} is not a setting of a run: {instead}")
 
 
 def numbers(text: str) -> list[int]:

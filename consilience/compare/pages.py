@@ -99,8 +99,10 @@ def notes(
     tested = sum(bool(found.against) for found in methods)
     if tested and most < 6:
         said.append(
-            f"n = {most} seeds is too small for the exact tests: their p cannot be below "
-            f"{2.0 ** (1 - max(most, 1)):.3g}, so that only the t test, which assumes normal differences, could show "
+            "one seed cannot be tested: give several, such as --seeds 0-5"
+            if most == 1
+            else f"n = {most} seeds is too small for the exact tests: their p cannot be below "
+            f"{2.0 ** (1 - most):.3g}, so that only the t test, which assumes normal differences, could show "
             "anything; six seeds allow 0.031"
         )
     if tested > 1:

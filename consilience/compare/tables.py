@@ -99,7 +99,9 @@ def _quality(methods: Sequence[MethodResult], qualities: Sequence[Quality]) -> S
         star = "*" if found.personal else ""
         cells = [spread(found.qualities.get(q.key), q) + (star if q.of_clients else "") for q in known]
         rows.append((found.method.label, seeds, *cells))
-    title = "Quality after the last round: mean ± deviation over seeds" + (
+    shares = [q.unit == SHARE for q in known]
+    unit = " in %" if all(shares) else " (shares in %)" if any(shares) else ""
+    title = f"Quality after the last round{unit}: mean ± deviation over seeds" + (
         "; * of clients' own models" if any(found.personal for found in methods) else ""
     )
     return Sheet(title=title, head=("method", "seeds", *(q.title for q in known)), rows=tuple(rows))
@@ -116,7 +118,7 @@ def _tests(comparison: Comparison, methods: Sequence[MethodResult], main: Qualit
     title = main.title[:1].upper() + main.title[1:]
     return Sheet(
         title=f"{title} minus that of {comparison.baseline}{points}, paired by seed ({better})",
-        head=("method", "n", "difference", "95 % interval", "p: t", "exact", "sign", "shown"),
+        head=("method", "n", "difference", "95 % interval", "p (t)", "p (exact)", "p (sign)", "shown"),
         rows=tuple(rows),
     )
 

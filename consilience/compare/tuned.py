@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from consilience.core import notebook
 from consilience.core.metrics import Better
 from consilience.core.settings import Invalid, nearest
 from consilience.runs import canonical
@@ -29,7 +30,7 @@ class TunedTrial:
     options: Table
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TunedMethod:
     """One method's search; `options` are the fixed and the best ones, or None where no trial was completed."""
 
@@ -43,6 +44,10 @@ class TunedMethod:
     options: Table | None
     best: float | None
     trials: tuple[TunedTrial, ...] = ()
+
+    def __repr__(self) -> str:
+        best = "no completed trial" if self.best is None else f"{self.metric} {self.best:.4f}"
+        return notebook.line(f"TunedMethod({self.label}: {best} after {len(self.trials)} trials)")
 
     def counted(self, state: str) -> int:
         """The number of trials in this state."""
@@ -58,7 +63,7 @@ class TunedMethod:
         return found
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Tuned:
     """A study: what was searched, at which budget, and every trial."""
 
@@ -72,12 +77,31 @@ class Tuned:
     pruner: str
     methods: tuple[TunedMethod, ...] = field(default_factory=tuple)
 
+    def __repr__(self) -> str:
+        known = [f"{method.label} {method.best:.4f}" for method in self.methods if method.best is not None]
+        return notebook.line(f"Tuned({self.trials} trials each: {', '.join(known) or 'none completed'})")
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                method.label,
+                method.metric,
+                "none" if method.best is None else f"{method.best:.4f}",
+                len(method.trials),
+                ", ".join(f"{key} = {value}" for key, value in (method.options or {}).items() if key in method.ranges),
+            )
+            for method in self.methods
+        ]
+        head = ("method", "metric", "best on validation rows", "trials", "best options")
+        return notebook.table(f"Tuned: {self.budget}", rows, head=head)
+
     @property
     def budget(self) -> str:
         """The budget of each method, in words."""
         return (
             f"{self.trials} trials of each method ({self.sampler}, pruning: {self.pruner}), validation on "
-            f"{self.validation:.0%} of the training rows, seeds {', '.join(map(str, self.seeds))}"
+            f"{self.validation:.0%} of the training rows, {'seeds' if len(self.seeds) > 1 else 'seed'} "
+            f"{', '.join(map(str, self.seeds))}"
         )
 
     def of(self, label: str) -> TunedMethod:

@@ -57,13 +57,17 @@ class Algorithm:
         return f"Algorithm({', '.join(f'{each.name}={getattr(self, each.name)!r}' for each in fields(self))})"
 
     def __repr__(self) -> str:
-        return notebook.line(f"Algorithm({', '.join(part for _, part in self._brief() if part != 'Plain')})")
+        for depth in (9, 1, 0):  # a long one loses the settings of inner parts first
+            shown = [part for _, part in self._brief(depth) if part != "Plain"]
+            if len(text := f"Algorithm({', '.join(shown)})") <= notebook.LINE:
+                break
+        return notebook.line(text)
 
     def _repr_html_(self) -> str:
         return notebook.table("Algorithm", self._brief())
 
-    def _brief(self) -> list[tuple[str, str]]:
-        return [(each.name, notebook.brief(getattr(self, each.name))) for each in fields(self)]
+    def _brief(self, depth: int = 9) -> list[tuple[str, str]]:
+        return [(each.name, notebook.brief(getattr(self, each.name), depth)) for each in fields(self)]
 
     def prepared(self, task: Task) -> Task:
         """The task in the form that this algorithm trains; raises `Invalid` if a part does not support it."""

@@ -341,7 +341,8 @@ def _check_rows(who: str, x: Any, y: Tensor) -> None:
             raise Invalid(f"{who} holds a {kind} where a tensor is needed: convert it with torch.as_tensor")
     lengths = {len(leaf) for leaf in tree.leaves(x)}
     if lengths != {len(y)}:
-        raise Invalid(f"{who} has {sorted(lengths)} rows of features for {len(y)} targets: they must match")
+        found = " and ".join(map(str, sorted(lengths)))
+        raise Invalid(f"{who} has {found} rows of features for {len(y)} targets: they must match")
 
 
 def _shapes(parts: list[tuple[torch.Size, torch.dtype]]) -> str:

@@ -7,22 +7,22 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-LINE = 110  # characters of a repr
+LINE = 100  # characters of a repr
 
 _STYLE = "border-collapse:collapse;font-size:90%"
 _CELL = "text-align:left;padding:2px 12px 2px 0;vertical-align:top"
 
 
-def brief(part: Any) -> str:
-    """A part with its non-default settings: 'Uniform(fraction=0.5)', 'Plain'."""
+def brief(part: Any, depth: int = 9) -> str:
+    """A part with its non-default settings: 'Uniform(fraction=0.5)', 'Plain'; parts below `depth` by name alone."""
     if isinstance(part, tuple):
-        return f"[{', '.join(brief(item) for item in part)}]"
+        return f"[{', '.join(brief(item, depth) for item in part)}]"
     if not dataclasses.is_dataclass(part) or isinstance(part, type):
         return f"{part:g}" if isinstance(part, float) else repr(part)
     shown = [
-        f"{field.name}={brief(value)}"
+        f"{field.name}={brief(value, depth - 1)}"
         for field in dataclasses.fields(part)
-        if field.repr and not _is_default(field, value := getattr(part, field.name))
+        if depth > 0 and field.repr and not _is_default(field, value := getattr(part, field.name))
     ]
     name = type(part).__name__
     return f"{name}({', '.join(shown)})" if shown else name

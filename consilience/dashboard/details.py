@@ -16,7 +16,7 @@ from consilience.runs import canonical
 from consilience.runs.disk import open_file, read_file
 from consilience.runs.folder import DEPLOY_LOG, NODES, RESUME_LOG
 from consilience.runs.names import plain
-from consilience.runs.text import best_model, duration
+from consilience.runs.text import best_model, took
 from consilience.runs.toml_text import dumps
 
 LOGS = (DEPLOY_LOG, RESUME_LOG)
@@ -66,11 +66,9 @@ def _facts(run: WatchedRun) -> list[list[str]]:
         best = f"best {summary['best']:.4f}" if is_number(summary["best"]) else ""
         found.insert(0, [summary["metric"]["title"], f"{summary['value']:.4f}", best])
     if run.seconds:
-        found.append(["time", duration(run.seconds), f"{run.seconds / max(1, run.rounds):.3g} s a round"])
+        found.append(["time", took(run.seconds), f"{run.seconds / max(1, run.rounds):.3g} s a round"])
     if is_number(last.get("simulated_seconds")) and last["simulated_seconds"]:
-        found.append(
-            ["simulated clock", duration(last["simulated_seconds"]), "what the environment says it would take"]
-        )
+        found.append(["simulated clock", took(last["simulated_seconds"]), "what the environment says it would take"])
     up: Any = last.get("bytes_up_total")
     down: Any = last.get("bytes_down_total")
     if is_number(up) and is_number(down):

@@ -51,8 +51,7 @@ class Diagnosed:
         return out
 
     def __repr__(self) -> str:
-        first = next((f"; {item.kind}: {item.what}" for item in self.advice), "")
-        return notebook.line(f"{self.numbers!r}{first}")
+        return notebook.line(repr(self.numbers))
 
     def _repr_html_(self) -> str:
         rows = [(line.what, line.found, line.chance, line.means) for line in lines(self.numbers)]

@@ -61,8 +61,8 @@ class Diagnosis:
         return canonical.to_json_types(_plain(self), "diagnosis", nonfinite_as_null=True)
 
     def __repr__(self) -> str:
-        skew = f"label distance {self.labels.mean:.2f} (chance {self.labels.chance_mean:.2f})"
-        return f"Diagnosis({self.title}: {len(self.names)} clients, {skew}, size Gini {self.quantity.gini:.2f})"
+        skew = f"label skew {self.labels.mean:.2f} (chance {self.labels.chance_mean:.2f})"
+        return f"Diagnosis({self.title}: {len(self.names)} clients, {skew}, quantity skew {self.quantity.gini:.2f})"
 
 
 def diagnose(

@@ -7,13 +7,15 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from consilience import environments
 from consilience.core.settings import Invalid, options_of
+from consilience.experiments import learn_file
 from consilience.experiments.assembly import Simulation, assemble
 from consilience.experiments.config import config as configs
 from consilience.experiments.config.catalogue import KINDS
@@ -23,6 +25,7 @@ from consilience.meta.learning import Iteration, learned, learning
 from consilience.meta.schedule import Schedule
 from consilience.meta.transfer import FittedRule, fit_rule
 from consilience.options import parts
+from consilience.runs import identity
 from consilience.runs.text import duration
 from consilience.server.averaging.weighting.schedule import ScheduleWeights
 from consilience.server.averaging.weighting.transferred import FEATURES, save_rule
@@ -31,21 +34,52 @@ from consilience.server.protocols import Weighting
 USUAL = {"iterations": 400, "lr": 0.001}
 
 
-def learn(config: Config, out: Path, *, console: Console | None = None, initial: str = "", **options: Any) -> Schedule:
+class Stopped(NamedTuple):
+    """Learning that a signal ended: what is in the file, and the signal."""
+
+    schedule: Schedule
+    signal: int
+
+
+def learn(
+    config: Config,
+    out: Path,
+    *,
+    console: Console | None = None,
+    initial: str = "",
+    resume: bool = False,
+    **options: Any,
+) -> Schedule | Stopped:
     """Learn the weights of the config's rounds and clients, and write them to `out`; the start model is the run's own.
 
     Default iterations and learning rate: those of the environment's paper, else 400 and 0.001.
     initial: the file of a table, the name of a weighting, "own" for the algorithm's weighting; else N_k / N.
+    resume: continue what `out` holds, exactly; it may be finished and get more iterations.
     """
-    refuse_existing(out)
-    simulation = assemble(config)
+    saved = learn_file.read(out) if resume else None
+    if saved is None:
+        refuse_existing(out)
     paper = environments.preset(config.environment.name, **config.environment.options).settings.get("unfolding", {})
     settings = {**USUAL, **paper, **{name: value for name, value in options.items() if value is not None}}
-    settings |= {"rounds": config.rounds, "seed": config.seed, "initial": first_weights(initial, simulation)}
-    steps = learning(simulation.algorithm, simulation.engine, **settings)
-    schedule = learned(shown(steps, settings["iterations"], console) if console else steps)
-    schedule.save(out)
-    return schedule
+    facts = {"config": identity.settings(config.table()), "code": identity.code()}
+    kept = {name: value for name, value in settings.items() if name not in ("iterations", "keep")}
+    facts["learn"] = {**kept, "initial": initial}
+    if saved is not None:
+        saved.refuse_changes(facts)  # before the data are read, which may take long
+        config = config.changed(**saved.facts.get("engine", {}))  # the lane that was measured then
+    simulation = assemble(config)
+    facts["fingerprint"] = {**simulation.prints, "threads": torch.get_num_threads()}
+    if saved is not None:
+        saved.refuse_changes({"fingerprint": facts["fingerprint"]})
+        if saved.done >= settings["iterations"]:
+            return saved.schedule()
+    settings |= {"rounds": config.rounds, "seed": config.seed}
+    settings |= {"initial": first_weights(initial, simulation)} if saved is None else {"resume": saved.state}
+    writer = learn_file.Writer(path=out, facts=facts, engine=simulation.engine)
+    steps = writer.through(learning(simulation.algorithm, simulation.engine, **settings), settings["iterations"])
+    done = 0 if saved is None else saved.done
+    schedule = learned(shown(steps, settings["iterations"], console, done) if console else steps)
+    return Stopped(schedule, writer.stopped) if writer.stopped else schedule
 
 
 def fit(config: Config, schedule: Schedule, out: Path) -> FittedRule:
@@ -64,7 +98,7 @@ def refuse_existing(*files: Path | None) -> None:
     """Refuse to overwrite files, before any work."""
     for file in files:
         if file is not None and file.exists():
-            raise Invalid(f"{file} is there already: give another name, or remove it")
+            raise Invalid(f"{file} is there already: give another name, remove it, or continue it with --resume")
 
 
 def first_weights(initial: str, simulation: Simulation) -> Initial:
@@ -104,16 +138,16 @@ def usage(arguments: Sequence[str], out: Path) -> str:
     return shlex.join(["consilience", "run", *arguments, *more])
 
 
-def shown(steps: Iterator[Iteration], iterations: int, console: Console) -> Iterator[Iteration]:
+def shown(steps: Iterator[Iteration], iterations: int, console: Console, done: int = 0) -> Iterator[Iteration]:
     """Pass iterations on; a live bar on a terminal, twenty plain lines anywhere else."""
     began, every = time.monotonic(), max(1, iterations // 20)
     columns = (TextColumn("run {task.completed}/{task.total}"), BarColumn(), TextColumn("{task.description}"))
     with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("first run", total=iterations)
+        task = bar.add_task("first run", total=iterations, completed=done)
         for step in steps:
-            left = (time.monotonic() - began) / step.number * (iterations - step.number)
+            left = (time.monotonic() - began) / (step.number - done) * (iterations - step.number)
             text = f"loss {step.loss:.6g}  left {duration(left)}"
             bar.update(task, completed=step.number, description=text)
-            if not console.is_terminal and (step.number % every == 0 or step.number == 1):
+            if not console.is_terminal and (step.number % every == 0 or step.number == done + 1):
                 console.print(f"run {step.number}/{iterations}  {text}", highlight=False, soft_wrap=True)
             yield step

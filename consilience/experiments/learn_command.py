@@ -41,6 +41,9 @@ def learn(
     variance: Annotated[
         str, typer.Option(help="Rounds such as 2,5,10: learn weights for each, and print their variance.")
     ] = "",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue what --out holds, exactly: after a kill, or for more iterations.")
+    ] = False,
     results: Annotated[Path | None, typer.Option(help="Losses, weights and variance as JSON rows.")] = None,
     plot: Annotated[Path | None, typer.Option(help="A picture of the weights (needs matplotlib).")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and the file.")] = False,
@@ -62,10 +65,17 @@ def learn(
         console, screen = None if quiet else Console(stderr=True), Console()
         studied = rounds_in(variance) or [settings.rounds]
         files = {rounds: numbered(out, rounds) if variance else out for rounds in studied}
-        learn.refuse_existing(*files.values(), rule, results)
+        learn.refuse_existing(*(() if resume else files.values()), rule, results)
         found = []
         for rounds, file in files.items():
-            schedule = learn.learn(dataclasses.replace(settings, rounds=rounds), file, console=console, **options)
+            begun = resume and (file.exists() or not variance)  # a study may have ended between two of its files
+            schedule = learn.learn(
+                dataclasses.replace(settings, rounds=rounds), file, console=console, resume=begun, **options
+            )
+            if isinstance(schedule, learn.Stopped):
+                done = f"stopped after run {len(schedule.schedule.losses)}: the same command with --resume goes on"
+                Console(stderr=True).print(done, highlight=False)
+                return 128 + schedule.signal
             found.append(schedule)
             if not quiet:
                 screen.print(schedule.text(), highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The trackers: csv, TensorBoard, MLflow, W&B; a resumed run continues the tracked run whose id is in its facts."""
+"""The trackers: CSV, TensorBoard, MLflow, W&B, Aim; a resumed run continues the one whose id is in its facts."""
 
 from __future__ import annotations
 
@@ -184,9 +184,49 @@ class _WeightsAndBiases:
         self._run.finish(exit_code=0 if status == "finished" else 1)
 
 
+class _Aim:
+    """One run in Aim's repository, continued by its hash; a round that is logged again replaces itself."""
+
+    def __init__(self, folder: RunFolder, settings: Mapping[str, Any]) -> None:
+        self._run: Any = self._opened(str(folder.facts().get("aim_run", "")))
+        if folder.facts().get("aim_run") != self._run.hash:
+            folder.record(aim_run=self._run.hash)
+        self._run.name = folder.name
+        self._run["settings"] = dict(flat(settings))
+        for tag in set(tags(settings)) - set(self._run.tags):
+            self._run.add_tag(tag)
+        self._run["status"] = "running"
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        for key, value in numbers(row).items():
+            self._run.track(value, name=key, step=row["round"])
+
+    def attach(self, files: Sequence[Path]) -> None:
+        self._run.set_artifacts_uri((Path(self._run.repo.path) / "artifacts").as_uri())
+        for file in files:
+            self._run.log_artifact(str(file), file.name, block=True)
+
+    def close(self, status: str) -> None:
+        self._run["status"] = status
+        self._run.close()
+
+    def _opened(self, known: str) -> Any:
+        """The run of an earlier start, if the repository still has it, else a new one."""
+        from aim import Run
+        from aim.sdk.errors import MissingRunError
+
+        # neither the machine's environment nor the terminal's text, which may hold secrets
+        common = {"system_tracking_interval": None, "log_system_params": False, "capture_terminal_logs": False}
+        if known:
+            with contextlib.suppress(MissingRunError):
+                return Run(run_hash=known, **common)
+        return Run(experiment=PROJECT, **common)
+
+
 KINDS: dict[str, Callable[[RunFolder, Mapping[str, Any]], Tracker]] = {
     "csv": _Csv,
     "tensorboard": _TensorBoard,
     "mlflow": _MLflow,
     "wandb": _WeightsAndBiases,
+    "aim": _Aim,
 }

@@ -14,7 +14,7 @@ from consilience.runs.folder import RunFolder
 from consilience.runs.names import plain
 from consilience.runs.redact import redacted
 
-TRACKERS = {"csv": "csv", "tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
+TRACKERS = {"csv": "csv", "tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb", "aim": "aim"}
 """The trackers, and the package that each needs."""
 
 TAGS = "CONSILIENCE_TAGS"

@@ -28,7 +28,7 @@ class Axis(NamedTuple):
     names: Sequence[str] = ()
     first: int = 0
     of: str = ""  # CLIENT: its places are clients
-    unit: Literal["", "whole", "bytes", "share"] = ""
+    unit: Literal["", "whole", "share"] = ""
 
     def data(self) -> dict[str, Any]:
         """For the browser; what is not set is left out."""

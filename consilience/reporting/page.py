@@ -139,7 +139,8 @@ def _facts(groups: Sequence[Group]) -> list[Fact]:
         found.append(Fact(main.title, tables.spread(groups[0].final(main.key)), "at the last test"))
     else:
         found.append(Fact("methods", str(len(groups))))
-    found.append(Fact("runs", str(len(runs)), f"seeds {', '.join(map(str, seeds[:8]))}" + " ..." * (len(seeds) > 8)))
+    listed = ", ".join(map(str, seeds[:8])) + " ..." * (len(seeds) > 8)
+    found.append(Fact("runs", str(len(runs)), f"{'seeds' if len(seeds) > 1 else 'seed'} {listed}"))
     found.append(Fact("rounds", span({len(run.rows) for run in runs})))
     found.append(Fact("clients", span({run.count for run in runs})))
     found.append(Fact("model", ", ".join(models), f"{span(parameters)} parameters" if parameters else ""))

@@ -253,9 +253,7 @@ def evenly(count: int, most: int) -> list[int]:
 def _frame(axes: Any, x: Axis, y: Axis) -> None:
     axes.set(xlabel=x.title, ylabel=y.title)
     for axis, of in ((axes.xaxis, x), (axes.yaxis, y)):
-        if of.unit == "bytes":
-            style.bytes_on(axis)
-        elif of.names or of.unit == "whole":
+        if of.names or of.unit == "whole":
             _ticks(axis, of, turned=axis is axes.xaxis)
     if y.unit == "share":
         low, high = axes.get_ylim()

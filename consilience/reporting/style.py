@@ -107,14 +107,6 @@ def whole_numbers(axis: Any, most: int = 7) -> None:
     axis.set_major_locator(MaxNLocator(integer=True, nbins=most, min_n_ticks=1))
 
 
-def bytes_on(axis: Any) -> None:
-    """Ticks such as 12 MB."""
-    from matplotlib.ticker import EngFormatter, MaxNLocator
-
-    axis.set_major_locator(MaxNLocator(nbins=5))
-    axis.set_major_formatter(EngFormatter(unit="B"))
-
-
 def legend(figure: Canvas, axes: Any) -> None:
     """Below the axes, out of the way of the curves; the figure grows with it. None where one curve has no name."""
     handles, labels = axes.get_legend_handles_labels()

@@ -13,7 +13,7 @@ from consilience.reporting.groups import Group, metrics_of
 from consilience.reporting.runs import RunData
 from consilience.reporting.terminal import size
 from consilience.runs.metric_table import by_importance, columns, merged
-from consilience.runs.text import duration
+from consilience.runs.text import took
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +64,8 @@ def costs(groups: Sequence[Group]) -> Table:
     lines = []
     for group in groups:
         cells = [group.label]
-        cells += [_mean(group, _sent("up"), size), _mean(group, _sent("down"), size), _mean(group, _wall, duration)]
-        cells += [_mean(group, lambda run: run.last("simulated_seconds"), duration)] if virtual else []
+        cells += [_mean(group, _sent("up"), size), _mean(group, _sent("down"), size), _mean(group, _wall, took)]
+        cells += [_mean(group, lambda run: run.last("simulated_seconds"), took)] if virtual else []
         lines.append((*cells, spread(group.final("drift_relative"))))
     return Table(head=tuple(head), lines=tuple(lines))
 

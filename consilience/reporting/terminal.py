@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markup import escape
 from rich.table import Table
 
@@ -19,7 +20,7 @@ from consilience.runs.folder import RunFolder, RunSummary
 from consilience.runs.lock import is_alive, owner
 from consilience.runs.metric_table import Column, by_importance, columns, main_of, read
 from consilience.runs.names import plain
-from consilience.runs.text import best_model, duration, rate
+from consilience.runs.text import best_model, rate, took
 from consilience.runs.toml_text import dumps, loads
 from consilience.task.scores import ClientScores, Scores
 
@@ -39,15 +40,40 @@ def sparkline(values: Sequence[float | None], width: int = 60) -> str:
     return "".join(_BARS[round(float(at))] if np.isfinite(at) else " " for at in level)
 
 
-def metrics(rows: Sequence[dict[str, Any]], table: Sequence[MetricRow], most: int = 10) -> Table:
+def metrics(rows: Sequence[dict[str, Any]], table: Sequence[MetricRow], most: int = 10) -> RenderableType:
     """The last rows, in the columns that the task has."""
     known = [c for c in columns(table) if not c.detail and any(row.get(c.key) is not None for row in rows)]
-    drawn = Table("round", *(_title(c, rows) for c in known), header_style="bold", box=None, pad_edge=False)
-    for column in drawn.columns:
-        column.justify = "right"
-    for row in rows[-most:]:
-        drawn.add_row(*(_number(row.get(key)) for key in ("round", *(c.key for c in known))))
-    return drawn
+    lines = [[_number(row.get(key)) for key in ("round", *(c.key for c in known))] for row in rows[-most:]]
+    return _RoundsTable(heads=("round", *(_title(c, rows) for c in known)), lines=lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RoundsTable:
+    """A table whose first column is repeated in a further table below, where the terminal is too narrow for all."""
+
+    heads: Sequence[str]
+    lines: Sequence[Sequence[str]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        # a head wraps between words, a number must not
+        numbers = [max(len(line[n]) for line in self.lines) for n in range(len(self.heads))]
+        widths = [max(least, *map(len, head.split())) for least, head in zip(numbers, self.heads)]
+        blocks: list[list[int]] = [[]]
+        for n in range(1, len(widths)):
+            if blocks[-1] and widths[0] + sum(2 + widths[k] for k in (*blocks[-1], n)) > options.max_width:
+                blocks.append([])
+            blocks[-1].append(n)
+        for block in blocks:
+            drawn = Table(header_style="bold", box=None, pad_edge=False)
+            whole = {n: max(widths[n], len(self.heads[n])) for n in (0, *block)}
+            fits = sum(2 + width for width in whole.values()) - 2 <= options.max_width
+            for n in (0, *block):
+                drawn.add_column(self.heads[n], justify="right", width=whole[n] if fits else widths[n])
+            for line in self.lines:
+                drawn.add_row(*(line[n] for n in (0, *block)))
+            if block is not blocks[0]:
+                yield ""
+            yield drawn
 
 
 def results(rows: Sequence[dict[str, Any]], timing: Sequence[dict[str, Any]], metrics: Sequence[MetricRow]) -> Table:
@@ -67,9 +93,7 @@ def results(rows: Sequence[dict[str, Any]], timing: Sequence[dict[str, Any]], me
         table.add_row("sent", f"{up} up", f"{down} down", "")
     if timing:
         seconds = sum(row["seconds"] + row["evaluation_seconds"] for row in timing)
-        table.add_row(
-            "time", duration(seconds), rate(float(np.median([r["clients_per_second"] or 0 for r in timing]))), ""
-        )
+        table.add_row("time", took(seconds), rate(float(np.median([r["clients_per_second"] or 0 for r in timing]))), "")
     return table
 
 

@@ -35,7 +35,7 @@ HARMLESS_CODE = {
     ),
     "starts runs, or says with which settings; those are compared themselves": (
         *("__main__.py", "cli.py", "commands", "estimators.py", "training.py"),
-        *("experiments/learn.py", "experiments/learn_command.py"),
+        *("experiments/learn.py", "experiments/learn_command.py", "experiments/learn_file.py"),
         *("tuning", "options/ranges.py"),
         *(f"compare/{name}.py" for name in ("command", "compare", "running")),
     ),
@@ -49,7 +49,7 @@ HARMLESS_CODE = {
     ),
     "serves Flower's own strategies, which leave no run folder": ("flower/app.py", "flower/strategies"),
     "stores rows, trees and settings, and finds out by digests if they are not what was stored": ("runs",),
-    "copies rows to other programs": ("experiments/trackers.py",),
+    "copies rows to other programs": ("experiments/tracker_kinds.py", "experiments/trackers.py"),
 }
 """Our code that does not affect results, by the reason; all other code, also new files, is in the fingerprint."""
 

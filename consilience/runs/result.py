@@ -13,7 +13,7 @@ from torch import nn
 from consilience.core import notebook
 from consilience.core.settings import Invalid, nearest
 from consilience.core.task import Task
-from consilience.core.tree import Tree
+from consilience.core.tree import Tree, leaves
 from consilience.layers.adapters import folded
 from consilience.runs.metric_table import columns
 from consilience.runs.model_formats import Adapters, Format, write_model
@@ -69,10 +69,12 @@ class Result:
 
     def __repr__(self) -> str:
         last = self.history[-1] if self.history else {}
-        said = f", {quality(last, self.task.metrics.rows)}" if last else ""
+        said = f", {quality(last, self.task.metrics.rows).replace('  ', ', ')}" if last else ""
         early = ", interrupted" if self.stopped else ""
         rounds = f"{len(self.history)} round{'' if len(self.history) == 1 else 's'}"
-        return notebook.line(f"Result({rounds}{early}{said}, {self.task!r})")
+        parameters = sum(leaf.numel() for leaf in leaves(self.values["params"]))
+        model = f"{type(self.task.module).__name__} with {parameters:,} parameters"
+        return notebook.line(f"Result({rounds}{early}{said}, {model})")
 
     def _repr_html_(self) -> str:
         names = self._columns()

@@ -32,6 +32,11 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
+def took(seconds: float) -> str:
+    """'0.42 s' below ten seconds, else 2:03."""
+    return f"{seconds:.2g} s" if seconds < 9.95 else duration(seconds)
+
+
 def best_model(facts: Mapping[str, Any]) -> str:
     """The best round on the validation rows, and whether the run stopped early."""
     best, early = facts.get("best"), facts.get("stopped_early")

@@ -26,8 +26,13 @@ def write(found: Tuned, folder: Path) -> list[Path]:
         text = page.render(
             "tuning.html",
             title=f"Tuning: {folder.name}",
-            cards=[page.Fact("methods", str(len(found.methods))), page.Fact("budget", found.budget)],
-            sheet={"title": table.title, "table": Table(head=table.head, lines=table.rows)},
+            cards=[
+                page.Fact("methods", str(len(found.methods))),
+                page.Fact("trials of each method", str(found.trials), f"{found.sampler}, pruning: {found.pruner}"),
+                page.Fact("validation", f"{found.validation:.0%}", "of each client's training rows"),
+                page.Fact("seeds of a trial", str(len(found.seeds)), ", ".join(map(str, found.seeds))),
+            ],
+            sheet={"title": "Best options of each method", "table": Table(head=table.head, lines=table.rows)},
             pictures=pictures,
             figures=pictures,
             made_by="consilience tune",
@@ -42,21 +47,22 @@ def curves(found: Tuned) -> list[Figure]:
     for metric in dict.fromkeys(method.metric for method in found.methods):
         methods = [method for method in found.methods if method.metric == metric]
         for first in range(0, len(methods), _CURVES):
-            figures.append(_curves(metric, methods[first : first + _CURVES], first // _CURVES + 1))
+            figures.append(_curves(metric, methods[first : first + _CURVES], first // _CURVES + 1, len(methods)))
     return figures
 
 
-def _curves(metric: str, methods: Sequence[TunedMethod], number: int) -> Figure:
+def _curves(metric: str, methods: Sequence[TunedMethod], number: int, of: int) -> Figure:
     series = []
     for index, method in enumerate(methods):
         points = [(n, value) for n, value in enumerate(method.curve(), start=1) if value is not None]
         x, y = [n for n, _ in points], [value for _, value in points]
         link = charts.link(METHOD, method.label)
         series.append(Series(name=method.label, x=x, y=y, look=index, form="step", link=link))
-    axis = Axis(f"best validation {metric.replace('_', ' ')}")
-    chart = Lines(series=series, x=Axis("trials", unit="whole"), y=axis)
+    words = metric.replace("_", " ")
+    chart = Lines(series=series, x=Axis("trial", unit="whole"), y=Axis(f"best validation {words}"))
     caption = (
-        f"Best {metric.replace('_', ' ')} on the validation rows so far. A curve that still rises at its end would "
-        "gain from more trials; a flat one has had enough."
+        f"Best {words} on the validation rows so far; the curve is flat while nothing better is found. A curve that "
+        "still rises at its end would gain from more trials; a flat one has had enough."
     )
-    return Figure(name=f"budget-{metric}-{number}", title=f"Budget curves {number}", caption=caption, chart=chart)
+    title = f"Best {words} over trials" + (f", part {number}" if of > _CURVES else "")
+    return Figure(name=f"budget-{metric}-{number}", title=title, caption=caption, chart=chart)

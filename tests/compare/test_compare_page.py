@@ -72,6 +72,7 @@ def test_labels_are_text_in_tables_notes_and_figures(hostile: Comparison, monkey
     alone(text)
     assert "<script" not in without_scripts(text) and html.escape(EVIL) in text and text.count("<svg") == 2
     assert "70.0 ±\N{NO-BREAK SPACE}10.0" in text and "+10.0" in text and "n = 3 seeds is too small" in text
+    assert "Quality after the last round in %" in text and "p (exact)" in text
 
 
 def test_figures_show_every_seed_and_the_paired_differences(hostile: Comparison) -> None:

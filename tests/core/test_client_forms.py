@@ -76,7 +76,7 @@ def test_pandas_columns_of_numbers() -> None:
 @pytest.mark.parametrize(
     ("clients", "message"),
     [
-        ({"a": (X, Y), "b": (X, Y[:3])}, r"client b has \[8\] rows of features for 3 targets"),
+        ({"a": (X, Y), "b": (X, Y[:3])}, r"client b has 8 rows of features for 3 targets"),
         ({"a": (X, Y), "b": (X[:, :2], Y)}, r"client b has rows of \(2,\).*client a of \(3,\)"),
         ({"a": (X, Y), "b": ([[1, 2], [3]], [0, 1])}, "client b, x: rows have different lengths"),
         ({"a": [1, 2]}, "client a, x is a single number"),

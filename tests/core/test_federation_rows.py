@@ -94,7 +94,7 @@ def test_refusals() -> None:
         Federation.from_clients([])
     with pytest.raises(Invalid, match="no training rows"):
         Federation.from_clients([pair(0), pair(0)])
-    with pytest.raises(Invalid, match=r"client 1 has \[3\] rows of features for 2 targets"):
+    with pytest.raises(Invalid, match=r"client 1 has 3 rows of features for 2 targets"):
         Federation.from_clients([pair(2), (torch.zeros(3, 2), torch.zeros(2))])
     with pytest.raises(Invalid, match="client_tests has 1 entries for 2 clients: give one each"):
         Federation.from_clients([pair(2), pair(2)], client_tests=[pair(1)])

@@ -160,6 +160,37 @@ LOOKS = [
 
 
 @pytest.mark.parametrize("tab", LOOKS, indirect=True, ids=["wide-light", "wide-dark", "phone-light", "phone-dark"])
+def test_long_numbers_keep_clear_of_the_axis_title(tab: Any) -> None:
+    tab.goto("/")
+    gaps = tab.evaluate(
+        """async () => {
+          const { Chart } = await import("/static/chart.js");
+          const chart = new Chart(document.body, { title: "a chart", axis: "weight" });
+          chart.set([{ name: "a", x: [1, 2], y: [0.01625, 0.01626], index: 0 }]);
+          const texts = [...chart.figure.querySelectorAll("svg text")];
+          const title = texts.find((text) => text.textContent === "weight").getBoundingClientRect();
+          const numbers = texts.filter((text) => text.textContent.startsWith("0.01"));
+          return numbers.map((text) => text.getBoundingClientRect().left - title.right);
+        }"""
+    )
+    assert len(gaps) > 2 and min(gaps) > 0
+
+
+def test_rows_are_whole_pixels_high_and_names_break_after_folders(tab: Any) -> None:
+    tab.goto("/")
+    tab.locator("#runs tbody th[scope=row] a").first.wait_for()
+    rows = tab.evaluate(
+        """() => [...document.querySelectorAll("#runs tbody th[scope=row]")].map((cell) => ({
+          height: cell.getBoundingClientRect().height,
+          line: getComputedStyle(cell).borderTopWidth,
+          parts: cell.querySelectorAll("a wbr").length,
+          text: cell.querySelector("a").textContent,
+        }))"""
+    )
+    assert rows and all(row["height"] % 1 == 0 and row["line"] == "1px" for row in rows), rows
+    assert all(row["parts"] == row["text"].count("/") + 1 for row in rows)
+
+
 def test_axe_finds_nothing_and_no_page_is_wider_than_the_screen(tab: Any) -> None:
     from axe_playwright_python.sync_playwright import Axe
 

@@ -81,6 +81,7 @@ def test_unequal_work_and_sizes_are_seen() -> None:
 def test_inputs_can_be_compared_in_the_models_own_features() -> None:
     few = ["data=breast_cancer", "partition=iid", "partition.clients=4", *SMALL[:-2]]
     of = diagnose(None, few, rounds=1, encoder="model", say=lambda text: None)
+    assert "label skew" in repr(of) and "quantity skew" in repr(of) and len(repr(of)) <= 100
     assert of.features is not None and of.features.encoder == "the model at its start" and not of.features.is_shown
     with pytest.raises(Invalid, match="encoder = 'mine' is not one of random, model"):
         diagnose(None, SMALL, encoder="mine", say=lambda text: None)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from consilience.cli import app
 from consilience.reporting import terminal
 from consilience.runs import checkpoint
-from consilience.runs.text import duration
+from consilience.runs.text import duration, took
 
 pytestmark = pytest.mark.usefixtures("untraced")
 
@@ -89,6 +89,10 @@ def test_a_file_and_overrides(tmp_path: Path) -> None:
         (("show", "/nowhere"), ("holds no run",)),
         (("eval", "/nowhere"), ("holds no run",)),
         (("list", "simprx"), ("did you mean 'simprox'",)),
+        (("compare", "compare.seeds=0,1"), ("compare.seeds", "--seeds")),
+        (("compare", "compare.methods=fedavg"), ("compare.methods", "--algorithms")),
+        (("tune", "tune.trials=3"), ("tune.trials", "--trials")),
+        (("tune", "tune.ranges=3"), ("tune.ranges", "[tune]")),
     ],
 )
 def test_bad_requests_get_one_message_and_code_2(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
@@ -146,6 +150,24 @@ def test_show_a_run_and_all_runs(run: Path) -> None:
     assert call("show", "--runs", str(run / "nothing")).exit_code == 0
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_show_cuts_no_number_in_a_narrow_terminal(run: Path, width: int) -> None:
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    done = CliRunner().invoke(app, ["show", str(run)], env={"COLUMNS": str(width)})
+    assert done.exit_code == 0 and "…" not in done.stdout
+    shown = done.stdout[done.stdout.index("round") :]
+    for key in (
+        "loss",
+        "accuracy",
+        "client_accuracy_mean",
+        "client_accuracy_worst_tenth",
+        "train_loss",
+        "drift_relative",
+    ):
+        assert f"{last[key]:.4f}" in shown, key
+    assert max(map(len, shown.splitlines())) <= width
+
+
 def test_eval_gives_the_recorded_numbers(run: Path) -> None:
     done = call("eval", str(run))
     assert done.exit_code == 0, done.output
@@ -166,6 +188,13 @@ def test_eval_on_other_data_and_what_it_refuses(run: Path) -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (61.4, "1:01"), (3725, "1:02:05")])
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0 s"), (0.4249, "0.42 s"), (9.6, "9.6 s"), (9.96, "0:10"), (61, "1:01")]
+)
+def test_a_short_run_took_seconds(seconds: float, text: str) -> None:
+    assert took(seconds) == text
 
 
 def test_sparklines() -> None:

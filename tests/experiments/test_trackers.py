@@ -314,6 +314,32 @@ def test_real_mlflow_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert kept == {"config.toml", "model.safetensors", "model.json"}
 
 
+def test_real_aim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    aim = pytest.importorskip("aim", reason='needs pip install "consilience[aim]"')
+    from aim.storage.context import Context
+
+    monkeypatch.chdir(tmp_path)  # where Aim makes its repository
+    monkeypatch.setenv("CONSILIENCE_TAGS", "study-7")
+    run = tmp_path / "a"
+    stop_after(run, 3, "log=aim", "rounds=5", close=True)
+    known = RunFolder.open(run).facts()["aim_run"]
+    runner.proceed(run)
+    assert RunFolder.open(run).facts()["aim_run"] == known
+    found = aim.Run(run_hash=known, system_tracking_interval=None, log_system_params=False)
+    try:
+        (steps, (values, *_)) = found.get_metric("accuracy", Context({})).data.items_list()
+        rows = RunFolder.open(run).rows().rows
+        assert list(zip(steps, values)) == [(row["round"], row["accuracy"]) for row in rows]
+        assert {"study-7", "simprox", "digits"} <= set(found.tags) and found["status"] == "finished"
+        assert found["settings"]["algorithm.name"] == "simprox" and found.name == "a"
+        assert {"config.toml", "model.safetensors", "model.json"} == set(found.artifacts)
+        assert (tmp_path / ".aim" / "artifacts" / known / "config.toml").read_bytes() == (
+            run / "config.toml"
+        ).read_bytes()
+    finally:
+        found.close()
+
+
 class Broken:
     """A tracker that takes nothing."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import runpy
 import shlex
@@ -12,6 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from consilience.cli import app
+from consilience.experiments import learn, learn_file
+from consilience.experiments.assembly import assemble
 from consilience.meta import Schedule
 from consilience.runs import toml_text
 
@@ -117,6 +120,69 @@ def test_the_study_of_variance(tmp_path: Path) -> None:
 def test_rounds_that_only_swap_are_noted(tmp_path: Path) -> None:
     done = learned("algorithm=fedswap", "--out", str(tmp_path / "w.safetensors"))
     assert "note: round 1: no loss depends on these weights" in done.output
+
+
+def test_learning_goes_on_exactly_after_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, part = tmp_path / "whole.safetensors", tmp_path / "part.safetensors"
+    common = [*SMALL, "algorithm=scaffold", "--iterations", "4", "--lr", "0.05"]
+    assert call("learn", *common, "--out", str(whole)).exit_code == 0
+
+    class Signal:
+        """Asks to stop once two iterations are done."""
+
+        asked = property(lambda self: 2 if next(self.looked) == 2 else 0)
+
+        def __init__(self) -> None:
+            self.looked = itertools.count(1)
+
+        def __enter__(self) -> Signal:
+            return self
+
+        def __exit__(self, *problem: object) -> None:
+            pass
+
+    with monkeypatch.context() as patched:
+        patched.setattr(learn_file, "Interrupts", Signal)
+        stopped = call("learn", *common, "--out", str(part))
+    assert stopped.exit_code == 130 and "stopped after run 2" in stopped.output and "--resume" in stopped.output
+    assert len(Schedule.load(part).losses) == 2
+    rest = call("learn", *common, "--out", str(part), "--resume")
+    assert rest.exit_code == 0 and "run 3/4" in rest.output and "run 2/4" not in rest.output, rest.output
+    assert part.read_bytes() == whole.read_bytes()
+    assert call("learn", *common, "--out", str(part), "--resume").exit_code == 0  # nothing is left to do
+    assert part.read_bytes() == whole.read_bytes()
+
+
+def test_learning_goes_on_in_the_lane_that_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    common = [*SMALL, "engine.lane=auto", "--lr", "0.05", "--out", str(tmp_path / "w.safetensors")]
+    assert call("learn", *common, "--iterations", "1").exit_code == 0
+    lane = learn_file.read(tmp_path / "w.safetensors").facts["engine"]["lane"]
+    seen: list[Any] = []
+    monkeypatch.setattr(learn, "assemble", lambda config: seen.append(config.engine["lane"]) or assemble(config))
+    done = call("learn", *common, "--iterations", "2", "--resume")
+    assert done.exit_code == 0 and lane != "auto" and seen == [lane], done.output
+
+
+def test_iterations_are_added_and_changes_refused(tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path / "w.safetensors")]
+    learned(*out)
+    again = call("learn", *SMALL, *out, "--iterations", "1", "--lr", "0.01")
+    assert again.exit_code == 2 and "--resume" in again.output
+    more = call("learn", *SMALL, *out, "--iterations", "3", "--lr", "0.01", "--resume")
+    assert more.exit_code == 0, more.output
+    assert len(Schedule.load(tmp_path / "w.safetensors").losses) == 3
+    for changed, words in (
+        (["algorithm.lr=0.3"], "algorithm.lr: 0.2 -> 0.3"),
+        (["--constraint", "softmax"], "learn.constraint: 'square' -> 'softmax'"),
+        (["data.seed=3"], "data.seed"),
+    ):
+        refused = call("learn", *SMALL, "--lr", "0.01", *changed, *out, "--iterations", "5", "--resume")
+        assert refused.exit_code == 2 and words in refused.output, refused.output
+    absent = call("learn", *SMALL, "--out", str(tmp_path / "none.safetensors"), "--resume")
+    assert absent.exit_code == 2 and "there is no schedule" in absent.output
+    Schedule.load(tmp_path / "w.safetensors").save(tmp_path / "bare.safetensors")
+    bare = call("learn", *SMALL, "--out", str(tmp_path / "bare.safetensors"), "--resume")
+    assert bare.exit_code == 2 and "no state to continue from" in bare.output
 
 
 def test_rows_of_the_environments_replace_the_same_measurement_only(tmp_path: Path) -> None:

@@ -124,6 +124,10 @@ def test_every_figure_has_axes_with_titles_and_a_caption_of_several_sentences(tm
                 named = [axes for axes in picture.figure.axes if axes.get_xlabel() or axes.get_ylabel()]
                 assert named and "</text>" in drawing, picture.name
         labelled = {p.name: [a.get_ylabel() for a in p.figure.axes] for p in pictures}
+        across = {p.name: p.figure.axes[0].get_xlabel() for p in pictures}
+    assert labelled["traffic"] == ["traffic so far (kB)"]
+    assert across["accuracy_against_traffic"] == "traffic, up and down (kB)"
+    assert across["accuracy_against_time"] == "wall-clock time (s)"
     assert labelled["partition"] == ["client", "share of the client's rows"]
     assert labelled["weights"] == ["client", "aggregation weight"]
     assert labelled["similarity"][-1] == "similarity"

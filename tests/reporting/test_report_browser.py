@@ -112,6 +112,30 @@ def test_maps_move_over_rounds_and_mark_a_client_everywhere(tmp_path: Path, open
     assert swaps.locator("output").text_content() == "all rounds"
 
 
+def test_few_rounds_have_a_tick_each(tmp_path: Path, opened: Any) -> None:
+    written(tmp_path, "short", accuracies=(0.2, 0.4, 0.6))
+    page = opened(report.write([tmp_path], pictures=False))
+    figure = page.locator("figure[data-figure=accuracy]")
+    figure.locator(".main-svg").first.wait_for()
+    assert figure.locator(".xtick text").all_text_contents() == ["1", "2", "3"]
+
+
+def test_a_phone_breaks_names_between_words(tmp_path: Path, opened: Any) -> None:
+    for name in ("simfedswap", "fedprox_fedsplit"):
+        written(tmp_path, name, algorithm=name)
+    page = opened(report.write([tmp_path], pictures=False), 390)
+    lines = page.evaluate(_LINES)
+    assert lines and all(len(found) == words for found, words in lines), lines
+
+
+_LINES = """[...document.querySelector('table').querySelectorAll('tbody th')].map((cell) => {
+  const text = [...cell.childNodes].find((node) => node.nodeType === 3), range = document.createRange();
+  range.selectNodeContents(text);
+  const tops = new Set([...range.getClientRects()].map((box) => box.top));
+  return [[...tops], text.textContent.trim().split(' ').length];
+})"""
+
+
 def test_axe_finds_nothing_in_light_and_dark(many: Path, opened: Any) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python").Axe()
     page = opened(many)

@@ -87,7 +87,7 @@ def test_the_table_has_mean_and_deviation(tmp_path: Path) -> None:
     assert line["accuracy"] == f"0.6000 ± {np.std([0.5, 0.7], ddof=1):.4f}"
     assert line["best"].startswith("0.8000")
     cost = tables.costs(grouped(find([tmp_path])[0]))
-    assert dict(zip(cost.head, cost.lines[0]))["wall time"] == "0:05"
+    assert dict(zip(cost.head, cost.lines[0]))["wall time"] == "5 s"
     assert dict(zip(cost.head, cost.lines[0]))["sent up"] == "2.0 MB"
 
 

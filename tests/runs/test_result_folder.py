@@ -94,6 +94,7 @@ def test_curves_and_frames() -> None:
 def test_reprs_fit_a_line() -> None:
     found = trained()
     assert repr(found).startswith("Result(2 rounds, accuracy 0.") and len(repr(found)) <= LINE
+    assert repr(found).endswith(" parameters)")
     assert "<table" in found._repr_html_() and "<table" in found.task._repr_html_()  # type: ignore[attr-defined]
     algorithm = cs.fedavg(weighting="simprox", selection=0.5, optimiser="rmsprop")
     assert repr(algorithm).startswith("Algorithm(Uniform(fraction=0.5), LocalTraining(solver=RMSprop), Averaging(")

@@ -245,9 +245,14 @@ def test_the_command_and_python_give_the_same_study(whole: Tuning, tmp_path: Pat
     assert "fedavg, trial 3 of 3" in told.output and "best options" in told.output
     found = tune(file, *SMALL, algorithms=["fedavg"], folder=tmp_path / "python", progress=False)
     assert tried(tmp_path / "python") == tried(tmp_path / "command")
+    assert repr(found).startswith("Tuned(3 trials each: fedavg 0.") and len(repr(found)) <= 100
+    assert repr(found.of("fedavg")).startswith("TunedMethod(fedavg: accuracy 0.")
+    assert "best on validation rows" in found._repr_html_() and "lr = " in found._repr_html_()
     assert found.of("fedavg").trials == tuned.read(whole.folder).of("fedavg").trials
     page = (tmp_path / "command" / "tuned.html").read_text()
-    assert "Budget curves" in page and "best validation accuracy" in page
+    assert (
+        "Best accuracy over trials" in page and "best validation accuracy" in page and "trials of each method" in page
+    )
     assert "| fedavg |" in (tmp_path / "command" / "tuned.md").read_text()
     refused = CliRunner().invoke(cli.app, ["tune", str(file), "--algorithms", "nope"])
     assert refused.exit_code == 2

@@ -2,7 +2,7 @@
 
 import { colour, decimal, el, svg } from "./core.js";
 
-const HEIGHT = 240, LEFT = 54, RIGHT = 12, TOP = 10, BOTTOM = 36;
+const HEIGHT = 240, RIGHT = 12, TOP = 10, BOTTOM = 36;
 const FEW = 30; // points of a curve that has dots
 const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
 export const options = { smooth: 0, log: false };
@@ -82,6 +82,8 @@ export class Chart {
     const pad = low === high ? Math.abs(low) * 0.1 || 0.1 : log ? 0 : (high - low) * 0.05;
     low = Math.max(least, low - pad); high += pad;
     const x0 = Math.min(...xs), x1 = Math.max(...xs, x0 + 1);
+    const levels = log ? logTicks(low, high) : ticks(low, high, 5);
+    const LEFT = Math.max(54, 32 + 7 * Math.max(...levels.map((t) => short(t).length))); // room for the longest number beside the title
     const f = log ? Math.log : (v) => v;
     const X = (v) => LEFT + (v - x0) / (x1 - x0) * (width - LEFT - RIGHT);
     const Y = (v) => TOP + (f(high) - f(v)) / (f(high) - f(low)) * (HEIGHT - TOP - BOTTOM);
@@ -89,7 +91,7 @@ export class Chart {
     const drawing = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, role: "application", tabindex: 0,
       "aria-roledescription": "line chart",
       "aria-label": `${this.title}, ${this.xTitle} ${x0} to ${x1}. Last values: ${last}. Left and right arrow keys read values.` });
-    for (const t of log ? logTicks(low, high) : ticks(low, high, 5)) {
+    for (const t of levels) {
       drawing.append(svg("line", { x1: LEFT, x2: width - RIGHT, y1: Y(t), y2: Y(t), class: "gridline" }));
       drawing.append(svg("text", { x: LEFT - 6, y: Y(t) + 4, "text-anchor": "end" }, short(t)));
     }

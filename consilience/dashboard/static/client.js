@@ -11,8 +11,8 @@ function columns(main) {
   return [
     { key: main, title: `Global model: ${metric}`, axis: metric, caption: "The global model on this client's own test rows." },
     { key: `personal_${main}`, title: `Personal model: ${metric}`, axis: metric, caption: "The client's own model on its own test rows." },
-    { key: "weight", title: "Aggregation weight", axis: "weight", caption: "Its share of the average, in rounds that it took part in." },
-    { key: "drift", title: "Drift", axis: "distance", caption: "How far its model moved from the one it was sent." },
+    { key: "weight", title: "Aggregation weight", axis: "share of the average", caption: "Its share of the average, in rounds that it took part in." },
+    { key: "drift", title: "Drift", axis: "distance between the models", caption: "How far its model moved from the one it was sent." },
     { key: "train_loss", title: "Training loss", axis: "training loss", caption: "As the client reports it." },
   ];
 }

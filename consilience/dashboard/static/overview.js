@@ -64,6 +64,9 @@ function spread(members) {
   return known.length > 1 ? `${decimal(mean)} ± ${decimal(sd)}` : decimal(mean);
 }
 
+// A name that may be broken after each folder.
+const parted = (name) => name.split(/(?<=\/)/).flatMap((part) => [el("wbr"), part]);
+
 function line(run) {
   const box = el("input", { type: "checkbox", "aria-label": `Select ${run.name}`, on: { change: () => { choose(run.name, box.checked); } } });
   box.checked = selected.has(run.name);
@@ -71,7 +74,7 @@ function line(run) {
   const metric = run.metric?.title ?? "metric";
   const row = el("tr", { class: box.checked ? "chosen" : "" },
     el("td", { class: "tick" }, box),
-    el("th", { scope: "row" }, el("a", { href: runLink(run.name) }, run.name), run.problem ? el("span", { class: "note bad" }, run.problem) : el("span", { class: "note" }, `${run.algorithm} · ${run.data}`)),
+    el("th", { scope: "row" }, el("a", { href: runLink(run.name) }, ...parted(run.name)), run.problem ? el("span", { class: "note bad" }, run.problem) : el("span", { class: "note" }, `${run.algorithm} · ${run.data}`)),
     el("td", { class: "words short" }, spark(run.spark, `${metric} over rounds, now ${decimal(run.value)}`)),
     el("td", { title: metric }, decimal(run.value)),
     el("td", { class: "words short" }, status(run), run.deployed ? el("span", { class: "note" }, "deployed") : null),

@@ -151,7 +151,7 @@ class Config:
     threads: Count | None = None  # of the processor; None leaves it to PyTorch
     data_dir: str | None = None
     runs: str = "runs"
-    log: Literal["csv", "tensorboard", "mlflow", "wandb"] | None = None  # tracker for metrics besides the run folder
+    log: Literal["csv", "tensorboard", "mlflow", "wandb", "aim"] | None = None  # tracker besides the run folder
     defence: Literal["auto"] | None = None  # bounds and a robust rule, for so many
     untrusted: Count | None = None  # members that may be hostile
     data: Chosen

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from consilience.reporting.runs import RunData
 from consilience.runs.metric_table import Column, by_importance, columns
 
 ROUNDS = Axis("round", unit="whole")
+_BYTE_UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("bytes", 1.0))
 
 _READING = {
     "train_loss": "It should fall together with the test loss; if the test loss rises meanwhile, clients overfit.",
@@ -103,8 +105,8 @@ def _costs() -> list[_Cost]:
     virtual = "time that the simulated clients and links would have taken"
     return [
         _Cost("traffic", "traffic", "traffic, up and down", sent, _bytes),
-        _Cost("time", "wall-clock time", "wall-clock time (s)", wall, RunData.seconds),
-        _Cost("virtual_time", "simulated time", "simulated time (s)", virtual, _virtual),
+        _Cost("time", "wall-clock time", "wall-clock time", wall, RunData.seconds),
+        _Cost("virtual_time", "simulated time", "simulated time", virtual, _virtual),
     ]
 
 
@@ -121,8 +123,8 @@ def _against(groups: Sequence[Group], metric: Column, cost: _Cost) -> Figure | N
             name = ""  # a group is named once
     if not series:
         return None
-    across = Axis(cost.axis, unit="bytes" if cost.name == "traffic" else "")
-    chart = Lines(series=series, x=across, y=_quality(metric))
+    series, unit = _in_bytes(series, "x") if cost.name == "traffic" else (series, "s")
+    chart = Lines(series=series, x=Axis(f"{cost.axis} ({unit})"), y=_quality(metric))
     end = "top" if metric.better != "lower" else "bottom"
     title = f"{metric.heading} against {cost.title}"
     caption = f"{metric.heading} against {cost.words}; each dot is a test. The nearer to the {end} left, the better."
@@ -141,13 +143,22 @@ def _traffic(groups: Sequence[Group]) -> Figure | None:
             series += [Series(name=name, x=rounds, y=sent, look=look, form=form, link=own)] if len(rounds) else []
     if not series:
         return None
-    chart = Lines(series=series, x=ROUNDS, y=Axis("traffic so far", unit="bytes"))
+    series, unit = _in_bytes(series, "y")
+    chart = Lines(series=series, x=ROUNDS, y=Axis(f"traffic so far ({unit})"))
     said = "up and down together" if len(groups) > 1 else "from clients to the server (up) and back (down)"
     caption = (
         f"Bytes sent so far by all clients, {said}, before any compression. A straight line means that every round "
         "costs the same; a flatter one is cheaper."
     )
     return Figure(name="traffic", title="Traffic", caption=caption, chart=chart)
+
+
+def _in_bytes(series: Sequence[Series], along: Literal["x", "y"]) -> tuple[list[Series], str]:
+    """Curves of bytes in the unit that suits the largest, and its name."""
+    most = max(float(np.max(getattr(one, along))) for one in series)
+    unit, size = next(((name, size) for name, size in _BYTE_UNITS if most >= size), _BYTE_UNITS[-1])
+    scaled: list[dict[str, Any]] = [{along: np.asarray(getattr(one, along)) / size} for one in series]
+    return [dataclasses.replace(one, **values) for one, values in zip(series, scaled)], unit
 
 
 def _band_words(bands: Sequence[Band]) -> str:

@@ -29,7 +29,7 @@ DRAW.lines = (of, view, t, width) => {
       traces.push({ ...fill, y: smoothed(band.low, view.smoothing), showlegend: false, name: band.name });
       traces.push({ ...fill, y: smoothed(band.high, view.smoothing), fill: "tonexty", fillcolor: faded(hue, band.strength), showlegend: Boolean(band.name), name: band.name });
     }
-    const few = series.x.length <= 40 && series.form === "line";
+    const few = series.x.length <= 40 && ["line", "step"].includes(series.form);
     const line = { color: series.form === "faint" ? faded(hue, 0.45) : hue, width: { line: 2.2, dashed: 2.2, step: 2.2, thin: 1, faint: 1.2, level: 1.2 }[series.form] };
     line.dash = { level: "dot", dashed: "6px,6px" }[series.form] || dash(t, series.look);
     if (series.form === "step") line.shape = "hv";
@@ -48,7 +48,7 @@ DRAW.lines = (of, view, t, width) => {
   const rows = named.length ? legendRows(named, width) : 0;
   const whole = of.series.length <= 10 && !of.series.some((series) => series.form === "faint");
   const height = 290 + 21 * rows;
-  const x = { ...axis(t, of.x, view.logX), hoverformat: of.x.unit === "bytes" ? ".4~s" : ",.6~g", unifiedhovertitle: { text: `${escaped(of.x.title)} %{x}` } };
+  const x = { ...axis(t, of.x, false, of.series.flatMap((series) => series.x)), hoverformat: ",.6~g", unifiedhovertitle: { text: `${escaped(of.x.title)} %{x}` } };
   const more = { xaxis: x, yaxis: axis(t, of.y, view.log), showlegend: rows > 0, hovermode: whole ? "x unified" : "closest" };
   const found = layout(t, more);
   found.legend.y = -62 / (height - 50 - 21 * rows);
@@ -64,10 +64,12 @@ DRAW.bars = (of, view, t, width) => {
       hovertemplate: (keys ? "%{text}: " : `${escaped(of.x.title)} %{x}: `) + `%{y:.5~g}<extra>${escaped(series.name)}</extra>`,
     };
   });
-  const x = axis(t, of.x);
+  const x = axis(t, of.x, false, of.series.flatMap((series) => series.x));
   const names = of.x.names || [];
   if (names.length && names.length <= Math.max(8, width / 26)) Object.assign(x, { tickvals: names.map((_, n) => n), ticktext: names.map(escaped) });
-  const more = { xaxis: x, yaxis: axis(t, of.y, view.log), barmode: "stack", bargap: 0.18, showlegend: of.series.length > 1 };
+  const heights = new Map();  // of the stacks
+  for (const series of of.series) series.x.forEach((at, n) => heights.set(at, (heights.get(at) || 0) + (series.y[n] || 0)));
+  const more = { xaxis: x, yaxis: axis(t, of.y, view.log, [0, ...heights.values()]), barmode: "stack", bargap: 0.18, showlegend: of.series.length > 1 };
   if (of.level) {
     more.shapes = [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: of.level[1], y1: of.level[1], line: { color: t.lines[1], width: 1.5, dash: "dash" } }];
     more.annotations = [{ xref: "paper", x: 1, y: view.log ? Math.log10(of.level[1]) : of.level[1], text: `${escaped(of.level[0])} ${short(of.level[1])}`, showarrow: false, xanchor: "right", yanchor: "bottom", font: { size: 11, color: t.lines[1] }, bgcolor: t.card, borderpad: 1 }];

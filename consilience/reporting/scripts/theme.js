@@ -37,15 +37,17 @@ function colourBar(t, title) {
   return { title: { text: title, side: "right", font: { size: 12 } }, thickness: 12, outlinewidth: 0, len: 1, tickfont: { size: 11 }, x: 1.01, xpad: 4 };
 }
 
-// An axis by its record: names, whole numbers or bytes.
-function axis(t, of, log) {
+// An axis by its record; `values` are those along it.
+function axis(t, of, log, values = []) {
   const found = {
     title: { text: of.title, standoff: 8 }, gridcolor: t.rule, linecolor: t.soft, tickcolor: t.soft, zeroline: false,
     automargin: true, tickfont: { size: 11 }, ticks: "outside", ticklen: 4,
   };
   if (log) found.type = "log";
-  else if (of.unit === "bytes") Object.assign(found, { tickformat: ".3~s", ticksuffix: "B" });
-  else if (of.unit === "whole") Object.assign(found, { tickformat: ",d", nticks: 8 });
+  else if (of.unit === "whole") {
+    const span = values.reduce((high, one) => Math.max(high, one), -Infinity) - values.reduce((low, one) => Math.min(low, one), Infinity);
+    Object.assign(found, { tickformat: ",.8~g" }, span <= 8 ? { tick0: 0, dtick: 1 } : { nticks: 8 });
+  }
   return found;
 }
 
