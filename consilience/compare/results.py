@@ -163,9 +163,10 @@ def read_cell(path: Path, cell: Cell, target: float | None) -> CellResult:
 def _refuse_another_cell(folder: RunFolder, facts: Mapping[str, Any], cell: Cell) -> None:
     """Refuse the folder of another method, seed or setting in a cell's place."""
     stored, wanted = facts.get("config", {}), identity.settings(cell.config.table())
-    names = {"method": facts.get("comparison", {}).get("method", cell.method)}, {"method": cell.method}
-    pairs = [names, *(({key: stored[key]}, {key: wanted.get(key)}) for key in CELL if key in stored)]
-    found = [change for before, now in pairs for change in changed_keys(before, now)]
+    before = {"method": facts.get("comparison", {}).get("method", cell.method)}
+    before |= {key: stored[key] for key in CELL if key in stored}
+    now = {"method": cell.method} | {key: wanted.get(key) for key in CELL if key in stored}
+    found = changed_keys(before, now)
     if found:
         raise RecordError(
             f"{folder.path} does not hold the run of {cell.method} with seed {cell.seed} ({', '.join(found[:3])}): put "

@@ -102,9 +102,7 @@ def _shortened(moves: Tree, anchor: Tree, bound: float) -> tuple[Tree, np.ndarra
 def _share(sent: Tree, base: Tree, bound: float) -> Tensor:
     """[n] the factor min(1, bound / norm) of each update, computed without overflow."""
     # half of each, in float64: the difference of two finite numbers can be infinite, that of their halves cannot
-    halves = [
-        (leaf.double() / 2 - base[name].double() / 2).reshape(len(leaf), -1) for name, leaf in sent.items()
-    ]
+    halves = [(leaf.double() / 2 - base[name].double() / 2).reshape(len(leaf), -1) for name, leaf in sent.items()]
     scale = torch.stack([half.abs().amax(1) for half in halves]).amax(0).clamp(min=1e-300)  # [n]
     parts = [torch.linalg.vector_norm(half / scale.unsqueeze(1), dim=1) for half in halves]
     length = torch.stack(parts).norm(dim=0)  # of the half, in units of its largest entry: between 1 and sqrt(P)

@@ -61,10 +61,11 @@ def screen_replies(
     """The usable replies, with long updates clipped; the others are dropped.
 
     Refused are NaN and infinite values (`nonfinite`), finite values whose squares overflow, and updates beyond
-    `limits.max_ratio` (both `too_large`); with `limits.max_growth` negative variances (`implausible`), too. `received` is what the cohort's clients were sent: updates are measured from
+    `limits.max_ratio` (both `too_large`). `received` is what the cohort's clients were sent: updates are measured from
     there. With `limits.max_norm`, long updates are clipped instead; with `limits.max_growth`, those longer than this
     factor times `usual`, which is `running_median` of the rounds before, or, in the first, the median of this one, and
-    all else in a reply that is longer than this factor times the round's median.
+    all else in a reply that is longer than this factor times the round's median; then negative variances are refused,
+    too (`implausible`).
     """
     if not len(cohort):
         return cohort

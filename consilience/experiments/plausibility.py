@@ -16,7 +16,9 @@ from consilience.task.kinds import LOSSES
 
 REASON = "implausible"
 ROUNDING = 1e-6  # of sums, relative to the rows
-MOST = 1000.0  # a sum per row, where nothing else bounds it, as a multiple of the clients' median (of 1, if that is more)
+MOST = (
+    1000.0  # a sum per row, where nothing else bounds it, as a multiple of the clients' median (of 1, if that is more)
+)
 MOST_ENTRIES = 10.0  # the same of the entries of a row (tokens, pixels), of which the server knows no number
 
 

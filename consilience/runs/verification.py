@@ -68,8 +68,8 @@ def newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
     unknown = _not_covered(folder, saved)
     if len(unknown) == 2:
         raise RecordError(
-            f"{folder.checkpoints}: the checkpoint of round {saved.round} is that of another run: neither metrics.jsonl "
-            "nor clients.jsonl is what it counted on; put the folder's own checkpoints back"
+            f"{folder.checkpoints}: the checkpoint of round {saved.round} is that of another run: neither "
+            "metrics.jsonl nor clients.jsonl is what it counted on; put the folder's own checkpoints back"
         )
     return dataclasses.replace(saved, skipped=(*reasons, *unknown))
 

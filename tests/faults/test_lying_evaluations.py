@@ -153,4 +153,6 @@ def test_one_client_does_not_decide_a_regression_score(sum_of: str) -> None:
         steps=np.ones(5, dtype=np.int64),
         round=0,
     )
-    assert [(one.client, one.key) for one in plausible(said, task, np.full(5, 10)).refusals] == [(LIAR, f"rmse/{sum_of}")]
+    assert [(one.client, one.key) for one in plausible(said, task, np.full(5, 10)).refusals] == [
+        (LIAR, f"rmse/{sum_of}")
+    ]

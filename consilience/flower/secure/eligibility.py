@@ -129,8 +129,8 @@ def refuse_settings(
         )
     if validates and not clear_tests:
         raise Invalid(
-            "[validation] asks clients how a model does on rows that they hold back, and these results are sent without "
-            "noise, which deploy.clear_tests = false (the default of private sums) rules out: leave one out"
+            "[validation] asks clients how a model does on rows that they hold back, and these results are sent "
+            "without noise, which deploy.clear_tests = false (the default of private sums) rules out: leave one out"
         )
 
 

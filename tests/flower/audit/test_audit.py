@@ -430,7 +430,9 @@ def test_the_log_of_another_run_of_the_same_server_is_not_that_of_the_folder(run
 
 def test_rows_after_the_last_signature_are_told(run: Deployed, tmp_path: Path) -> None:
     log = rewritten(run, tmp_path / "audit.jsonl", lambda rows: rows[: place_of(rows, "received") + 1], run.signer)
-    assert any("are not signed: anyone could have added them" in note for note in run.report(log, unfinished=True).notes)
+    assert any(
+        "are not signed: anyone could have added them" in note for note in run.report(log, unfinished=True).notes
+    )
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -201,11 +201,12 @@ def test_a_node_that_holds_nobody_and_says_so_slowly_holds_up_one_round_only(
 
     monkeypatch.setattr(roster, "PATIENCE", 0.6)
     stranger = sorted(slow.apps)[2]
+    none: dict[str, list[int]] = {key: [] for key in ("clients", *roster.SPLITS)}
 
     def nobody(node: int, reply: Any) -> Any:
         if node == stranger:
             said = wire.get_json(reply.content, "introduction")
-            wire.put_json(reply.content, "introduction", {**said, **dict.fromkeys(("clients", *roster.SPLITS), [])})
+            wire.put_json(reply.content, "introduction", {**said, **none})
         return reply
 
     slow._grid.tamper = nobody

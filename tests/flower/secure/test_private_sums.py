@@ -342,7 +342,7 @@ def test_settings_that_need_test_results_are_refused() -> None:
     closed = {**table, "deploy": {**table["deploy"], "clear_tests": False}}  # type: ignore[dict-item]
     assert not from_given(closed, own=False).build_terms().clear_tests  # type: ignore[union-attr]
     assert not from_given({**table, "algorithm": given}, own=False).build_terms().clear_tests  # type: ignore[union-attr]
-    with pytest.raises(Invalid, match="deploy.clear_tests = false"):
+    with pytest.raises(Invalid, match=r"deploy\.clear_tests = false"):
         from_given({**closed, "validation": {"share": 0.2}}, own=False)
-    with pytest.raises(Invalid, match="no effect without deploy.secure_aggregation"):
+    with pytest.raises(Invalid, match=r"no effect without deploy\.secure_aggregation"):
         from_given({**table, "deploy": {"clients": CLIENTS, "clear_tests": True}}, own=False)
