@@ -115,8 +115,13 @@ QUERIES = {"a negative loss": {"loss": -5.0}, "no rows": {"rows": 0.0}, "fewer t
 @pytest.mark.parametrize("lie", list(QUERIES))
 @pytest.mark.parametrize(
     "selection",
-    [ByLoss(count=3), ByLoss(count=3, proportional_to="total"), ByLoss(count=3, proportional_to="softmax")]
-    + [ByLoss(count=3, fresh_losses=False), PowerOfChoice(count=3)],
+    [
+        ByLoss(count=3),
+        ByLoss(count=3, proportional_to="total"),
+        ByLoss(count=3, proportional_to="softmax"),
+        ByLoss(count=3, fresh_losses=False),
+        PowerOfChoice(count=3),
+    ],
     ids=["loss", "total", "softmax", "reported", "power of choice"],
 )
 def test_a_loss_that_cannot_be_ends_no_selection(selection: Any, lie: str) -> None:
