@@ -73,11 +73,13 @@ bench: $(READY) ## seconds per round of every lane against a loop written by han
 
 $(VENV)/audit/.ready: $(TESTED)  # tools of their own environment: what they need must not change what is audited
 	$(PYTHON) -m venv $(VENV)/audit
-	$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip-audit cyclonedx-bom
+	@$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip-audit cyclonedx-bom \
+		|| { echo "pip-audit and cyclonedx-bom could not be installed: that needs a package index, once (PIP_INDEX_URL)"; exit 1; }
 	@touch $@
 
-audit: $(VENV)/audit/.ready ## licences of the pinned set (offline), and known vulnerabilities (needs the network)
+audit: $(TESTED) ## licences of the pinned set (offline), and known vulnerabilities (needs the network)
 	$(BIN)/python tools/licences.py
+	@$(MAKE) --no-print-directory $(VENV)/audit/.ready
 	$(BIN)/python tools/vulnerabilities.py $(VENV)/audit/bin/pip-audit "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
 sbom: $(VENV)/audit/.ready ## what is installed, as a CycloneDX bill of materials: sbom.cdx.json

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,13 @@ from consilience.compare.paired import Paired, paired
 from consilience.compare.plan import Cell, Comparison
 from consilience.core.metrics import SHARE, Better, MetricRow
 from consilience.core.settings import Invalid, nearest
-from consilience.runs import canonical, metric_table
-from consilience.runs.folder import RunFolder
+from consilience.runs import canonical, identity, metric_table
+from consilience.runs.folder import RecordError, RunFolder
+from consilience.runs.identity import changed_keys
 from consilience.runs.metric_table import by_importance, main_of, merged
 
 BUDGET = ("rounds", "replies", "client_epochs", "megabytes_up", "megabytes_down", "simulated_seconds", "wall_seconds")
+CELL = ("seed", "rounds", "data", "partition", "model", "algorithm")  # settings that a cell's folder must have
 TO_TARGET = ("target_rounds", "target_megabytes", "target_seconds")
 
 
@@ -137,6 +139,7 @@ def read_cell(path: Path, cell: Cell, target: float | None) -> CellResult:
         return CellResult(method=cell.method, seed=cell.seed, status="missing")
     folder = RunFolder.open(path)
     facts = folder.facts()
+    _refuse_another_cell(folder, facts, cell)
     known: dict[str, Any] = {"method": cell.method, "seed": cell.seed, "status": str(facts.get("status", "unknown"))}
     known |= {"prints": facts.get("prints", {}), "code": facts.get("code", {})}
     known |= {"parameters": int(facts.get("parameters", 0))}
@@ -155,6 +158,20 @@ def read_cell(path: Path, cell: Cell, target: float | None) -> CellResult:
         to_target=to_target(rows, target, main_of(metrics)),
         trace=hashlib.sha256(canonical.encode([row["cohort"] for row in rows])).hexdigest(),
     )
+
+
+def _refuse_another_cell(folder: RunFolder, facts: Mapping[str, Any], cell: Cell) -> None:
+    """Refuse the folder of another method, seed or setting in a cell's place."""
+    stored, wanted = facts.get("config", {}), identity.settings(cell.config.table())
+    before = {"method": facts.get("comparison", {}).get("method", cell.method)}
+    before |= {key: stored[key] for key in CELL if key in stored}
+    now = {"method": cell.method} | {key: wanted.get(key) for key in CELL if key in stored}
+    found = changed_keys(before, now)
+    if found:
+        raise RecordError(
+            f"{folder.path} does not hold the run of {cell.method} with seed {cell.seed} ({', '.join(found[:3])}): put "
+            "the folder back, or remove it, and it is run again"
+        )
 
 
 def qualities(rows: Sequence[dict[str, Any]], metrics: Sequence[MetricRow]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,6 +130,9 @@ def read(folder: Path) -> Tuned:
         table = canonical.decode(read_file(path))
         if not isinstance(table, dict) or table.pop("format", None) != FORMAT:
             raise ValueError("it is no study of this version")
+        digest = table.pop("digest", None)  # files of earlier versions have none
+        if digest is not None and digest != digest_of(table):
+            raise ValueError("its digest is not that of its content")
         methods = [
             TunedMethod(**{**method, "trials": tuple(TunedTrial(**trial) for trial in method["trials"])})
             for method in table.pop("methods")
@@ -140,6 +144,11 @@ def read(folder: Path) -> Tuned:
         raise RecordError(explain("read", path, problem)) from problem
     except (ValueError, TypeError, KeyError) as problem:
         raise RecordError(f"{path} is damaged: {problem}") from problem
+
+
+def digest_of(study: Table) -> str:
+    """SHA-256 of a study's content, as stored with it."""
+    return hashlib.sha256(canonical.encode(study)).hexdigest()
 
 
 def is_study(path: Path) -> bool:

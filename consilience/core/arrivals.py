@@ -222,7 +222,8 @@ def _ask(
     answer = engine.exchange(LossQuery(), Plain(), question, ids, round=round, seed=seed)
     seconds = _seconds(engine, LossQuery(), Plain(), question, ids, round, seed)
     if len(answer):
-        losses = losses.write(answer.ids, (answer.reply["loss"] / answer.reply["rows"]).cpu().numpy())
+        found = (answer.reply["loss"] / answer.reply["rows"]).cpu().numpy()
+        losses = losses.write(answer.ids, np.where(np.isfinite(found), found, np.nan))  # of no rows: not known
     cost = QueryCost(question.nbytes(len(ids)), answer.nbytes(), float(seconds.max()))
     return pool.knowing(losses=losses), losses, cost
 

@@ -1,4 +1,4 @@
-"""Clipping of updates to a maximum norm."""
+"""Clipping of updates to a maximum norm, or to a multiple of what other clients send."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from consilience.core import tree
 from consilience.core.exchange import Broadcast, Cohort
+from consilience.core.lengths import by_scale, exact_lengths
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
+
+REPORTED = "loss"  # of training: recorded as it is reported
 
 
 def clipped(
@@ -30,10 +34,40 @@ def clipped(
         short, rows = _shortened(moves, anchor[kind], bound)
         after[kind] = {**leaves, **short}
         long[rows] = True
+    return _counted(cohort, {**cohort.reply, "model": after}, long)
+
+
+def growth_clipped(cohort: Cohort, received: Broadcast | None, times: float, usual: float | None) -> Cohort:
+    """Every floating part of a reply (parameters, buffers, each other entry) clipped to `times` its median norm in
+    the round; an update's parameters to `times` `usual`, if that is known.
+
+    What `received` holds is subtracted first. The training loss is not clipped: no model depends on its size.
+    """
+    sent = {} if received is None else tree.flatten({**received.shared, **received.personal})
+    flat, long = tree.flatten(cohort.reply), np.zeros(len(cohort), dtype=bool)
+    for name, leaves in by_scale({key: part for key, part in cohort.reply.items() if key != REPORTED}).items():
+        anchored = name.startswith("model/") and all(path in sent for path in leaves)
+        start = {path: sent[path] if anchored else torch.zeros_like(leaf[0]) for path, leaf in leaves.items()}
+        length = usual if anchored and name == "model/params" else None
+        bound = times * (length or _median(exact_lengths(list(leaves.values()), list(start.values()))))
+        if bound > 0:
+            short, rows = _shortened(leaves, start, bound)
+            flat |= short
+            long[rows] = True
+    return _counted(cohort, tree.shaped_like(cohort.reply, flat), long)
+
+
+def _median(lengths: np.ndarray) -> float:
+    """The lower median of the lengths that are not zero."""
+    moved = np.sort(lengths[lengths > 0])
+    return float(moved[(len(moved) - 1) // 2]) if len(moved) else 0.0
+
+
+def _counted(cohort: Cohort, reply: Tree, long: np.ndarray) -> Cohort:
+    """The cohort with these replies, and the number of those that were clipped; unchanged if none was."""
     if not long.any():
         return cohort
-    counts = {**cohort.counts, "clipped_updates": int(long.sum())}
-    return replace(cohort, reply={**cohort.reply, "model": after}, counts=counts)
+    return replace(cohort, reply=reply, counts={**cohort.counts, "clipped_updates": int(long.sum())})
 
 
 def _shortened(moves: Tree, anchor: Tree, bound: float) -> tuple[Tree, np.ndarray]:
@@ -44,7 +78,8 @@ def _shortened(moves: Tree, anchor: Tree, bound: float) -> tuple[Tree, np.ndarra
     if not moves:
         return {}, np.empty(0, dtype=np.int64)
     lengths = [
-        torch.linalg.vector_norm((leaf - anchor[name]).flatten(1), dim=1).double() for name, leaf in moves.items()
+        torch.linalg.vector_norm((leaf - anchor[name]).reshape(len(leaf), -1), dim=1).double()
+        for name, leaf in moves.items()
     ]
     # 0.99: rounding; a length that overflowed is not below the bound either
     suspect = np.flatnonzero(~(torch.stack(lengths).norm(dim=0) < 0.99 * bound).cpu().numpy())
@@ -67,7 +102,7 @@ def _shortened(moves: Tree, anchor: Tree, bound: float) -> tuple[Tree, np.ndarra
 def _share(sent: Tree, base: Tree, bound: float) -> Tensor:
     """[n] the factor min(1, bound / norm) of each update, computed without overflow."""
     # half of each, in float64: the difference of two finite numbers can be infinite, that of their halves cannot
-    halves = [(leaf.double() / 2 - base[name].double() / 2).flatten(1) for name, leaf in sent.items()]
+    halves = [(leaf.double() / 2 - base[name].double() / 2).reshape(len(leaf), -1) for name, leaf in sent.items()]
     scale = torch.stack([half.abs().amax(1) for half in halves]).amax(0).clamp(min=1e-300)  # [n]
     parts = [torch.linalg.vector_norm(half / scale.unsqueeze(1), dim=1) for half in halves]
     length = torch.stack(parts).norm(dim=0)  # of the half, in units of its largest entry: between 1 and sqrt(P)

@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from consilience.core import tree
 from consilience.core.remote import RemoteTensor, each
+from consilience.core.tree import Tree
 
 BLOCK = 2**24  # values copied to float64 at a time
 TINY = 1e-300
@@ -33,6 +35,17 @@ def exact(leaf: Tensor, start: Tensor) -> Tensor:
         largest = half.abs().amax(1).clamp(min=TINY)
         found.append(2 * (largest * torch.linalg.vector_norm(half / largest.unsqueeze(1), dim=1)))
     return torch.cat(found)
+
+
+def by_scale(reply: Tree) -> dict[str, dict[str, Tensor]]:
+    """Path -> floating leaves, grouped by scale: the model's parameters, its buffers, and each other entry."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for path, leaf in tree.flatten(reply).items():
+        if leaf.is_floating_point() and leaf.numel():
+            parts = path.split(tree.SEPARATOR)
+            name = tree.SEPARATOR.join(parts[:2] if parts[0] == "model" and len(parts) > 2 else parts[:1])
+            found.setdefault(name, {})[path] = leaf
+    return found
 
 
 def quick_lengths(leaves: Mapping[str, Tensor]) -> dict[str, np.ndarray]:

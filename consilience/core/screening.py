@@ -10,14 +10,15 @@ import numpy as np
 import torch
 
 from consilience.core import tree
-from consilience.core.clipping import clipped
+from consilience.core.clipping import clipped, growth_clipped
 from consilience.core.exchange import Broadcast, Cohort
-from consilience.core.lengths import exact_lengths, quick_lengths, together
+from consilience.core.lengths import by_scale, exact_lengths, quick_lengths, together
 from consilience.core.refusal import Refusal, tally
 from consilience.core.settings import Count, Invalid, Positive, Whole, check
 from consilience.core.tree import Tree
 
 MODEL, PARAMS = "model/", "model/params"
+VARIANCE = "running_var"  # PyTorch's name of it in every normalising layer
 REMEMBERED = 20  # rounds whose median update length counts for `Limits.max_growth`
 ROOM = 4  # factor between the longest usable tree and one whose squares overflow: leaves room for differences and sums
 
@@ -32,7 +33,7 @@ class Limits:
     )
     max_ratio: Positive | None = 1000.0  # of an update's norm to the round's median and to the model's; None: no limit
     max_growth: Positive | None = (
-        None  # ratio of an update's norm to the running median of previous rounds: longer ones are clipped
+        None  # ratio of a norm to the running median of updates, or to the round's median: longer parts are clipped
     )
     examples_ratio: Positive | None = None  # of a client's counted rows to the median of all clients; deployments only
     max_examples: Count = 10_000_000  # rows that a client may report
@@ -59,7 +60,8 @@ def screen_replies(cohort: Cohort, received: Broadcast | None = None, limits: Li
 
     Refused are NaN and infinite values (`nonfinite`), finite values whose squares overflow, and updates beyond
     `limits.max_ratio` (both `too_large`). `received` is what the cohort's clients were sent: updates are measured from
-    there. With `limits.max_norm`, long updates are clipped instead.
+    there. With `limits.max_norm`, long updates are clipped instead. With `limits.max_growth`, negative variances are
+    refused, too (`implausible`); long updates are then clipped by `limit_growth`.
     """
     if not len(cohort):
         return cohort
@@ -76,26 +78,26 @@ def screen_replies(cohort: Cohort, received: Broadcast | None = None, limits: Li
             cohort, rough = _without(cohort, rough, _overflowing(cohort, name))
     start = received and received.among(everyone, cohort.ids)
     if limits.max_norm is not None:
-        return clipped(cohort, start, limits.max_norm) if len(cohort) else cohort
-    if limits.max_ratio is not None:
+        cohort = clipped(cohort, start, limits.max_norm) if len(cohort) else cohort
+    elif limits.max_ratio is not None:
         models = models if len(cohort) == len(everyone) else _rough({}, start)[1]
         refusals = _out_of_proportion(cohort, start, limits.max_ratio, rough, models)
-        return _without(cohort, rough, refusals)[0] if refusals else cohort
+        cohort, rough = _without(cohort, rough, refusals) if refusals else (cohort, rough)
+    if limits.max_growth is not None:
+        cohort, _ = _without(cohort, rough, _negative_variances(cohort))
     return cohort
 
 
 def limit_growth(
     cohort: Cohort, received: Broadcast | None, factor: float, lengths: Sequence[float] = ()
 ) -> tuple[Cohort, float | None]:
-    """(the cohort with long updates clipped, its `median_length` before that), for `Limits.max_growth`.
+    """(the cohort with all that is long in a reply clipped, its `median_length` before that), for `Limits.max_growth`.
 
-    Long is more than `factor` times the `running_median` of the rounds before, or, in the first, this round's median.
+    Long is an update of more than `factor` times the `running_median` of the rounds before, or, in the first, this
+    round's median, and anything else of more than `factor` times its median in this round.
     """
     length = median_length(cohort, received)
-    usual = running_median(lengths) or length or 0.0
-    if length is None or usual <= 0:
-        return cohort, length
-    return clipped(cohort, received, factor * usual, ("params",)), length
+    return (growth_clipped(cohort, received, factor, running_median(lengths)) if len(cohort) else cohort), length
 
 
 def median_length(cohort: Cohort, received: Broadcast | None) -> float | None:
@@ -140,27 +142,16 @@ def if_enough(cohort: Cohort, limits: Limits | None) -> Cohort:
     return cohort.only(np.zeros(len(cohort), dtype=bool), too_few=len(cohort))
 
 
-def _groups(reply: Tree) -> dict[str, Tree]:
-    """Path -> floating leaves, grouped by scale: the model's parameters, its buffers, and each other entry."""
-    found: dict[str, Tree] = {}
-    for path, leaf in tree.flatten(reply).items():
-        if leaf.is_floating_point() and leaf.numel():
-            parts = path.split(tree.SEPARATOR)
-            name = tree.SEPARATOR.join(parts[:2] if parts[0] == "model" and len(parts) > 2 else parts[:1])
-            found.setdefault(name, {})[path] = leaf
-    return found
-
-
 def _rough(reply: Tree, received: Broadcast | None) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """(group -> [m] norms of the replies, path -> [1] or [m] norms of the broadcast model), fetched in one transfer.
 
     A norm is not finite if a value or its square is not.
     """
-    groups, own = _groups(reply), received is not None and "model" in received.personal
+    groups, own = by_scale(reply), received is not None and "model" in received.personal
     sent = {} if received is None else received.personal if own else received.shared
     starts = {
         path: leaf if own else leaf.unsqueeze(0)
-        for leaves in _groups({name: part for name, part in sent.items() if name == "model"}).values()
+        for leaves in by_scale({name: part for name, part in sent.items() if name == "model"}).values()
         for path, leaf in leaves.items()
     }
     replies = {path: leaf for leaves in groups.values() for path, leaf in leaves.items()}
@@ -182,7 +173,7 @@ def _without(
 
 def _overflowing(cohort: Cohort, name: str) -> list[Refusal]:
     """Clients whose values are finite but whose squares overflow in their own type."""
-    leaves = list(_groups(cohort.reply)[name].values())
+    leaves = list(by_scale(cohort.reply)[name].values())
     most = min(_longest(leaf.dtype) for leaf in leaves)
     lengths = exact_lengths(leaves)
     return [
@@ -205,32 +196,44 @@ def _out_of_proportion(
 ) -> list[Refusal]:
     """Clients whose update is longer than `ratio` times both the model they were sent and the round's median update.
 
-    Buffers may go `ratio` squared as far: a variance is a square.
+    Where clients were sent no such model (IFCA sends several), whole models are compared with their median. Buffers may
+    go `ratio` squared as far: a variance is a square.
     """
-    sent = {} if received is None else {**received.shared, **received.personal}
-    if not len(cohort) or not isinstance(sent.get("model"), dict):
-        return []
     refusals: dict[int, Refusal] = {}
-    for name, leaves in _groups({"model": cohort.reply.get("model", {})}).items():
-        if not name.startswith(MODEL) or not all(path in models for path in leaves):
+    starts = {} if received is None else tree.flatten({**received.shared, **received.personal})
+    for name, leaves in by_scale({"model": cohort.reply.get("model", {})}).items():
+        if not len(cohort) or not name.startswith(MODEL):
             continue
-        times = ratio if name == PARAMS else ratio**2
-        model = together([models[path] for path in leaves])  # [1], or [m] where each was sent its own
-        # |w - s| <= |w| + |s|; 0.9 for rounding
-        if (rough[name] <= 0.9 * (times - 1) * model).all():
-            continue
-        starts = tree.flatten({"model": sent["model"]})
-        lengths = exact_lengths(list(leaves.values()), [starts[path] for path in leaves])
+        times, model, lengths, anchored = ratio if name == PARAMS else ratio**2, np.zeros(1), rough[name], False
+        if all(path in models for path in leaves):
+            model = together([models[path] for path in leaves])  # [1], or [m] where each was sent its own
+            # |w - s| <= |w| + |s|; 0.9 for rounding
+            if (rough[name] <= 0.9 * (times - 1) * model).all():
+                continue
+            lengths, anchored = exact_lengths(list(leaves.values()), [starts[path] for path in leaves]), True
         moved = np.sort(lengths[lengths > 0])
         median = moved[(len(moved) - 1) // 2] if len(moved) else 0.0
         for row in np.flatnonzero(lengths > times * np.maximum(median, model)):
+            base = f", and the model it was sent, {np.broadcast_to(model, lengths.shape)[row]:.3g}" if anchored else ""
             detail = (
-                f"an update of length {lengths[row]:.3g}, more than {times:g} times the round's median, {median:.3g}, "
-                f"and the model it was sent, {np.broadcast_to(model, lengths.shape)[row]:.3g} (limits.max_ratio)"
+                f"{'an update' if anchored else 'a model'} of length {lengths[row]:.3g}, more than {times:g} times "
+                f"the round's median, {median:.3g}{base} (limits.max_ratio)"
             )
             client = int(cohort.ids[row])
             refusals.setdefault(client, Refusal(client=client, reason="too_large", key=name, detail=detail))
     return list(refusals.values())
+
+
+def _negative_variances(cohort: Cohort) -> list[Refusal]:
+    """Clients that send a negative running variance, whose root would be NaN at everyone who gets the mean."""
+    bad: dict[int, Refusal] = {}
+    for path, leaf in tree.flatten(cohort.reply).items():
+        if path.endswith(VARIANCE) and leaf.is_floating_point():
+            for row in np.flatnonzero((leaf < 0).reshape(len(leaf), -1).any(1).cpu().numpy()):
+                client = int(cohort.ids[row])
+                refusal = Refusal(client=client, reason="implausible", key=path, detail="a negative variance")
+                bad.setdefault(client, refusal)
+    return list(bad.values())
 
 
 def _longest(kind: torch.dtype) -> float:

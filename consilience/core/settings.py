@@ -156,6 +156,8 @@ def check_value(key: str, value: Any, annotation: Any) -> Any:
         raise Invalid(f"{key} = {value!r} must be {_kind(annotation)}, not {type(value).__name__}")
     if annotation is type(None) and value is not None:
         raise Invalid(f"{key} = {value!r} must be left out")
+    if origin is Mapping and not isinstance(value, Mapping):
+        raise Invalid(f"{key} = {value!r} must be a table, not {type(value).__name__}")
     return value
 
 

@@ -9,13 +9,17 @@ from torch import Tensor
 from consilience.core import tree
 from consilience.core.exchange import Cohort
 from consilience.core.metrics import SHARE, MeanOf, Metric, Metrics
-from consilience.core.refusal import Refused, contained, tally
+from consilience.core.refusal import Refusal, Refused, contained, tally
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.task.kinds import LOSSES
 
 REASON = "implausible"
 ROUNDING = 1e-6  # of sums, relative to the rows
+MOST = (
+    1000.0  # a sum per row, where nothing else bounds it, as a multiple of the clients' median (of 1, if that is more)
+)
+MOST_ENTRIES = 10.0  # the same of the entries of a row (tokens, pixels), of which the server knows no number
 
 
 def plausible(said: Cohort, task: Task, rows: np.ndarray) -> Cohort:
@@ -23,17 +27,38 @@ def plausible(said: Cohort, task: Task, rows: np.ndarray) -> Cohort:
     if not len(said):
         return said
     refusals = []
+    reply = tree.map_leaves(lambda leaf: leaf.detach().to("cpu", torch.float64), said.reply)
     for row, client in enumerate(said.ids.tolist()):
         try:
             with contained():
-                sums = tree.map_leaves(lambda leaf, row=row: leaf[row].detach().to("cpu", torch.float64), said.reply)
-                _refuse(task, sums, int(rows[client]))
+                _refuse(task, tree.rows(reply, row), int(rows[client]))
         except Refused as problem:
             refusals.append(Refused(REASON, key=problem.key, detail=problem.detail).by(client))
+    said = _without(said, refusals)
+    return _without(said, _unlike_the_others(said, task.metrics, rows))
+
+
+def _without(said: Cohort, refusals: list[Refusal]) -> Cohort:
     if not refusals:
         return said
     kept = ~np.isin(said.ids, [refusal.client for refusal in refusals])
     return said.only(kept, **tally(refusals)).refusing(refusals)
+
+
+def _unlike_the_others(said: Cohort, metrics: Metrics, rows: np.ndarray) -> list[Refusal]:
+    """Clients whose sums per row are far above those of the others: one must not decide a mean over all alone."""
+    refusals: dict[int, Refusal] = {}
+    held = np.maximum(1, rows[said.ids])
+    for path, leaf in tree.flatten(said.reply).items():
+        each = leaf.detach().abs().reshape(len(leaf), -1).amax(1).to("cpu", torch.float64).numpy() / held  # [m]
+        entries = metrics.entries is not None and path.endswith("/count") and not path.startswith("loss/")
+        median = np.sort(each)[(len(each) - 1) // 2] if len(each) else 0.0
+        most = (MOST_ENTRIES if entries else MOST) * max(1.0, median)
+        for row in np.flatnonzero(each > most):
+            detail = f"{each[row]:g} for each row, where the clients' median is {median:g}"
+            client = int(said.ids[row])
+            refusals.setdefault(client, Refusal(client=client, reason=REASON, key=path, detail=detail))
+    return list(refusals.values())
 
 
 def _refuse(task: Task, sums: Tree, rows: int) -> None:

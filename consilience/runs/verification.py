@@ -58,11 +58,20 @@ def problems(folder: RunFolder) -> list[str]:
 
 
 def newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
-    """The checkpoint that a resume starts from; `skipped` says why newer ones are unusable; refused if all are gone."""
+    """The checkpoint that a resume starts from; `skipped` says why newer ones are unusable, or which log is not the one
+    it belongs to; refused if all are gone, or if it is another run's."""
     saved, reasons = latest(folder)
     if saved is None and reasons:
         raise RecordError(reasons[0])
-    return None if saved is None else dataclasses.replace(saved, skipped=tuple(reasons))
+    if saved is None:
+        return None
+    unknown = _not_covered(folder, saved)
+    if len(unknown) == 2:
+        raise RecordError(
+            f"{folder.checkpoints}: the checkpoint of round {saved.round} is that of another run: neither "
+            "metrics.jsonl nor clients.jsonl is what it counted on; put the folder's own checkpoints back"
+        )
+    return dataclasses.replace(saved, skipped=(*reasons, *unknown))
 
 
 def latest(folder: RunFolder) -> tuple[Checkpoint | None, list[str]]:

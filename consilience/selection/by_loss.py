@@ -19,7 +19,8 @@ class ByLoss(Sample):
 
     proportional_to: probabilities follow the "loss" F_k, the "softmax" exp(F_k / temperature), or the "total" N_k F_k.
     fresh_losses: query every candidate's loss at the current model (costs a download of the model and a pass over its
-    rows); otherwise use the last reported loss, and the largest known loss for a client that has reported none.
+    rows); otherwise use the last reported loss, and the largest known loss for a client that has reported none. A
+    negative loss counts as 0 where most are not.
     """
 
     proportional_to: Literal["loss", "softmax", "total"] = "loss"
@@ -59,12 +60,14 @@ class ByLoss(Sample):
         losses = np.where(known, losses, losses[known].max(initial=-np.inf)) if known.any() else losses
         if self.proportional_to == "softmax":
             return losses / self.temperature
-        if (losses < 0).any():
+        negative = losses < 0
+        if 2 * negative.sum() > len(losses):  # fewer may be clients that report what cannot be
             worst = candidates[losses.argmin()]
             raise Invalid(
-                f"ByLoss.proportional_to = {self.proportional_to!r} needs losses >= 0, but that of client {worst} is "
-                f"{losses.min():g}: use 'softmax'"
+                f"ByLoss.proportional_to = {self.proportional_to!r} needs losses >= 0, but those of {negative.sum()} "
+                f"clients are not, that of client {worst} is {losses.min():g}: use 'softmax'"
             )
+        losses = np.maximum(losses, 0.0)
         with np.errstate(divide="ignore"):
             return np.log(losses * pool.sizes[candidates]) if self.proportional_to == "total" else np.log(losses)
 

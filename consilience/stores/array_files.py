@@ -149,7 +149,9 @@ def _npy_place(file: Any, path: Path) -> tuple[torch.dtype, tuple[int, ...], int
         if version not in heads:
             raise ValueError(f"its version is {version}")
         shape, by_column, kind = heads[version](file)
-    except ValueError as problem:
+        if not all(type(one) is int and one >= 0 for one in shape):
+            raise ValueError(f"its shape is {shape}")
+    except Exception as problem:  # NumPy reads the head as Python text, whose parsers raise many kinds
         raise Invalid(f"{path} is not a .npy file that can be read ({problem}): save it with numpy.save") from problem
     if by_column and len(shape) > 1:
         raise Invalid(f"{path} is stored column by column: save numpy.ascontiguousarray(x)")
@@ -171,12 +173,14 @@ def _safetensors_place(file: Any, path: Path, name: str | None) -> tuple[torch.d
             raise Invalid(f"{path} has the tensors {', '.join(sorted(head)) or 'none'}, not {name!r}: name one of them")
         entry = head[name]
         begin, end = entry["data_offsets"]
-        kind, shape = _SAFETENSORS.get(entry["dtype"]), tuple(int(one) for one in entry["shape"])
+        kind, shape = _SAFETENSORS.get(entry["dtype"]), tuple(entry["shape"])
         if kind is None:
             raise Invalid(f"{path}, {name}: {entry['dtype']} is not supported: rows must be {', '.join(_SAFETENSORS)}")
-        if begin < 0 or min(shape, default=0) < 0 or end - begin != math.prod(shape) * kind.itemsize:
+        if not all(type(one) is int and one >= 0 for one in (begin, end, *shape)):
+            raise ValueError("a shape or place that is no whole number")
+        if end - begin != math.prod(shape) * kind.itemsize:
             raise ValueError("a tensor's place does not fit its shape")
-    except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as problem:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
         if isinstance(problem, Invalid):
             raise
         raise Invalid(f"{path} is not a .safetensors file ({problem}): fetch it again") from problem

@@ -34,7 +34,8 @@ def collect(tuning: Tuning) -> Tuned:
 
 def write(tuning: Tuning) -> Path:
     """tuned.json in the study's folder, for `consilience compare`."""
-    found = canonical.to_json_types({"format": tuned.FORMAT, **dataclasses.asdict(collect(tuning))}, tuned.NAME)
+    found = canonical.to_json_types(dataclasses.asdict(collect(tuning)), tuned.NAME)
+    found = {"format": tuned.FORMAT, "digest": tuned.digest_of(found), **found}
     path = tuning.folder / tuned.NAME
     replace_file(path, canonical.encode(found, pretty=True))
     return path

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,12 +19,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from consilience.compare import pages, running
+from consilience.compare import pages, results, running
 from consilience.compare.command import carry_out
 from consilience.compare.plan import Comparison, plan
 from consilience.core.settings import Invalid
 from consilience.experiments import runner
-from consilience.runs.folder import RunFolder
+from consilience.runs.folder import RecordError, RunFolder
 from consilience.runs.lock import RunLock, RunLocked
 
 ROOT = Path(__file__).parents[2]
@@ -80,6 +82,22 @@ def test_a_cell_is_the_run_that_its_settings_give(whole: Comparison, tmp_path: P
     alone = runner.execute(cell.config, folder=tmp_path / "alone")
     assert alone.folder is not None
     assert (alone.folder / "metrics.jsonl").read_bytes() == (whole.folder / cell.name / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "why"),
+    [("fedavg-seed0", "fedprox-seed0", "method: "), ("fedavg-seed0", "fedavg-seed1", "seed: ")],
+)
+def test_cells_in_each_others_place_are_refused(
+    whole: Comparison, tmp_path: Path, one: str, other: str, why: str
+) -> None:
+    folder = Path(shutil.copytree(whole.folder, tmp_path / "c"))
+    (folder / one).rename(folder / "x")
+    (folder / other).rename(folder / one)
+    (folder / "x").rename(folder / other)
+    with pytest.raises(RecordError, match=rf"does not hold the run of .*{why}"):
+        results.collect(dataclasses.replace(whole, folder=folder))
+    assert results.collect(whole).cells
 
 
 def test_methods_start_from_the_same_model(tmp_path: Path) -> None:

@@ -157,13 +157,14 @@ def test_buffers_may_go_the_square_of_it() -> None:
     assert refused(screen_replies(cohort_of(torch.ones(6, 2), var=var), start)) == [(12, "too_large", "model/buffers")]
 
 
-def test_replies_without_a_model_and_models_that_nobody_was_sent_have_no_proportion() -> None:
-    cohort = cohort_of(torch.tensor([[1.0], [1e9]]))
-    assert (
-        screen_replies(cohort) is cohort and screen_replies(cohort, Broadcast(shared={"dual": torch.ones(1)})) is cohort
-    )
+def test_models_that_nobody_was_sent_are_compared_with_each_other() -> None:
+    cohort = cohort_of(torch.tensor([[1.0], [1e9], [2.0]]))
     part = Broadcast(shared={"model": {"params": {"other": torch.ones(1)}, "buffers": {}}})
-    assert screen_replies(cohort, part) is cohort
+    for received in (None, Broadcast(shared={"dual": torch.ones(1)}), part):
+        found = screen_replies(cohort, received)
+        assert refused(found) == [(11, "too_large", "model/params")] and "a model of length" in str(found.refusals[0])
+    only = cohort_of(torch.tensor([[1e9]]))
+    assert screen_replies(only) is only
 
 
 def test_an_update_of_just_the_bound_or_a_little_less_keeps_its_bits_and_is_not_counted() -> None:

@@ -13,8 +13,12 @@ from typing import Any
 import pytest
 
 from consilience import algorithms
+from consilience.compare import plan as compare
 from consilience.core.settings import Invalid, options_of
 from consilience.experiments.config import config
+from consilience.flower.deploy import settings
+from consilience.runs import toml_text
+from consilience.tuning import plan as tune
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
 ODD: list[Any] = [
@@ -40,8 +44,9 @@ VALUES = (
 def places(table: dict[str, Any], path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     for key, value in table.items():
         yield (*path, key)
-        if isinstance(value, dict):
-            yield from places(value, (*path, key))
+        inside = dict(enumerate(value)) if isinstance(value, list) else value
+        if isinstance(inside, dict):
+            yield from places(inside, (*path, key))
 
 
 def mutant(table: dict[str, Any], rng: random.Random) -> dict[str, Any]:
@@ -55,8 +60,8 @@ def mutant(table: dict[str, Any], rng: random.Random) -> dict[str, Any]:
         if kind < 0.7:
             node[last] = copy.deepcopy(rng.choice(ODD))
         elif kind < 0.8:
-            node.pop(last, None)
-        elif kind < 0.9:
+            del node[last]
+        elif kind < 0.9 and isinstance(node, dict):
             node[rng.choice(KEYS)] = copy.deepcopy(rng.choice(ODD))
         else:
             node[last] = {"name": rng.choice(["uniform", "dirichlet", "mlp"]), rng.choice(KEYS): rng.choice(ODD)}
@@ -71,6 +76,78 @@ def accepted_configs(count: int, seed: int) -> int:
         try:
             config.from_table(table)
             accepted += 1
+        except Invalid as problem:
+            assert 0 < len(str(problem)) < 20_000
+    return accepted
+
+
+SECTIONS: dict[str, dict[str, Any]] = {
+    "compare": {
+        "algorithm": {"name": "fedavg", "lr": 0.1},
+        "compare": {
+            "seeds": [0, 1],
+            "baseline": "FedAvg",
+            "target": 0.9,
+            "metric": "accuracy",
+            "methods": [
+                "simprox",
+                {"algorithm": "fedavg", "options": {"lr": 0.2}, "label": "FedAvg"},
+                {"algorithm": "fedprox", "options": {"mu": 0.1}, "settings": {"rounds": 2}},
+            ],
+        },
+    },
+    "tune": {
+        "algorithm": {"name": "fedavg"},
+        "compare": {"methods": ["fedavg", "fedprox"], "seeds": [0]},
+        "tune": {
+            "trials": 3,
+            "seeds": [1000],
+            "sampler": "random",
+            "pruner": "none",
+            "validation": 0.2,
+            "metrics": {"fedavg": "accuracy"},
+            "ranges": {
+                "lr": {"low": 0.01, "high": 1.0, "log": True},
+                "fedprox": {"mu": {"low": 0.1, "high": 1.0}},
+                "epochs": {"low": 1, "high": 5},
+            },
+        },
+    },
+    "deploy": {
+        "algorithm": {"name": "dp_fedavg", "noise": 1.0, "bound": 0.5},
+        "limits": {"min_valid": 1},
+        "validation": {"share": 0.2, "patience": 2, "metric": "loss"},
+        "deploy": {
+            "clients": 5,
+            "classes": 3,
+            "min_available": 3,
+            "deadline": 5.0,
+            "wait": 1.0,
+            "retries": 1,
+            "secure_aggregation": True,
+            "secure_threshold": 0.6,
+            "secure_colluding": 1,
+            "secure_levels": 1024,
+            "clear_tests": True,
+        },
+    },
+}
+
+
+def accepted_sections(count: int, seed: int, patch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Mutated [compare], [tune] and [deploy] tables, read as their commands do."""
+    rng, accepted = random.Random(seed), dict.fromkeys(SECTIONS, 0)
+    read: dict[str, Any] = {"compare": compare.plan, "tune": tune.plan}
+    for number in range(count):
+        name = sorted(SECTIONS)[number % len(SECTIONS)]
+        table = mutant(SECTIONS[name], rng)
+        try:
+            if name == "deploy":
+                settings.from_given(table, own=bool(number % 2))
+            else:
+                patch.setattr(toml_text, "read", lambda path, table=table: copy.deepcopy(table))
+                read[name]("some.toml")
+            accepted[name] += 1
         except Invalid as problem:
             assert 0 < len(str(problem)) < 20_000
     return accepted
@@ -112,8 +189,13 @@ def test_odd_options_in_python_are_used_or_refused() -> None:
     assert accepted_options(2, seed=0) > 0
 
 
+def test_mutated_sections_of_other_commands_are_used_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(accepted_sections(150, 0, monkeypatch).values())
+
+
 @pytest.mark.slow
-def test_twenty_thousand_mutated_configs() -> None:
+def test_twenty_thousand_mutated_configs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(accepted_sections(9_000, 1, monkeypatch).values())
     assert accepted_configs(20_000, seed=1) > 1000
     assert accepted_overrides(5_000, seed=1) > 0
     assert accepted_options(12, seed=1) > 0

@@ -147,6 +147,28 @@ def test_a_damaged_checkpoint_is_told_by_eval_show_and_resume(whole: Path, tmp_p
     assert problems(RunFolder.open(folder)) == []
 
 
+@pytest.mark.parametrize("all_of_them", [True, False])
+def test_checkpoints_of_another_run_are_refused(whole: Path, tmp_path: Path, all_of_them: bool) -> None:
+    other = real(tmp_path / "other", "checkpoint.every=1", "algorithm=scaffold", "seed=7")
+    folder = Path(shutil.copytree(whole, tmp_path / "run"))
+    replaced = "checkpoints" if all_of_them else "checkpoints/round-00000003"
+    shutil.rmtree(folder / replaced)
+    shutil.copytree(other / replaced, folder / replaced)
+    for arguments in (("eval", folder), ("export", folder, "--out", tmp_path / "x"), ("resume", folder, "rounds=4")):
+        code, said = command(*arguments)
+        assert code not in (0, 1) and "round 3 is that of another run" in said, (arguments, said)
+    code, said = command("show", folder)
+    assert code == 0 and "warning:" in said and "does not hold what the checkpoint of round 3 counted on" in said
+
+
+def test_an_eval_says_that_a_log_is_not_the_one_of_the_checkpoint(whole: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path / "run"))
+    lines = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_bytes(b"".join([lines[1], lines[0], lines[2]]))
+    code, said = command("eval", folder)
+    assert code == 0 and "after round 3" in said and "warning:" in said and "metrics.jsonl" in said
+
+
 @pytest.mark.parametrize("name", ["clients.jsonl", "metrics.jsonl", "timing.jsonl", "partition.npz", "config.toml"])
 def test_a_resume_refuses_damage(whole: Path, tmp_path: Path, name: str) -> None:
     for number in range(8):

@@ -71,6 +71,7 @@ LIES = {
     "no rows": ("loss/count", 0.0),
     "a mean over other rows": ("accuracy/count", 1e6),
     "a negative loss": ("loss/total", -3.0),
+    "a loss that decides the mean alone": ("loss/total", 1e9),
     "a loss that is infinite": ("loss/total", float("inf")),
     "NaN": ("accuracy/total", float("nan")),
 }
@@ -115,3 +116,43 @@ def test_the_median_is_not_moved_by_a_lie_that_is_possible() -> None:
     reports = np.array([[0.5, 0.6, 0.7, 0.8, 0.2], [0.5, 0.6, 0.7, 0.8, 1.0]])
     honest, lying = (ClientScores(main=row, loss=values, values=values).spread() for values in reports)
     assert honest["median"] == 0.6 and lying["median"] == pytest.approx(0.7) and lying["mean"] > honest["mean"]
+
+
+def sums_of_tokens(counts: list[float]) -> Any:
+    """Five clients of ten rows that report as many tokens, and half of them as right."""
+    count, five = torch.tensor(counts, dtype=torch.float64), torch.full((5,), 10.0, dtype=torch.float64)
+    return {"loss": {"total": five, "count": five}, "accuracy": {"total": count / 2, "count": count}}
+
+
+@pytest.mark.parametrize(("claimed", "refused"), [(300.0, []), (1100.0, [LIAR]), (1e12, [LIAR]), (-1.0, [LIAR])])
+def test_tokens_that_nobody_else_has_do_not_count(claimed: float, refused: list[int]) -> None:
+    counts = [90.0, 100.0, 110.0, 100.0, 80.0]
+    counts[LIAR] = claimed
+    said = Cohort(
+        reply=sums_of_tokens(counts),
+        ids=np.arange(5),
+        examples=torch.ones(5, dtype=torch.float64),
+        steps=np.ones(5, dtype=np.int64),
+        round=0,
+    )
+    task = Task(tiny.MODELS["mlp"](), kind="tokens")
+    kept = plausible(said, task, np.full(5, 10))
+    assert [one.client for one in kept.refusals] == refused and set(kept.ids) == set(range(5)) - set(refused)
+
+
+@pytest.mark.parametrize("sum_of", ["residual", "squares"])
+def test_one_client_does_not_decide_a_regression_score(sum_of: str) -> None:
+    task = Task(torch.nn.Linear(2, 1), kind="regression")
+    ten = torch.full((5, 1), 10.0, dtype=torch.float64)
+    mine = {name: ten.clone() for name in ("residual", "sum", "squares", "count")}
+    mine[sum_of][LIAR] = 1e12
+    said = Cohort(
+        reply={"loss": {"total": ten[:, 0], "count": ten[:, 0]}, task.metrics.part("rmse"): mine},
+        ids=np.arange(5),
+        examples=torch.ones(5, dtype=torch.float64),
+        steps=np.ones(5, dtype=np.int64),
+        round=0,
+    )
+    assert [(one.client, one.key) for one in plausible(said, task, np.full(5, 10)).refusals] == [
+        (LIAR, f"rmse/{sum_of}")
+    ]

@@ -153,7 +153,7 @@ def test_old_losses_cost_nothing() -> None:
             lambda: ByLoss(count=1, temperature=2.0),
             "temperature = 2.0 has no effect with proportional_to = 'loss'",
         ),
-        (lambda: ByLoss(count=1).choose(0, pool_of([1.0, -2.0]), 0), "that of client 1 is -2: use 'softmax'"),
+        (lambda: ByLoss(count=1).choose(0, pool_of([1.0, -2.0, -1.0]), 0), "that of client 1 is -2: use 'softmax'"),
     ],
 )
 def test_refusals(build: Any, message: str) -> None:

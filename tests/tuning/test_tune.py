@@ -61,6 +61,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Tuning:
     return tuning
 
 
+def test_a_changed_study_is_refused(whole: Tuning, tmp_path: Path) -> None:
+    data = (whole.folder / tuned.NAME).read_bytes()
+    assert data.count(b"0.3") >= 2
+    (tmp_path / tuned.NAME).write_bytes(data.replace(b"0.3", b"0.4", 1))
+    with pytest.raises(RecordError, match=r"tuned.json is damaged: its digest is not that of its content"):
+        tuned.read(tmp_path)
+
+
 def test_every_method_has_the_same_budget_and_its_first_trial_is_the_untuned_one(whole: Tuning) -> None:
     found = tuned.read(whole.folder)
     assert [len(method.trials) for method in found.methods] == [3, 3] and found.trials == 3

@@ -15,6 +15,9 @@ from consilience.core.settings import Invalid
 DATA_DIR_VARIABLE = "CONSILIENCE_DATA"
 NEVER_PACKED = (".npz", ".webp", ".png", ".jpg", ".gz")  # compressed already
 
+MOST_UNPACKED = 1 << 30  # bytes: up to here a file may be packed as tightly as it is
+MOST_GROWTH = 100  # of longer ones when they are unpacked
+
 
 def data_directory(data_dir: str | Path | None) -> Path:
     """The folder of all data sets: the argument, else the environment variable, else `./data`."""
@@ -99,6 +102,13 @@ def open_binary(path: Path) -> BinaryIO:
     return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 
+def refuse_unpacked(path: Path, size: int) -> None:
+    """Refuse a packed file of which `size` bytes are unpacked, or will be, if these are far more than it has."""
+    length = path.stat().st_size
+    if size > max(MOST_UNPACKED, MOST_GROWTH * length):
+        raise Invalid(f"{path} has {length:,} bytes and unpacks to {size:,} or more: unpack it if that is meant")
+
+
 def read_bytes(path: Path, *, most: int | None = None) -> bytes:
     """All bytes of a plain or .gz file, `most` at most when unpacked; a broken archive is refused by name."""
     parts, length = [], 0
@@ -107,6 +117,7 @@ def read_bytes(path: Path, *, most: int | None = None) -> bytes:
             while (part := file.read(1 << 20)) and (most is None or length <= most):
                 parts.append(part)
                 length += len(part)
+                refuse_unpacked(path, length)
     except (gzip.BadGzipFile, EOFError, zlib.error) as problem:
         raise Invalid(f"{path} is a damaged or cut-off .gz file ({problem}): fetch it again") from problem
     if most is not None and length > most:

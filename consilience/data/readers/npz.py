@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -10,8 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from consilience.core.settings import Invalid
+from consilience.data.readers.files import refuse_unpacked
 
-DAMAGE = (ValueError, EOFError, OSError, KeyError, zipfile.BadZipFile, zlib.error, MemoryError, RuntimeError)
+DAMAGE = (
+    *(ValueError, EOFError, OSError, KeyError, TypeError, OverflowError, MemoryError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError),
+)
 """What zipfile and NumPy raise for damaged archives, and for those of other versions or with a password."""
 
 
@@ -33,9 +38,11 @@ def npz_names(path: Path) -> tuple[str, ...]:
     """The names of the arrays in an archive, without reading them."""
     try:
         with zipfile.ZipFile(path) as archive:
-            return tuple(name.removesuffix(".npy") for name in archive.namelist())
+            members = archive.infolist()
     except DAMAGE as problem:
         raise Invalid(f"{path} is not a readable .npz archive: {problem}") from problem
+    refuse_unpacked(path, sum(member.file_size for member in members))
+    return tuple(member.filename.removesuffix(".npy") for member in members)
 
 
 def _read_array(path: Path, archive: np.lib.npyio.NpzFile, name: str) -> np.ndarray:

@@ -14,6 +14,7 @@ from consilience.core.settings import Invalid
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff")
 Fit = Literal["crop", "squash", "pad"]
+MOST_PIXELS = 89_478_485  # Pillow's own limit, beyond which it only warns: 256 MiB once decoded
 NEARLY_BLACK = 8  # mean of a cell: JPEG leaves a few grey levels in cells that were black
 
 
@@ -98,7 +99,9 @@ def _fitted(picture: Any, size: int | None, fit: Fit) -> Any:
 def _decode(path: Path, read: Callable[[Any], np.ndarray]) -> np.ndarray:
     Image = _pillow()
     try:
-        with Image.open(path) as picture:
+        with Image.open(path) as picture:  # only its head is read here
+            if picture.width * picture.height > MOST_PIXELS:
+                raise Image.DecompressionBombError(f"{picture.width} x {picture.height} pixels")
             return read(picture)
     except FileNotFoundError:
         raise

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from consilience.core.settings import Invalid, nearest
-from consilience.data.readers.files import read_text
+from consilience.data.readers.files import read_text, refuse_unpacked
 
 _INDEX = re.compile(r"__index_level_\d+__")  # the name of a frame's index in a Parquet file by pandas
 
@@ -116,15 +116,23 @@ def _read_parquet(path: Path) -> Table:
         import pyarrow.parquet
     except ImportError as problem:
         raise ImportError(f'{path} needs pyarrow: pip install "consilience[frames]"') from problem
+    size = 0
     try:
-        columns = pyarrow.parquet.read_table(path).to_pydict()
+        with pyarrow.parquet.ParquetFile(path) as file:
+            columns: dict[str, list[str]] = {name: [] for name in file.schema_arrow.names if not _INDEX.fullmatch(name)}
+            for batch in file.iter_batches(columns=list(columns)):
+                for name, cells in batch.to_pydict().items():
+                    columns[name] += map(_cell, cells)
+                    size += sum(map(len, columns[name][-len(cells) :])) if cells else 0
+                refuse_unpacked(path, size)
     except (OSError, ValueError) as problem:  # pyarrow's own errors are among these
+        if isinstance(problem, Invalid):
+            raise
         raise Invalid(f"{path} is not a readable Parquet file: {problem}") from problem
-    columns = {name: cells for name, cells in columns.items() if not _INDEX.fullmatch(name)}
     _check_header(path, list(columns))
     if not any(columns.values()):
         raise Invalid(f"{path} has columns but no rows")
-    return Table(path=path, columns={name: [_cell(value) for value in values] for name, values in columns.items()})
+    return Table(path=path, columns=columns)
 
 
 def _cell(value: Any) -> str:

@@ -12,6 +12,7 @@ from consilience.core.settings import Invalid
 from consilience.flower.audit.log import FILE
 from consilience.flower.audit.signing import Head, is_signed, why_not_issued
 from consilience.runs.disk import read_file
+from consilience.runs.folder import RunFolder
 from consilience.runs.row_log import RecordError, RowLog
 
 EVENTS = ("started", "joined", "turned_away", "left", "sent", "received", "round", "ended", "signed")
@@ -59,6 +60,8 @@ def check(path: Path, *, authority: Path | None = None, unfinished: bool = False
         _check_end(report, path if path.is_dir() else None, unfinished)
     except Invalid:  # an argument, not the log
         raise
+    except (RecordError, FileNotFoundError) as problem:  # the run's own files
+        report.problems.append(str(problem))
     except (KeyError, TypeError, AttributeError, ValueError) as problem:  # changed contents with a recomputed chain
         why = f"{type(problem).__name__} {plain(problem, most=80)}"
         report.problems.append(f"{file} has rows that no server writes: {why}")
@@ -76,10 +79,12 @@ def _check_signatures(report: AuditReport, authority: Path | None) -> None:
         if row["event"] == "started":
             if row["id"] != report.id:
                 report.problems.append(f"row {number} belongs to another log ({row['id']})")
-            if certificate and certificate != row["certificate"]:
+            if certificate and not row["certificate"]:
+                report.problems.append(f"row {number}: from here on nothing is signed, though the rows before are")
+            elif certificate and certificate != row["certificate"]:
                 report.notes.append(f"row {number}: the server came back with another certificate")
             certificate = row["certificate"]
-            why = why_not_issued(certificate, authority) if certificate and authority is not None else ""
+            why = why_not_issued(certificate, authority) if authority is not None else ""
             if why:
                 report.problems.append(f"row {number}: the server's certificate is refused: {why}")
         elif row["event"] == "signed":
@@ -91,7 +96,10 @@ def _check_signatures(report: AuditReport, authority: Path | None) -> None:
             report.signatures += bool(certificate)
     if not certificate:
         report.notes.append("it is not signed (no TLS): only receipts can show that it was written anew")
-    elif authority is None:
+    elif report.rows[-1]["event"] != "signed":
+        last = max(number for number, row in enumerate(report.rows) if row["event"] == "signed")
+        report.notes.append(f"the rows after row {last} are not signed: anyone could have added them")
+    if certificate and authority is None:
         report.notes.append("who issued the server's certificate was not checked: give --root-certificates ca.crt")
 
 
@@ -182,10 +190,24 @@ def _check_end(report: AuditReport, folder: Path | None, unfinished: bool) -> No
             "off (--unfinished accepts that)"
         )
         return
-    for name, sha256 in report.rows[-2]["files"].items() if folder is not None else ():
+    if folder is not None:
+        _check_folder(report, folder, report.rows[-2])
+
+
+def _check_folder(report: AuditReport, folder: Path, ended: dict[str, Any]) -> None:
+    """Check that the log is that of the run in this folder, to its last round."""
+    for name, sha256 in ended["files"].items():
         try:
             found = hashlib.sha256(read_file(folder / name)).hexdigest()
         except OSError:
             found = ""
         if found != sha256:
             report.problems.append(f"{folder / name} is not the file that the run ended with")
+    run = RunFolder.open(folder)
+    status, rounds = run.facts().get("status"), len(run.rows().rows)
+    last = next((row["round"] for row in reversed(report.rows) if row["event"] in ("round", "started")), 0)
+    if (ended["status"], last) != (status, rounds):
+        report.problems.append(
+            f"it ends with {plain(ended['status'], most=40)!r} after round {last}, and the run in {folder} with "
+            f"{plain(status, most=40)!r} after round {rounds}: it is another run's log, or rows were cut off"
+        )

@@ -72,6 +72,8 @@ def why_not_issued(certificate: str, authority: Path) -> str:
         issuer = x509.load_pem_x509_certificate(read_file(authority, most=MOST))
     except (ValueError, OSError) as problem:
         raise Invalid(f"{authority} is no certificate ({plain(problem, most=80)}): give ca.crt") from None
+    if not certificate:
+        return "there is none"
     try:
         x509.load_pem_x509_certificate(certificate.encode()).verify_directly_issued_by(issuer)
     except InvalidSignature:

@@ -42,6 +42,8 @@ class Deploy:
     counts for more. secure_levels: number of levels from -clip to clip. secure_threshold: more than this share of the
     nodes must stay connected to the end of a round. secure_neighbours: with how many others, at random, each node
     shares keys; left out, with all. secure_colluding: in private sums, nodes that may reveal their noise to the server.
+    clear_tests: whether clients of secure sums report results on their test rows in clear; left out, yes, except in
+    private sums: there a model's quality is known only if the server has test rows.
     """
 
     clients: Count = 4
@@ -57,11 +59,14 @@ class Deploy:
     secure_threshold: Share = 0.5
     secure_neighbours: Neighbours | None = None
     secure_colluding: Whole = 0
+    clear_tests: bool | None = None
 
     def __post_init__(self) -> None:
         check(self)
         if self.min_available is not None and self.min_available > self.clients:
             raise Invalid(f"deploy.min_available = {self.min_available} is more than deploy.clients = {self.clients}")
+        if self.clear_tests is not None and not self.secure_aggregation:
+            raise Invalid("deploy.clear_tests has no effect without deploy.secure_aggregation: the server sees replies")
 
     @property
     def waiting(self) -> Waiting:
@@ -120,6 +125,7 @@ class DeployedConfig(Config):
             levels=deploy.secure_levels,
             threshold=deploy.secure_threshold,
             neighbours=deploy.secure_neighbours,
+            clear_tests=deploy.clear_tests,
         )
         eligibility.refuse_settings(
             clients=deploy.clients,
@@ -127,6 +133,8 @@ class DeployedConfig(Config):
             levels=deploy.secure_levels,
             limits=self.limits,
             tests_each_model=self.evaluation.local,
+            validates=self.validation.share is not None,
+            clear_tests=terms.clear_tests,
         )
         return terms
 

@@ -163,6 +163,8 @@ def _executed(content: Any, context: Any, open_site: Open, *, in_clear: bool = T
     _refuse_other_settings(site, order)
     if site.secure is not None and in_clear != (order.rule in TESTS):
         raise Invalid(f"of {order.rule!r}, this node gives {'a sum only' if in_clear else 'no sum'}")
+    if site.secure is not None and in_clear and not site.secure.clear_tests:
+        raise Invalid("this node reports no test results in clear: deploy.clear_tests is not true in its config.toml")
     if not in_clear:
         refuse_repetition(context, order)
     ids = np.array(order.clients, dtype=np.int64)

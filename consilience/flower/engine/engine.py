@@ -41,7 +41,7 @@ from consilience.flower.engine.pulling import Bound
 from consilience.flower.engine.templates import reply_template
 from consilience.flower.secure.cohort import SecureRound, refuse_tables
 from consilience.flower.secure.sum import refuse_other_flower
-from consilience.flower.secure.terms import EXPERIMENTAL, FEWEST, SecureTerms
+from consilience.flower.secure.terms import EXPERIMENTAL, FEWEST, UNTESTED, SecureTerms
 from consilience.wire.template import Template
 
 log = logging.getLogger("consilience.flower")
@@ -137,9 +137,9 @@ class FlowerEngine:
         return self._test
 
     @property
-    def test_sizes(self) -> np.ndarray:
-        """[K] test rows of every client, as it reports; 0 before its node was seen."""
-        return self._registry.sizes["test"]
+    def test_sizes(self) -> np.ndarray | None:
+        """[K] test rows of every client, as it reports; 0 before its node was seen; None if clients do not test."""
+        return self._registry.sizes["test"] if self._secure is None or self._secure.clear_tests else None
 
     @property
     def validation_sizes(self) -> np.ndarray:
@@ -185,6 +185,8 @@ class FlowerEngine:
         """Wait until enough clients are connected."""
         if self._secure is not None:
             log.warning(EXPERIMENTAL)
+            if self._test is None and not self._secure.clear_tests:
+                log.warning(UNTESTED)
         here = self._registry.wait_for(self._at_first)
         log.info("%d of %d clients are connected, with %d rows", int(here.sum()), len(here), int(self.sizes.sum()))
 

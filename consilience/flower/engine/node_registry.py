@@ -28,7 +28,7 @@ log = logging.getLogger("consilience.flower")
 SPLITS = get_args(Split)
 EACH = 96  # characters of an introduction for one client: its number, and its rows
 STRANGERS = 64  # nodes beyond the number of clients that are asked at once: others wait until these have answered
-PATIENCE = 30.0  # seconds that a round waits for nodes that are asked for the first time; later answers count later
+PATIENCE = 30.0  # seconds that a round waits for nodes that no round has waited for; later answers count later
 
 
 class NodeRegistry:
@@ -57,7 +57,7 @@ class NodeRegistry:
         self._met: set[int] = set()  # nodes that have introduced themselves
         self._refused: dict[int, str] = {}
         self._logged: Counter[str] = Counter()  # warnings by sender: the same may be refused every round
-        self._silent: set[int] = set()  # nodes that once did not answer in time: no round waits for them again
+        self._waited: set[int] = set()  # nodes that a round has waited for: none waits again, however they answered
         self._strangers: set[int] = set()  # nodes online whose keys are not in the list
         self.audit: AuditLog | None = None
         self.health = NodeHealth()
@@ -131,12 +131,11 @@ class NodeRegistry:
         if nodes:
             self._ask(keys, nodes, answers)
         answers.failures.update((node, str(problem)) for node, problem in answers.refused.items())
-        self._silent -= {*answers.replies, *answers.failures}
         with LimitedLog("introductions", self._logged) as warnings:
             self._learn(answers, keys, warnings)
 
     def _ask(self, keys: dict[int, str], nodes: list[int], found: NodeReplies) -> None:
-        """Add the answers of these nodes; if all were silent before, without waiting for them."""
+        """Add the answers of these nodes; if all were asked before, without waiting for them."""
         self._asked = Counter({node: self._asked[node] for node in keys})
         self._asked.update(nodes)
         contents = {}
@@ -144,10 +143,10 @@ class NodeRegistry:
             contents[node] = wire.records().RecordDict()
             wire.put_json(contents[node], "query", {"case": self._case})
         most = min(self._waiting.deadline, self._waiting.wait)
-        patience = 0.0 if self._silent.issuperset(nodes) else min(PATIENCE, most)
+        patience = 0.0 if self._waited.issuperset(nodes) else min(PATIENCE, most)
+        self._waited.update(nodes)
         bounds = dict.fromkeys(nodes, self._introduction)
         answers = self._mail.ask(contents, "query", "introduction", patience, bounds, open_for=most)
-        self._silent |= {node for node in nodes if node not in {*answers.replies, *answers.failures, *answers.refused}}
         found.replies.update(answers.replies)
         found.failures.update(answers.failures)
         found.refused.update(answers.refused)

@@ -24,14 +24,29 @@ ON = "deploy.secure_aggregation = true"
 
 
 def secure_terms(
-    algorithm: Algorithm, *, clip: float, levels: int, threshold: float, neighbours: int | None = None
+    algorithm: Algorithm,
+    *,
+    clip: float,
+    levels: int,
+    threshold: float,
+    neighbours: int | None = None,
+    clear_tests: bool | None = None,
 ) -> SecureTerms:
-    """The terms of secure sums of this algorithm's replies; `Invalid`, with the reason, if there can be none."""
+    """The terms of secure sums of this algorithm's replies; `Invalid`, with the reason, if there can be none.
+
+    clear_tests: None: unless the sums are private.
+    """
     server = algorithm.server
     if isinstance(server, PrivateSum):
         _refuse_questions(algorithm)
         return SecureTerms(
-            weights="uniform", clip=clip, levels=levels, threshold=threshold, neighbours=neighbours, noise=server.shares
+            weights="uniform",
+            clip=clip,
+            levels=levels,
+            threshold=threshold,
+            neighbours=neighbours,
+            noise=server.shares,
+            clear_tests=bool(clear_tests),
         )
     _refuse_readers(server)
     if not isinstance(server, Averaging) or type(server.weighting) not in WEIGHTS:
@@ -46,7 +61,14 @@ def secure_terms(
         names = " and ".join(type(ledger).__name__ for ledger in server.ledgers)
         raise Invalid(f"{ON} gives the server one mean, and {names} needs another one: use uniform weights")
     _refuse_questions(algorithm)
-    return SecureTerms(weights=weights, clip=clip, levels=levels, threshold=threshold, neighbours=neighbours)
+    return SecureTerms(
+        weights=weights,
+        clip=clip,
+        levels=levels,
+        threshold=threshold,
+        neighbours=neighbours,
+        clear_tests=clear_tests is not False,
+    )
 
 
 def with_noise_shares(
@@ -77,7 +99,14 @@ def with_noise_shares(
 
 
 def refuse_settings(
-    *, clients: int, min_available: int | None, levels: int, limits: Limits, tests_each_model: bool
+    *,
+    clients: int,
+    min_available: int | None,
+    levels: int,
+    limits: Limits,
+    tests_each_model: bool,
+    validates: bool,
+    clear_tests: bool,
 ) -> None:
     """Refuse settings that need single replies, too few nodes, or sums that would not fit."""
     for key, count in (("deploy.clients", clients), ("deploy.min_available", min_available)):
@@ -97,6 +126,11 @@ def refuse_settings(
     if tests_each_model:
         raise Invalid(
             f"evaluation.local = true tests each client's model at the server, which {ON} hides: turn one off"
+        )
+    if validates and not clear_tests:
+        raise Invalid(
+            "[validation] asks clients how a model does on rows that they hold back, and these results are sent "
+            "without noise, which deploy.clear_tests = false (the default of private sums) rules out: leave one out"
         )
 
 

@@ -23,6 +23,10 @@ EXPERIMENTAL = (
     "EXPERIMENTAL: secure sums hide single replies from a server that follows the protocol. One that hands out keys of "
     "its own in place of the clients' could take the masks off, and nobody outside has reviewed the code"
 )
+UNTESTED = (
+    "models are not tested: clients would report results on their own rows without noise. Give the server test rows "
+    "(test() in federation.py), or agree to such reports with deploy.clear_tests = true"
+)
 
 Levels = Annotated[int, Range(least=256, most=1 << 30)]
 Share = Annotated[float, Range(least=0.5, below=1)]
@@ -36,6 +40,7 @@ class SecureTerms:
     threshold: more than this share of the nodes. With half of them or fewer, a server that tells some that a client is
     gone and others that it is online could remove both of its masks. neighbours: with how many others, at random, each
     node shares its keys and masks; left out, with all. noise: what each client adds, for a sum that is private.
+    clear_tests: whether clients report, without masks or noise, how a model does on their test and validation rows.
     """
 
     weights: Literal["examples", "uniform"] = "examples"
@@ -44,6 +49,7 @@ class SecureTerms:
     threshold: Share = 0.5
     neighbours: Neighbours | None = None
     noise: NoiseShares | None = None
+    clear_tests: bool = True
 
     def __post_init__(self) -> None:
         check(self)

@@ -50,7 +50,8 @@ class ChosenClusters(Wraps):
 
     def update(self, state: Tree, cohort: Cohort) -> tuple[Tree, Notes]:
         """Each model averages over the clients that chose it; a model without clients is unchanged."""
-        said = cohort.reply["cluster"]
+        # a number that is none of the models counts as the nearest: its client could have chosen that one
+        said = cohort.reply["cluster"].clamp(0, self.clusters - 1)
         groups, weights = update_groups(self.averaging, state["groups"], cohort, said.cpu().numpy())
         where = torch.from_numpy(cohort.ids).to(said.device)
         chosen = state["cluster"].index_copy(0, where, said)

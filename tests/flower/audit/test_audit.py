@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "consil
 from flower_loopback import Loopback
 
 from consilience.cli import app as cli
+from consilience.core.rounds import TooFewClients
 from consilience.core.settings import Invalid
 from consilience.flower import client_app
 from consilience.flower.audit.checking import AuditReport, check
@@ -361,6 +363,76 @@ def test_a_result_that_is_not_the_one_the_run_ended_with_is_found(run: Deployed)
         assert ["model.safetensors is not the file" in why for why in run.report().problems] == [True]
     finally:
         file.write_bytes(before)
+
+
+def unsigned(since: int) -> Callable[[Rows], Rows]:
+    """All rows from one of the server's starts on without certificate and signatures."""
+
+    def change(rows: Rows) -> Rows:
+        starts = [k for k, row in enumerate(rows) if row["event"] == "started"]
+        for row in rows[starts[since] :]:
+            row |= {"certificate": ""} if row["event"] == "started" else {}
+            row |= {"signature": ""} if row["event"] == "signed" else {}
+        return rows
+
+    return change
+
+
+def test_a_log_without_signatures_is_none_of_a_server_with_a_certificate(run: Deployed, tmp_path: Path) -> None:
+    log = rewritten(run, tmp_path / "audit.jsonl", unsigned(0), None)
+    assert "certificate is refused: there is none" in run.report(log).problems[0]
+    assert any("it is not signed (no TLS)" in note for note in run.report(log, authority=None).notes)
+
+
+@pytest.fixture(scope="module")
+def twice(tmp_path_factory: pytest.TempPathFactory) -> Deployed:
+    """A run that found too few clients after its first round, and was continued."""
+    made = deployed(tmp_path_factory.mktemp("twice"))
+
+    def gone(grid: Loopback, node: int, reply: Any) -> Any:
+        grid.deaf |= set(grid.apps) if grid.kinds.count("evaluate") == CLIENTS else set()
+        return reply
+
+    with pytest.raises(TooFewClients):
+        made.serve(gone)
+    made.serve()
+    assert made.report(None, 0, 1, 2).problems == []
+    return made
+
+
+def test_signatures_that_stop_are_found(twice: Deployed, tmp_path: Path) -> None:
+    log = rewritten(twice, tmp_path / "audit.jsonl", unsigned(1), None)
+    for authority in (None, twice.authority):
+        assert any("from here on nothing is signed" in why for why in twice.report(log, authority=authority).problems)
+
+
+def test_a_log_cut_back_to_an_earlier_end_is_not_that_of_the_folder(twice: Deployed, tmp_path: Path) -> None:
+    lines = twice.log.read_bytes().splitlines(keepends=True)
+    rows = [json.loads(line) for line in lines]
+    first = place_of(rows, "ended")
+    assert rows[first]["status"] == "too few clients" and rows[first]["files"] == {}
+    folder = Path(shutil.copytree(twice.folder, tmp_path / "there"))
+    (folder / "audit.jsonl").write_bytes(b"".join(lines[: first + 2]))  # whole and signed in itself
+    assert any("it is another run's log, or rows were cut off" in why for why in twice.report(folder).problems)
+    assert any(": cut off" in why for why in twice.report(folder / "audit.jsonl", 0).problems)
+
+
+def test_the_log_of_another_run_of_the_same_server_is_not_that_of_the_folder(run: Deployed, tmp_path: Path) -> None:
+    other = Deployed(tmp_path)
+    shutil.copytree(run.place / "keys", tmp_path / "keys")
+    shutil.copytree(run.place / "app", tmp_path / "app")
+    with pytest.raises(TooFewClients):
+        other.serve(lambda grid, node, reply: grid.deaf.update(grid.apps) or reply)
+    folder = Path(shutil.copytree(run.folder, tmp_path / "there"))
+    shutil.copy(other.log, folder / "audit.jsonl")
+    assert any("it is another run's log" in why for why in run.report(folder).problems)
+
+
+def test_rows_after_the_last_signature_are_told(run: Deployed, tmp_path: Path) -> None:
+    log = rewritten(run, tmp_path / "audit.jsonl", lambda rows: rows[: place_of(rows, "received") + 1], run.signer)
+    assert any(
+        "are not signed: anyone could have added them" in note for note in run.report(log, unfinished=True).notes
+    )
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -192,3 +192,32 @@ def test_a_node_that_never_says_who_it_is_holds_up_one_round_only(slow: Slow, mo
     assert all(seconds < 0.2 for seconds in took[1:])
     slow.deaf.clear()  # and its answer to the first question, which comes late, still counts
     assert engine._registry.present().all()  # and comes in as soon as it does
+
+
+def test_a_node_that_holds_nobody_and_says_so_slowly_holds_up_one_round_only(
+    slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from consilience.flower.engine import node_registry, wire
+
+    monkeypatch.setattr(node_registry, "PATIENCE", 0.6)
+    stranger = sorted(slow.apps)[2]
+    none: dict[str, list[int]] = {key: [] for key in ("clients", *node_registry.SPLITS)}
+
+    def nobody(node: int, reply: Any) -> Any:
+        if node == stranger:
+            said = wire.get_json(reply.content, "introduction")
+            wire.put_json(reply.content, "introduction", {**said, **none})
+        return reply
+
+    slow._grid.tamper = nobody
+    engine, took = _engine(slow, 1.6), []
+    for number in range(6):
+        slow._grid.online ^= {stranger} if number >= 4 else set()  # it leaves, and comes back
+        slow.deaf.add(stranger)
+        later = threading.Timer(0.5, slow.deaf.discard, [stranger])
+        later.start()
+        began = time.monotonic()
+        assert engine._registry.present().tolist() == [True, True, False, True, True]
+        took.append(time.monotonic() - began)
+        later.join()
+    assert all(seconds < 0.3 for seconds in took), took

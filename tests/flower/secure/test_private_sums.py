@@ -298,3 +298,51 @@ def test_what_has_no_proof_is_refused_before_anything_starts(
     assert from_given({**table, "algorithm": given}, own=False).build_terms() is not None
     with pytest.raises(Invalid, match=reason):
         from_given({**table, "algorithm": given | options, "deploy": table["deploy"] | deploy}, own=False)
+
+
+def with_test_rows(app: Path) -> None:
+    """Each client has ten test rows, and the server none."""
+    text = FEDERATION.partition("def test()")[0].replace("return x * node", "return tests(x * node")
+    text = text.replace('node.get("factor", 1.0), y', 'node.get("factor", 1.0), y)')
+    more = "\n\ndef tests(x, y):\n    return x, y, x[:10], y[:10]\n"
+    (app / "federation.py").write_text(text + more)
+
+
+def test_clients_report_no_test_results_unless_all_have_agreed(app: Path, tmp_path: Path, caplog: Any) -> None:
+    with_test_rows(app)
+    grids: list[Loopback] = []
+
+    def kept(grid: Loopback) -> None:
+        grids.append(grid)
+
+    folder = served(app, tmp_path / "runs", nothing=kept)
+    (row,) = lines(folder / "metrics.jsonl")
+    assert row["loss"] is None and row["accuracy"] is None and "evaluate" not in grids[0].kinds
+    assert "deploy.clear_tests = true" in (folder / "deploy.log").read_text()
+    agreed = served(app, tmp_path / "more", settings="deploy.clear_tests=true")
+    assert lines(agreed / "metrics.jsonl")[0]["accuracy"] is not None
+
+
+def test_a_server_that_asks_for_test_results_all_the_same_gets_none(
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from consilience.flower.engine.engine import FlowerEngine
+
+    with_test_rows(app)
+    monkeypatch.setattr(FlowerEngine, "test_sizes", property(lambda self: self._registry.sizes["test"]))
+    folder = served(app, tmp_path / "runs")
+    assert lines(folder / "metrics.jsonl")[0]["accuracy"] is None
+    assert "reports no test results in clear" in (folder / "deploy.log").read_text()
+
+
+def test_settings_that_need_test_results_are_refused() -> None:
+    given = {"name": "dp_fedavg", "noise": NOISE, "bound": BOUND}
+    table = {"data": "digits", "deploy": {"clients": CLIENTS, "secure_aggregation": True}, "algorithm": "fedavg"}
+    assert from_given(table, own=False).build_terms().clear_tests  # type: ignore[union-attr]
+    closed = {**table, "deploy": {**table["deploy"], "clear_tests": False}}  # type: ignore[dict-item]
+    assert not from_given(closed, own=False).build_terms().clear_tests  # type: ignore[union-attr]
+    assert not from_given({**table, "algorithm": given}, own=False).build_terms().clear_tests  # type: ignore[union-attr]
+    with pytest.raises(Invalid, match=r"deploy\.clear_tests = false"):
+        from_given({**closed, "validation": {"share": 0.2}}, own=False)
+    with pytest.raises(Invalid, match=r"no effect without deploy\.secure_aggregation"):
+        from_given({**table, "deploy": {"clients": CLIENTS, "clear_tests": True}}, own=False)

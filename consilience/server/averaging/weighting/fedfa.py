@@ -38,7 +38,7 @@ class FedFaWeights:
         """Eqs (16)-(18) of DUW."""
         if "correct" not in cohort.reply:
             raise Invalid("FedFa weights need each client's accuracy after training: use the algorithm fedfa")
-        accuracy = (cohort.reply["correct"] / cohort.reply["rows"].clamp(min=1)).to(torch.float64)
+        accuracy = (cohort.reply["correct"] / cohort.reply["rows"].clamp(min=1)).to(torch.float64).clamp(0, 1)
         worked = took_part(cohort)
         ids = torch.from_numpy(np.asarray(cohort.ids)).to(worked.device)
         rounds = state["rounds"][ids] + worked
