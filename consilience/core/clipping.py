@@ -39,9 +39,10 @@ def clipped(
 
 def growth_clipped(cohort: Cohort, received: Broadcast | None, times: float, usual: float | None) -> Cohort:
     """Every floating part of a reply (parameters, buffers, each other entry) clipped to `times` its median norm in
-    the round; an update's parameters to `times` `usual`, if that is known.
+    the round; an update's parameters to `times` `usual`, if that is known, buffers to `times` squared.
 
-    What `received` holds is subtracted first. The training loss is not clipped: no model depends on its size.
+    What `received` holds is subtracted first. The square: a variance is one, and honest clients with few rows have
+    far larger ones. The training loss is not clipped: no model depends on its size.
     """
     sent = {} if received is None else tree.flatten({**received.shared, **received.personal})
     flat, long = tree.flatten(cohort.reply), np.zeros(len(cohort), dtype=bool)
@@ -49,7 +50,8 @@ def growth_clipped(cohort: Cohort, received: Broadcast | None, times: float, usu
         anchored = name.startswith("model/") and all(path in sent for path in leaves)
         start = {path: sent[path] if anchored else torch.zeros_like(leaf[0]) for path, leaf in leaves.items()}
         length = usual if anchored and name == "model/params" else None
-        bound = times * (length or _median(exact_lengths(list(leaves.values()), list(start.values()))))
+        middle = length or _median(exact_lengths(list(leaves.values()), list(start.values())))
+        bound = (times**2 if name == "model/buffers" else times) * middle
         if bound > 0:
             short, rows = _shortened(leaves, start, bound)
             flat |= short

@@ -71,8 +71,8 @@ def test_a_round_holds_no_array_of_all_clients(name: str) -> None:
         environment=Environment(dropout=0.2, latency=1.0),
     )
     algorithm = getattr(cs, name)(lr=0.1, selection=cs.Uniform(count=5))
-    rounds = cs.run(algorithm, engine, rounds=5)
-    for _ in range(3):
+    rounds = cs.run(algorithm, engine, rounds=22)
+    for _ in range(20):  # cohorts of every size were met: a new one is traced, which takes memory of its own
         next(rounds)
     tracemalloc.start()
     try:
