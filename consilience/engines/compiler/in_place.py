@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, fx
 
 from consilience.engines.compiler.fuse import fuse
-from consilience.engines.compiler.trace import Flat, Trace, origin, without_lock
+from consilience.engines.compiler.trace import Flat, Trace, origin
+from consilience.engines.compiler.unlocked import without_lock
 
 aten = torch.ops.aten
 PRODUCTS = (aten.bmm.default, aten.mm.default)
@@ -96,7 +97,8 @@ class InPlace:
 
     def leave_lock(self, *arguments: Flat) -> None:
         """Run the operations and the updates of the carry without the GIL."""
-        self._script = without_lock(self._traced, updated(self._traced.graph, self.moves), *arguments)
+        graph = updated(self._traced.graph, self.moves)
+        self._script = without_lock(fx.GraphModule(self._traced.constants, graph), *arguments)
 
     def give_up_compiling(self) -> None:
         """Run the operations one by one from now on."""

@@ -10,7 +10,6 @@ batched, of the 2-conv CNN 1.07 and 1.02 times it (benchmarks/compiler_passes.py
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -66,29 +65,6 @@ def trace(function: Callable[..., Flat], *arguments: Flat) -> Trace:
         results = function(*distinct)
     record.graph.output([record.node(result) for result in results])
     return Trace(record.graph, record.constants)
-
-
-def without_lock(traced: Trace, graph: fx.Graph, *arguments: Flat) -> Callable[..., Any] | None:
-    """A graph made from a trace, run by PyTorch's own interpreter, without the GIL; None if it cannot be converted.
-
-    With the GIL, two threads together did 1.4 times the work of one; without it, twice the work. The arguments are
-    examples; they are not changed.
-    """
-    values = [leaf for flat in arguments for leaf in flat]
-    if any(node.target is recurrent_layer for node in graph.nodes):  # its mode would be lost
-        return None
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    for node, value in zip(inputs, values):
-        if value is None:  # it only takes tensors
-            graph.erase_node(node)
-    given = tuple(value.clone() for value in values if value is not None)
-    try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
-            script = torch.jit.trace(fx.GraphModule(traced.constants, graph), given, check_trace=False, strict=False)
-    except Exception:
-        return None
-    return lambda *flat: script(*(leaf for leaf in flat if leaf is not None))
 
 
 class _Record(TorchDispatchMode):

@@ -56,11 +56,8 @@ def _one(
     program: Program, carry: Tree, context: Context, plan: Plan, store: Rows, client: int, *, threaded: bool = False
 ) -> None:
     steps = program.one.bind(tree.rows(carry, client), context.of(client), threaded=threaded)
-    for step in range(int(plan.steps[client])):
-        if threaded:
-            steps(plan.padded(step, client, store, program.dtype), may_trace=False)
-        else:
-            steps(plan.single(step, client, store))
+    for batch in plan.batches(client, store, program.dtype, cut=not threaded):
+        steps(batch, may_trace=not threaded)
     steps.put_back()
 
 
