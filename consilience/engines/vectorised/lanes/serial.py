@@ -42,6 +42,7 @@ class Threads:
         def work(client: int) -> None:
             if not hasattr(self._ready, "done"):
                 torch.set_num_threads(1)  # per thread: the cores are taken by other clients
+                torch._C._set_graph_executor_optimize(False)  # per thread: it would round a dense layer differently
                 self._ready.done = True
             program.task.ready()
             with torch.no_grad():
