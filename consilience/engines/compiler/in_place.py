@@ -125,7 +125,7 @@ class InPlace:
 def updated(graph: fx.Graph, moves: Moves) -> fx.Graph:
     """A copy of the graph that applies the moves by itself; it returns the last leaf of the carry."""
     copy = fx.Graph()
-    results = copy.graph_copy(graph, {})
+    results: Any = copy.graph_copy(graph, {})
     carry = [node for node in copy.nodes if node.op == "placeholder"]
     for alpha, places in moves.added.items():
         for at in places:

@@ -72,7 +72,8 @@ def _is_flags(argument: Any) -> bool:
 
 def _with_flags(node: fx.Node, inputs: tuple[Any, ...], functions: list[Any]) -> dict[int, Any]:
     """The results that are used, by position: the others are undefined."""
-    wanted = sorted({user.args[1] for user in node.users})
+    positions: list[Any] = [user.args[1] for user in node.users]
+    wanted = sorted(set(positions))
     names = [f"t{at}" if isinstance(part, fx.Node) else repr(part) for at, part in enumerate(node.args)]
     tensors = {name: value for name, value, part in zip(names, inputs, node.args) if isinstance(part, fx.Node)}
     name = str(node.target).split(".")[1]

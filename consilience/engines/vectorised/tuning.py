@@ -173,7 +173,7 @@ class Tuner:
         return rows * self._rounds_ahead / rate * (1 - 1 / MOST_GAIN) > BATCHING_SECONDS
 
     def _slow_step(self, rate: float, order: np.ndarray, prepare: Prepare) -> bool:
-        """Whether one client's step takes so long, at the rate of one client at a time, that overhead does not matter."""
+        """Whether a client's step takes so long, at this rate of clients one by one, that overhead does not matter."""
         return rate > 0 and int(prepare(order[:1], 1)[2].live.sum()) / rate > SLOW_STEP
 
     def _lane(self, name: str, compile: bool) -> Lane:
