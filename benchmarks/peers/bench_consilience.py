@@ -5,7 +5,7 @@ import time
 BORN = time.time()
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -33,9 +33,11 @@ class Schedule:
 def main(name, lane="auto"):
     w = workloads.get(name)
     fed = workloads.Federation(w)
-    x, y = fed._tensors(np.array(fed.x_train), fed.y_train)
+    x, y = torch.from_numpy(np.array(fed.x_train)), torch.from_numpy(np.asarray(fed.y_train).astype(np.int64))
+    rows = Rows.gather(x.unsqueeze(1) if x.dim() == 3 else x, y, fed.parts)  # reordered while they are bytes
+    rows = replace(rows, x=rows.x.float().div_(255).sub_(fed.mean).div_(fed.std))
     task = Task(workloads.build_model(w))
-    federation = Federation(train=Rows.gather(x, y, fed.parts), classes=10)
+    federation = Federation(train=rows, classes=10)
     engine = Vectorised(task, federation, lane=lane, rounds_ahead=w.rounds)
     algorithm = fedavg(
         lr=w.lr,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils import _pytree as pytree
 
 from consilience.core import plans, rng
 from consilience.core.federation import Rows
@@ -76,6 +78,27 @@ def test_full_batch() -> None:
     assert plan.steps.tolist() == [2, 2] and plan.width == 5
     assert [sorted(b) for b in batches_of(plan, store, 0)] == [[0, 1, 2]] * 2
     assert plan.live.tolist() == [[3, 5], [3, 5]]
+
+
+@pytest.mark.parametrize("read", [1, 100, 2**20])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_batches_read_together_are_those_read_one_by_one(
+    read: int, weighted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans, "READ_BYTES", read)
+    plan, store = drawn([7, 4, 1, 9], Work(batch_size=4), epochs=3)
+    store = dataclasses.replace(store, x={"a": store.x, "b": {"c": -store.x}})
+    store = dataclasses.replace(store, weight=store.y.double() / 2 if weighted else None)
+    for client, steps in enumerate(plan.steps):
+        padded = [plan.padded(step, client, store, torch.float64) for step in range(steps)]
+        single = [plan.single(step, client, store) for step in range(steps)]
+        for cut, expected in ((False, padded), (True, single)):
+            found = list(plan.batches(client, store, torch.float64, cut=cut))
+            assert len(found) == len(expected)
+            for got, wanted in zip(found, expected):
+                (ours, form), (theirs, other) = pytree.tree_flatten(got), pytree.tree_flatten(wanted)
+                assert form == other
+                assert all((a is b is None) or (a.dtype == b.dtype and torch.equal(a, b)) for a, b in zip(ours, theirs))
 
 
 def test_group_batches_are_the_single_ones_padded() -> None:

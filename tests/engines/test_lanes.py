@@ -237,6 +237,24 @@ def test_batching_is_judged_by_a_whole_pass_where_that_is_quick(monkeypatch: pyt
     assert asked == [len(tiny.SIZES)] and engine.choice.lane != "batched"
 
 
+@pytest.mark.parametrize(("best", "runs"), [(0.0, 5), (99.0, 5), (101.0, 2)])
+def test_a_lane_that_is_out_of_reach_is_measured_no_further(
+    best: float, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def time_of(self: Tuner, *given: Any) -> tuple[float, int]:
+        made.append(given[-1])
+        return 0.1, 5
+
+    monkeypatch.setattr(Tuner, "_time", time_of)
+    engine = tiny.engine()
+    (rule,) = [fedavg().client]
+    made_program = engine.program(rule, fedavg().channel)
+    rate = engine._tuner._rate("serial", False, made_program, engine.store("train"), np.arange(2), None, best)  # type: ignore[arg-type]
+    assert (len(made), rate) == (runs, 50.0)
+
+
 @pytest.mark.parametrize(("rate", "timed"), [(1e-3, 0), (1e9, 2)])
 def test_a_whole_pass_is_timed_only_where_it_is_quick(rate: float, timed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     passes: list[int] = []

@@ -6,6 +6,7 @@ client after another 0 to 2 % (benchmarks/compiler_passes.py, one thread); CUDA 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, fx
 
 from consilience.engines.compiler.fuse import fuse
 from consilience.engines.compiler.trace import Flat, Trace, origin
+from consilience.engines.compiler.unlocked import without_lock
 
 aten = torch.ops.aten
 PRODUCTS = (aten.bmm.default, aten.mm.default)
@@ -90,11 +92,13 @@ class InPlace:
             fuse(traced.graph)
             traced.rewritten()
         self._traced = traced
+        self._script: Callable[..., Any] | None = None
         self.run: Any = torch.compile(traced.module, dynamic=False) if compile else traced.run
 
     def leave_lock(self, *arguments: Flat) -> None:
-        """Run the operations without the GIL."""
-        self.run = self._traced.without_lock(*arguments)
+        """Run the operations and the updates of the carry without the GIL."""
+        graph = updated(self._traced.graph, self.moves)
+        self._script = without_lock(fx.GraphModule(self._traced.constants, graph), *arguments)
 
     def give_up_compiling(self) -> None:
         """Run the operations one by one from now on."""
@@ -102,7 +106,11 @@ class InPlace:
 
     def __call__(self, carry: Flat, *rest: Flat) -> None:
         """One step: results that are additions are added by one fused operation, the others copied."""
-        after = self.run(*carry, *(leaf for flat in rest for leaf in flat))
+        arguments = (*carry, *(leaf for flat in rest for leaf in flat))
+        if self._script is not None:
+            self._script(*arguments)
+            return
+        after = self.run(*arguments)
         for alpha, places in self.moves.added.items():
             add_all([carry[at] for at in places], [after[at] for at in places], alpha)
         for at, other, alpha in self.moves.multiplied:
@@ -112,6 +120,24 @@ class InPlace:
         kept = [at for at in self.moves.copied if after[at] is not carry[at]]
         if kept:
             copy_all([carry[at] for at in kept], [after[at] for at in kept])
+
+
+def updated(graph: fx.Graph, moves: Moves) -> fx.Graph:
+    """A copy of the graph that applies the moves by itself; it returns the last leaf of the carry."""
+    copy = fx.Graph()
+    results: Any = copy.graph_copy(graph, {})
+    carry = [node for node in copy.nodes if node.op == "placeholder"]
+    for alpha, places in moves.added.items():
+        for at in places:
+            copy.call_function(aten.add_.Tensor, (carry[at], results[at]), {"alpha": alpha})
+    for by, places in moves.counted.items():
+        for at in places:
+            copy.call_function(aten.add_.Scalar, (carry[at], by))
+    for at in moves.copied:
+        if results[at] is not carry[at]:
+            copy.call_function(aten.copy_.default, (carry[at], results[at]))
+    copy.output(carry[len(results) - 1])
+    return copy
 
 
 def add_all(targets: Flat, sources: Flat, alpha: float) -> None:

@@ -10,7 +10,6 @@ batched, of the 2-conv CNN 1.07 and 1.02 times it (benchmarks/compiler_passes.py
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -55,30 +54,6 @@ class Trace:
         simplify(self.graph)
         self.module = fx.GraphModule(self.constants, self.graph)  # takes all arguments one after another
         self.run: Callable[..., Flat] = self.module.forward  # past the layers of nn.Module's call
-
-    def without_lock(self, *arguments: Flat) -> Callable[..., Flat]:
-        """The same operations run by PyTorch's own interpreter, without the GIL.
-
-        With the GIL, two threads together did 1.4 times the work of one; without it, twice the work. What cannot be
-        converted runs unchanged. The arguments are examples; they are not changed.
-        """
-        values = [leaf for flat in arguments for leaf in flat]
-        graph = fx.Graph()
-        graph.output(graph.graph_copy(self.graph, {}))
-        inputs = [node for node in graph.nodes if node.op == "placeholder"]
-        for node, value in zip(inputs, values):
-            if value is None:  # it only takes tensors
-                graph.erase_node(node)
-        given = tuple(value.clone() for value in values if value is not None)
-        try:
-            with warnings.catch_warnings(), torch.no_grad():
-                warnings.simplefilter("ignore")
-                script = torch.jit.trace(fx.GraphModule(self.constants, graph), given, check_trace=False, strict=False)
-        except Exception:
-            return self.run
-        if any(node.target is recurrent_layer for node in graph.nodes):  # its mode would be lost
-            return self.run
-        return lambda *flat: script(*(leaf for leaf in flat if leaf is not None))
 
 
 def trace(function: Callable[..., Flat], *arguments: Flat) -> Trace:

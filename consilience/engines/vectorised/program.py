@@ -17,6 +17,7 @@ from consilience.core.protocols import Channel, ClientRule
 from consilience.core.task import Task
 from consilience.core.tree import Tree, map_leaves, rows
 from consilience.engines.compiler.in_place import InPlace, copy_all
+from consilience.engines.compiler.layouts import lay_out_gradients
 from consilience.engines.compiler.trace import Flat, Untraceable, trace
 from consilience.engines.vectorised.traced import Traced, flattened, shapes
 
@@ -210,7 +211,7 @@ class BoundSteps:
         if self._steps.untraceable is not None:
             return None
         try:
-            step = InPlace(trace(self._function(batch), self._carry, leaves, self._context), len(self._carry))
+            traced = trace(self._function(batch), self._carry, leaves, self._context)
         except Untraceable as reason:
             self._steps.untraceable = str(reason)
             warnings.warn(
@@ -218,6 +219,8 @@ class BoundSteps:
                 stacklevel=2,
             )
             return None
+        lay_out_gradients(traced)
+        step = InPlace(traced, len(self._carry))
         if self._threaded:
             step.leave_lock(self._carry, leaves, self._context)
         self._steps.traced[signature] = step

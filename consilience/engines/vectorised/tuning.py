@@ -30,6 +30,7 @@ from consilience.stores.staging import Stager
 TRIAL_SECONDS = 0.15  # per lane and repetition; at 0.06 what threads cost at their start counted for a third ...
 SLOW_TRIAL_SECONDS = 0.06  # ... unless a step takes this long anyway
 SLOW_STEP = 0.005  # seconds of one client's step on a processor: above this, overhead is a small part of it
+HOPELESS = 2.0  # a lane that is slower than the best one by this factor at its second step is measured no further
 SAMPLE = 8  # clients that a trial of batching takes on a processor
 BATCHING_SECONDS = 1.5  # a trial of batching: PyTorch's transforms are imported, a step is recorded
 MOST_GAIN = 3.4  # the largest speed-up by batching that was measured on a processor
@@ -122,15 +123,16 @@ class Tuner:
         if names == ["serial"]:
             return names[0]
         rates: dict[LaneName, float] = {}
+        began, worked = time.perf_counter(), time.process_time()
         for name in names:
             if name == "batched" and self._device.type == "cpu":
-                if self._slow_step(program, store, order, prepare):
+                if self._slow_step(rates["serial"], order, prepare):
                     continue  # all that batching can save is overhead
-                if not self._pays(max(rates.values()), order, prepare):
+                waiting = (time.perf_counter() - began) / (time.process_time() - worked)  # above 1: for other processes
+                if not self._pays(max(rates.values()) * max(waiting, 1.0), order, prepare):
                     continue
-            rates[name] = self._rate(name, False, program, store, order, prepare)
-        if not any(rates.values()) and "serial" not in rates:
-            rates["serial"] = self._rate("serial", False, program, store, order, prepare)
+            best = max(rates.values(), default=0.0)
+            rates[name] = self._rate(name, False, program, store, order, prepare, best)
         if not any(rates.values()):
             raise next(iter(self._problems.values()))
         if self._device.type == "cpu":
@@ -170,12 +172,9 @@ class Tuner:
         rows = sum(int(prepare(group, None)[2].live.sum()) for group in self.groups(order))
         return rows * self._rounds_ahead / rate * (1 - 1 / MOST_GAIN) > BATCHING_SECONDS
 
-    def _slow_step(self, program: Program, store: Rows, order: np.ndarray, prepare: Prepare) -> bool:
-        """Whether one client's step, untraced, takes so long that the overhead around it does not matter."""
-        try:
-            return min(self._time("serial", False, program, store, order[:1], prepare, 1)[0] for _ in "ab") > SLOW_STEP
-        except (RuntimeError, NotImplementedError, ValueError):
-            return False
+    def _slow_step(self, rate: float, order: np.ndarray, prepare: Prepare) -> bool:
+        """Whether a client's step takes so long, at this rate of clients one by one, that overhead does not matter."""
+        return rate > 0 and int(prepare(order[:1], 1)[2].live.sum()) / rate > SLOW_STEP
 
     def _lane(self, name: str, compile: bool) -> Lane:
         key = self._key(name, compile, self.choice.clients_at_once)
@@ -199,9 +198,16 @@ class Tuner:
         return ["serial", "batched"] if torch.get_num_threads() == 1 else ["streams", "serial", "batched"]
 
     def _rate(
-        self, name: str, compile: bool, program: Program, store: Rows, order: np.ndarray, prepare: Prepare
+        self,
+        name: str,
+        compile: bool,
+        program: Program,
+        store: Rows,
+        order: np.ndarray,
+        prepare: Prepare,
+        best: float = 0.0,
     ) -> float:
-        """Rows trained per second, or 0 if the lane cannot run this program."""
+        """Rows trained per second, or 0 if the lane cannot run this program; roughly, if `best` is out of reach."""
         group = self.groups(order)[0]
         if self._device.type == "cpu":  # enough clients to keep the lane busy, and the caches as full as they will be
             group = group[:SAMPLE] if name == "batched" else group[: 2 * torch.get_num_threads()]
@@ -218,7 +224,9 @@ class Tuner:
                     run(1)
             finally:
                 which.one.hot = which.group.hot = hot
-            took, _ = run(1)  # the first replay is slower
+            took, seen = run(1)  # the first replay is slower
+            if seen / took * HOPELESS < best:
+                return seen / took
             if took > TRIAL_SECONDS and self._device.type == "cpu" and name != "batched":
                 group = group[: torch.get_num_threads()]  # a slow model: save time; the caches are full anyway
             enough = TRIAL_SECONDS if took < SLOW_STEP * len(group) else SLOW_TRIAL_SECONDS

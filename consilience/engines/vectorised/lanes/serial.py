@@ -42,6 +42,7 @@ class Threads:
         def work(client: int) -> None:
             if not hasattr(self._ready, "done"):
                 torch.set_num_threads(1)  # per thread: the cores are taken by other clients
+                torch._C._set_graph_executor_optimize(False)  # per thread: it would round a dense layer differently
                 self._ready.done = True
             program.task.ready()
             with torch.no_grad():
@@ -56,11 +57,8 @@ def _one(
     program: Program, carry: Tree, context: Context, plan: Plan, store: Rows, client: int, *, threaded: bool = False
 ) -> None:
     steps = BoundSteps(program.one, tree.rows(carry, client), context.of(client), threaded=threaded)
-    for step in range(int(plan.steps[client])):
-        if threaded:
-            steps(plan.padded(step, client, store, program.dtype), may_trace=False)
-        else:
-            steps(plan.single(step, client, store))
+    for batch in plan.batches(client, store, program.dtype, cut=not threaded):
+        steps(batch, may_trace=not threaded)
     steps.put_back()
 
 
