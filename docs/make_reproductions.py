@@ -21,8 +21,15 @@ from verdicts import CONFIRMED, CONTRADICTED, OPEN, RESULTS, Found, Table, basel
 
 PAGE = Path(__file__).with_name("reproductions.md")
 DUW = Path(__file__).parent / "methods" / "duw.md"
+LEARNED = Path(__file__).parents[1] / "recipes" / "duw_2_learned.toml"
 STARTS = ("1", "2", "3", "4", "3_tenth")  # of docs/results/duw_environment_NAME.json
 NAMES = {"fedavg": "FedAvg", "dr_fedavg": "DR-FedAvg", "duw_fedavg": "DUW-FedAvg"}
+FAVOURED = {  # clients that the paper says are emphasised, and their share of the rows
+    "1": ("I, client 4 (52 % of the rows)", (4,)),
+    "2": ("II, clients 0 and 1 together (40 %)", (0, 1)),
+    "3": ("III, client 0 (20 %)", (0,)),
+    "4": ("IV, clients 3 and 4 together (40 %)", (3, 4)),
+}
 BEGIN, END = "<!-- {}: written by docs/make_reproductions.py -->", "<!-- end of {} -->"
 
 
@@ -143,8 +150,56 @@ def start_table(environment: str) -> str:
         recipe, comma, how = row["method"].partition(", ")
         values = [f"{100 * test['accuracy']:.1f}" for test in row["tests"]]
         values[-1] = f"**{values[-1]}**"
+        how += ", as printed" if row["status"] == "printed" else ""
         lines.append(f"| {row['seed']} | {NAMES[recipe]}{comma}{how} | {' | '.join(values)} |")
     return "\n".join(lines)
+
+
+def favoured_table() -> str:
+    """How much of the learned weight the clients have that the paper says are emphasised."""
+    lines = ["| | rounds 1 to 9, lowest and highest | round 10 | starts |", "|---|---|---|---|"]
+    for name, (label, clients) in FAVOURED.items():
+        rows = [row for row in stored([RESULTS], f"duw_environment_{name}") if "learned" in row]
+        if rows:
+            shares = [[100 * math.fsum(weights[k] for k in clients) for weights in row["learned"]] for row in rows]
+            early, late = [share for one in shares for share in one[:-1]], [one[-1] for one in shares]
+            texts = [f"{min(values):.0f} to {max(values):.0f} %" for values in (early, late)]
+            texts = [texts[0], texts[1] if len(rows) > 1 else f"{late[0]:.0f} %"]
+            lines.append(f"| {label} | {' | '.join(texts)} | {', '.join(str(row['seed']) for row in rows)} |")
+    return "\n".join(lines)
+
+
+def weight_table() -> str:
+    """The weights of recipes/duw_2_learned.toml, by client and round."""
+    table = tomllib.loads(LEARNED.read_text(encoding="utf-8"))["algorithm"]["weighting"]["table"]
+    lines = ["| client | " + " | ".join(f"round {number}" for number in range(1, len(table) + 1)) + " |"]
+    lines += ["|---" * (len(table) + 1) + "|"]
+    for client, column in enumerate(zip(*table)):
+        lines.append(f"| {client} | " + " | ".join(f"{weight:.3f}" for weight in column) + " |")
+    return "\n".join(lines)
+
+
+def level_table(name: str, number: int) -> str:
+    """Accuracy after a round: methods by the Dirichlet parameters of the experiments NAME_002, NAME_005 and NAME_01."""
+    columns = {f"0.{path.stem.removeprefix(name)[2:]}": path.stem for path in sorted(RESULTS.glob(f"{name}_0*.json"))}
+    rows = {label: [row for row in stored([RESULTS], stem) if row["tests"]] for label, stem in columns.items()}
+    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for method in dict.fromkeys(row["method"] for found in rows.values() for row in found):
+        cells = [_level([row for row in found if row["method"] == method], number) for found in rows.values()]
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _level(rows: Sequence[Table], number: int) -> str:
+    """Mean and deviation over the seeds that have reached a round; printed rows only where there are no others."""
+    for printed in (False, True):
+        mine = [row for row in rows if printed == (row["status"] == "printed")]
+        values = [100 * test["accuracy"] for row in mine for test in row["tests"] if test["round"] == number]
+        if values:
+            spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+            seeds = "as printed" if printed else f"{len(values)} seed{'s' if len(values) > 1 else ''}"
+            return f"{statistics.fmean(values):.1f}{spread} ({seeds})"
+    return "–"
 
 
 def tables() -> dict[Path, dict[str, str]]:
@@ -156,11 +211,14 @@ def tables() -> dict[Path, dict[str, str]]:
         found[f"rounds of {name}"] = round_table(name)
     for name in re.findall(r"<!-- clients' models of (\w+): written by", text):
         found[f"clients' models of {name}"] = round_table(name, "local_accuracy_mean")
+    for name, number in re.findall(r"<!-- accuracy of (\w+) after round (\d+): written by", text):
+        found[f"accuracy of {name} after round {number}"] = level_table(name, int(number))
     holds = survives([judged(claim, measured(claim))[1] for claim in claims])
     for paper in dict.fromkeys(claim["paper"] for claim in claims):
         mine = [place for place, claim in enumerate(claims) if claim["paper"] == paper]
         found[f"claims of {paper}"] = claim_table([claims[place] for place in mine], [holds[place] for place in mine])
-    return {PAGE: found, DUW: {f"starts of environment {name}": start_table(name) for name in STARTS}}
+    duw = {f"starts of environment {name}": start_table(name) for name in STARTS}
+    return {PAGE: found, DUW: {**duw, "favoured clients": favoured_table(), "weights of start 0": weight_table()}}
 
 
 def written() -> dict[Path, str]:

@@ -200,6 +200,35 @@ def test_emphasised_clients_by_hand() -> None:
     assert made["tests"][-1] == {"round": 2, "accuracy": 0.75, "emphasis": pytest.approx(0.5)}
 
 
+def test_stored_emphasis_follows_from_the_stored_weights() -> None:
+    seen = 0
+    for path in sorted(make.RESULTS.glob("duw_environment_*.json")):
+        for one in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+            if "learned" in one:
+                wanted = starts.emphasis(int(path.stem.split("_")[2]), one["learned"])
+                assert one["tests"][-1]["emphasis"] == pytest.approx(wanted, abs=1e-9), (path.stem, one["seed"])
+                seen += 1
+    assert seen >= 13
+
+
+def test_tables_of_the_method_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows with digits replace printed ones, which are marked; weights of favoured clients are added up."""
+    monkeypatch.setattr(make, "RESULTS", tmp_path)
+    rows = [row("fedavg", 0, {10: 0.8, 20: 0.9}), row("fedavg", 1, {10: 0.7}), row("fedavg", 2, {10: 0.1}, "printed")]
+    cells.store(tmp_path, "e_002", [{**one, "digest": str(number)} for number, one in enumerate(rows)])
+    cells.store(tmp_path, "e_01", [row("fedavg", 0, {10: 0.5}, "printed"), row("moon", 0, {5: 0.5})])
+    lines = make.level_table("e", 10).splitlines()
+    assert lines[0] == "| | 0.02 | 0.1 |"
+    assert lines[2:] == ["| fedavg | 75.0 ± 7.1 (2 seeds) | 50.0 (as printed) |", "| moon | – | – |"]
+    learned = [[0.1, 0.2, 0.1, 0.4, 0.2], [0.1, 0.1, 0.1, 0.5, 0.2], [0.2] * 5]
+    cells.store(tmp_path, "duw_environment_4", [row("duw_fedavg", 3, {1: 0.5}, learned=learned)])
+    (line,) = make.favoured_table().splitlines()[2:]
+    assert line.endswith("| 60 to 70 % | 40 % | 3 |")
+    cells.store(tmp_path, "duw_environment_1", [row("fedavg", 0, {1: 0.5}, "printed"), row("dr_fedavg", 0, {1: 0.5})])
+    table = make.start_table("1")
+    assert "| 0 | FedAvg, as printed | **50.0** |" in table and "| 0 | DR-FedAvg | **50.0** |" in table
+
+
 def test_rows_are_merged_by_cell_and_a_longer_one_wins(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     cells.store(here, "e", [row("a", 0, {5: 0.1}, "cut short")])

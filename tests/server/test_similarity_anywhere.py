@@ -199,7 +199,7 @@ def test_configs_refuse_what_has_no_meaning() -> None:
             r"is not one of both, cosine, gaussian, cka_linear, .*adapters, .*layerwise, mixed .*mean 'cosine'\?\)",
         ),
         ("{name='layerwise', metric='hsic'}", "put it inside Mixed"),
-        ("osad", "put it inside Mixed"),
+        ("osad", r"put it inside Mixed.*, in a config \{name = 'mixed'"),
     ):
         with pytest.raises(Invalid, match=message):
             config.load(None, ["algorithm=simprox", f"algorithm.similarity={given}"]).algorithm  # noqa: B018

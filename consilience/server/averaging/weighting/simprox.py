@@ -19,7 +19,10 @@ from consilience.server.geometry.similarity import METRICS, Metric
 
 Previous = Literal["global", "own"]
 OWN = ("both", "cosine", "gaussian")  # SimProx's own similarities
-RANGE = "in [-1, 1]: put it inside Mixed(parts=(...,), normalise='range'), which takes the pairs of a round to [0, 1]"
+RANGE = (
+    "in [-1, 1]: put it inside Mixed(parts=(...,), normalise='range'), in a config "
+    "{name = 'mixed', parts = [...], normalise = 'range'}, which takes the pairs of a round to [0, 1]"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
