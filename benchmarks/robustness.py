@@ -56,8 +56,8 @@ from consilience.server.averaging.combining.geometric_median import GeometricMed
 from consilience.server.averaging.combining.krum import Bulyan, Krum, MultiKrum
 from consilience.server.averaging.combining.nearest_neighbour_mixing import NearestNeighbourMixing
 from consilience.server.averaging.combining.weighted_mean import WeightedMean
+from consilience.server.averaging.weighting.agreement import AgreementWeights
 from consilience.server.averaging.weighting.by_size import UniformWeights
-from consilience.server.averaging.weighting.vouched import VouchedWeights
 from consilience.server.protocols import Combine
 from consilience.task.task import Task
 
@@ -91,7 +91,7 @@ class Defence:
         )
         received = Broadcast(shared={"model": centre})
         short, _ = limit_growth(screen_replies(cohort, received), received, GROWTH)
-        rule = VouchedWeights(inner=UniformWeights(), untrusted=self.f)
+        rule = AgreementWeights(inner=UniformWeights(), untrusted=self.f)
         share, _, _ = rule.weigh(short, centre, rule.init(centre, count))
         return WeightedMean().merge(short.reply["model"], share)
 

@@ -13,7 +13,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "fresh": ("fresh_losses",),  # selections by loss
     "group": ("max_group",),  # capped weighting
     "home": ("personal_layers",),
-    "most": ("max_clusters", "max_weight"),  # clustered_fl; vouched weighting
+    "most": ("max_clusters", "max_weight"),  # clustered_fl; agreement weighting
     "near": ("min_cosine",),  # capped weighting
     "noise": ("noise_size",),  # fedgen and its ledger
     "of": ("compare_on",),  # simprox and dual weighting, and their recipes
@@ -22,7 +22,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 }
 """Old option -> its current names, in the parts that offer it."""
 
-PARTS: dict[str, str] = {"held": "fixed_for_rounds", "together": "pooled"}
+PARTS: dict[str, str] = {"held": "fixed_for_rounds", "together": "pooled", "vouched": "agreement"}
 """Old name of a part -> its current name."""
 
 VALUES: dict[str, str] = {"stand_in": "broadcast_model"}  # environment.silent

@@ -60,7 +60,7 @@ SAME_AS_FEDAVG = {  # its own parts, layers that the model does not have, and a 
     ("selection", "everyone"),
     ("personal_layers", "normalisation"),
     ("weighting", "by_examples"),
-    ("weighting", "vouched"),
+    ("weighting", "agreement"),
     ("combine", "weighted_mean"),
     ("step", "replace"),
     ("channel", "plain"),

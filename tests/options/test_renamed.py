@@ -38,12 +38,16 @@ CASES: list[tuple[str, str, str]] = [  # an old setting by its key, its value, a
     ("algorithm=clustered_averaging.by", '"direction"', "algorithm.metric"),
     ("algorithm=hierarchical_averaging.by", '"direction"', "algorithm.metric"),
     ("algorithm=clustered_fl.most", "4", "algorithm.max_clusters"),
-    ("algorithm.weighting={name='vouched'}.most", "4.0", "algorithm.weighting.max_weight"),
+    ("algorithm.weighting={name='agreement'}.most", "4.0", "algorithm.weighting.max_weight"),
     ("algorithm=fedgen.noise", "16", "algorithm.noise_size"),
     ("limits.beyond", '"cap"', "limits.on_excess"),
     ("environment.first", "3", "environment.enough_replies"),
 ]
-NAMES = [("held", "fixed_for_rounds"), ("together", "pooled")]
+NAMES = [
+    ("selection", "held", "fixed_for_rounds"),
+    ("selection", "together", "pooled"),
+    ("weighting", "vouched", "agreement"),
+]
 
 
 def table_of(key: str, value: str) -> tuple[dict[str, Any], list[str]]:
@@ -62,7 +66,7 @@ def table_of(key: str, value: str) -> tuple[dict[str, Any], list[str]]:
 def test_every_entry_of_the_table_has_a_case() -> None:
     covered = {(key.rpartition(".")[2], new.rpartition(".")[2]) for key, _, new in CASES}
     assert covered == {(old, new) for old, choices in renamed.OPTIONS.items() for new in choices}
-    assert dict(NAMES) == renamed.PARTS
+    assert {old: new for _, old, new in NAMES} == renamed.PARTS
 
 
 @pytest.mark.parametrize(("key", "value", "new"), CASES)
@@ -98,12 +102,12 @@ def test_migrate_rewrites_an_old_key(key: str, value: str, new: str) -> None:
     assert migrate(found) == (found, [])
 
 
-@pytest.mark.parametrize(("old", "new"), NAMES)
-def test_old_names_of_parts(old: str, new: str) -> None:
-    with pytest.raises(Invalid, match=f"algorithm.selection = '{old}' is now called '{new}'"):
-        config.from_table({"algorithm": {"name": "fedavg", "selection": old}})
-    assert migrate(f'algorithm = {{name = "fedavg", selection = "{old}"}}')[0] == (
-        f'algorithm = {{name = "fedavg", selection = "{new}"}}'
+@pytest.mark.parametrize(("kind", "old", "new"), NAMES)
+def test_old_names_of_parts(kind: str, old: str, new: str) -> None:
+    with pytest.raises(Invalid, match=f"algorithm.{kind} = '{old}' is now called '{new}'"):
+        config.from_table({"algorithm": {"name": "fedavg", kind: old}})
+    assert migrate(f'algorithm = {{name = "fedavg", {kind} = "{old}"}}')[0] == (
+        f'algorithm = {{name = "fedavg", {kind} = "{new}"}}'
     )
 
 

@@ -10,14 +10,14 @@ from consilience.core.screening import Limits
 from consilience.core.settings import Invalid
 from consilience.privacy import SpendsPrivacy
 from consilience.server.averaging.averaging import Averaging
-from consilience.server.averaging.weighting.vouched import VouchedWeights
+from consilience.server.averaging.weighting.agreement import AgreementWeights
 from consilience.server.protocols import uses_weights
 
-GROWTH = 4.0  # maximal update norm over the running median; above VouchedWeights.far, beyond which updates are left out
+GROWTH = 4.0  # maximal update norm over the running median; above AgreementWeights.far, where updates are left out
 
 
 def defended(algorithm: Algorithm, untrusted: int) -> Algorithm:
-    """The algorithm with weights that leave out clients for which the others do not vouch."""
+    """The algorithm with weights that leave out clients whose updates disagree with the others."""
     server = algorithm.server
     if capability(server, SpendsPrivacy) is not None:
         raise Invalid(
@@ -32,7 +32,7 @@ def defended(algorithm: Algorithm, untrusted: int) -> Algorithm:
             "use an algorithm that averages, or leave it out"
         )
     return replace(
-        algorithm, server=replace(server, weighting=VouchedWeights(inner=server.weighting, untrusted=untrusted))
+        algorithm, server=replace(server, weighting=AgreementWeights(inner=server.weighting, untrusted=untrusted))
     )
 
 

@@ -242,7 +242,7 @@ def test_without_tls_nothing_but_loopback_is_served(tmp_path: Path) -> None:
         LocalDeployment(tmp_path, shares=[[0]], place=tmp_path, secure=False, host="10.0.0.5")
 
 
-def test_a_server_that_nobody_vouches_for_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_of_an_undeclared_connection_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A ServerApp that plain Flower starts has no such variable; a grid's own attributes do not count."""
     from types import SimpleNamespace
 

@@ -20,7 +20,7 @@ from consilience.server.protocols import Weighting
 
 
 @dataclass(frozen=True, kw_only=True)
-class VouchedWeights(Wraps):
+class AgreementWeights(Wraps):
     """`inner`'s weights, with up to `untrusted` clients excluded whose updates disagree with the others'.
 
     Of n replies, f may be hostile. Updates longer than `far` times the median are left out. Near copies of each other
@@ -88,7 +88,7 @@ class VouchedWeights(Wraps):
             "score": state["score"].index_copy(0, ids, torch.from_numpy(score).to(state["score"])),
             "rounds": state["rounds"].index_add(0, ids, torch.ones_like(ids, dtype=torch.float64)),
         }
-        return torch.from_numpy(given / given.sum()).to(weights), after, {**notes, "vouched": torch.from_numpy(score)}
+        return torch.from_numpy(given / given.sum()).to(weights), after, {**notes, "agreement": torch.from_numpy(score)}
 
 
 def _by_matrix(stacked: Tree, anchor: Tree) -> np.ndarray:

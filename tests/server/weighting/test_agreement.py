@@ -1,4 +1,4 @@
-"""Weights that the others vouch for, by hand and against attacks; `defence = "auto"` from a config."""
+"""Weights by agreement with the others, by hand and against attacks; `defence = "auto"` from a config."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from consilience.core.rounds import run
 from consilience.core.settings import Invalid
 from consilience.experiments.config import config
 from consilience.server.averaging.averaging import Averaging
+from consilience.server.averaging.weighting.agreement import AgreementWeights, scores
 from consilience.server.averaging.weighting.by_size import UniformWeights
-from consilience.server.averaging.weighting.vouched import VouchedWeights, scores
 
 pytestmark = pytest.mark.usefixtures("untraced")
 
@@ -31,7 +31,7 @@ def weights(updates: list[list[float]], f: int, examples: list[float] | None = N
         round=0,
     )
     start = {"params": {"w": torch.zeros(len(updates[0]), dtype=torch.float64)}, "buffers": {}}
-    rule = VouchedWeights(untrusted=f, **options)
+    rule = AgreementWeights(untrusted=f, **options)
     return rule.weigh(cohort, start, rule.init(start, len(updates)))[0].tolist()
 
 
@@ -80,7 +80,7 @@ def test_who_was_left_out_has_no_vote() -> None:
     assert found[5:] == [0.0, 0.0]
 
 
-def test_accomplices_do_not_vouch_for_each_other() -> None:
+def test_accomplices_do_not_support_each_other() -> None:
     hostile = [[-1.0, 0.05], [-1.0, -0.25]]  # near each other, but no copies
     found = weights([*FAN, *hostile], f=2)
     assert found[4:] == [0.0, 0.0] and found[:4] == pytest.approx([0.25] * 4)
@@ -99,14 +99,14 @@ def test_a_majority_cannot_be_untrusted() -> None:
 
 @pytest.mark.parametrize("attack", [InnerProduct(clients=(1,)), Scaling(clients=(1,), factor=-10.0)])
 def test_attackers_have_no_weight_in_a_run(attack: object) -> None:
-    algorithm = build("fedavg", channel=attack, weighting=VouchedWeights(inner=UniformWeights(), untrusted=1))
+    algorithm = build("fedavg", channel=attack, weighting=AgreementWeights(inner=UniformWeights(), untrusted=1))
     for one in run(algorithm, tiny.engine(dtype="float64"), rounds=3, seed=1):
         assert float(one.notes["weights"][1]) == 0.0
 
 
 def test_a_mimic_shares_its_victims_weight_and_a_resumed_run_is_the_same() -> None:
     algorithm = build(
-        "fedavg", channel=Mimic(clients=(1,)), weighting=VouchedWeights(inner=UniformWeights(), untrusted=1)
+        "fedavg", channel=Mimic(clients=(1,)), weighting=AgreementWeights(inner=UniformWeights(), untrusted=1)
     )
     rounds = list(run(algorithm, tiny.engine(dtype="float64"), rounds=4, seed=1))
     assert rounds[0].notes["weights"].tolist() == pytest.approx([0.125, 0.125, 0.25, 0.25, 0.25])
@@ -117,7 +117,7 @@ def test_a_mimic_shares_its_victims_weight_and_a_resumed_run_is_the_same() -> No
 def test_the_setting_picks_weights_and_bounds_and_says_what_is_missing() -> None:
     chosen = config.load(None, ["algorithm=fedavg", "defence=auto", "untrusted=4", "partition.clients=14"])
     server = chosen.algorithm.built.server
-    assert isinstance(server, Averaging) and server.weighting == VouchedWeights(untrusted=4)
+    assert isinstance(server, Averaging) and server.weighting == AgreementWeights(untrusted=4)
     assert chosen.limits.max_growth == 4.0 and config.from_table(chosen.table()) == chosen
     assert config.load(None, ["algorithm=fedavg"]).limits.max_growth is None
     for given, why in (
