@@ -34,7 +34,7 @@ def clipped(
         short, rows = _shortened(moves, anchor[kind], bound)
         after[kind] = {**leaves, **short}
         long[rows] = True
-    return _counted(cohort, {**cohort.reply, "model": after}, long)
+    return _counted(cohort, {**cohort.reply, "model": after}, long) if long.any() else cohort
 
 
 def growth_clipped(cohort: Cohort, received: Broadcast | None, times: float, usual: float | None) -> Cohort:
@@ -56,7 +56,7 @@ def growth_clipped(cohort: Cohort, received: Broadcast | None, times: float, usu
             short, rows = _shortened(leaves, start, bound)
             flat |= short
             long[rows] = True
-    return _counted(cohort, tree.shaped_like(cohort.reply, flat), long)
+    return _counted(cohort, tree.shaped_like(cohort.reply, flat), long) if long.any() else cohort
 
 
 def _median(lengths: np.ndarray) -> float:
@@ -66,9 +66,7 @@ def _median(lengths: np.ndarray) -> float:
 
 
 def _counted(cohort: Cohort, reply: Tree, long: np.ndarray) -> Cohort:
-    """The cohort with these replies, and the number of those that were clipped; unchanged if none was."""
-    if not long.any():
-        return cohort
+    """The cohort with these replies, and the number of those that were clipped."""
     return replace(cohort, reply=reply, counts={**cohort.counts, "clipped_updates": int(long.sum())})
 
 

@@ -147,7 +147,7 @@ def test_one_client_does_not_decide_a_regression_score(sum_of: str) -> None:
     mine = {name: ten.clone() for name in ("residual", "sum", "squares", "count")}
     mine[sum_of][LIAR] = 1e12
     said = Cohort(
-        reply={"loss": {"total": ten[:, 0], "count": ten[:, 0]}, task.metrics.part("rmse"): mine},
+        reply={"loss": {"total": ten[:, 0], "count": ten[:, 0]}, task.metrics.part_of["rmse"]: mine},
         ids=np.arange(5),
         examples=torch.ones(5, dtype=torch.float64),
         steps=np.ones(5, dtype=np.int64),
