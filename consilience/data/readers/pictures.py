@@ -100,7 +100,8 @@ def _decode(path: Path, read: Callable[[Any], np.ndarray]) -> np.ndarray:
     Image = _pillow()
     try:
         with Image.open(path) as picture:  # only its head is read here
-            if picture.width * picture.height > MOST_PIXELS:
+            pixels = picture.width * picture.height
+            if pixels > MOST_PIXELS or pixels > max(2**24, 1000 * path.stat().st_size):
                 raise Image.DecompressionBombError(f"{picture.width} x {picture.height} pixels")
             return read(picture)
     except FileNotFoundError:
