@@ -43,7 +43,7 @@ pytest: $(TESTED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadscope --no-loadscope-reorder
 
 test-slow: $(TESTED) ## the longer checks, such as MNIST accuracy
-	$(BIN)/python -m pytest -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 2 --dist loadscope --no-loadscope-reorder
 
 docs: $(READY) ## rewrite the tables that are read off the code
 	$(BIN)/python docs/make_algorithms.py

@@ -19,16 +19,16 @@ from lanes import Workload, ours, workloads
 
 from consilience.core.federation import Federation
 from consilience.engines.compiler import in_place
-from consilience.engines.compiler.in_place import Moves
+from consilience.engines.compiler.in_place import CarryUpdates
 from consilience.engines.compiler.trace import Trace
 from consilience.engines.vectorised import program
 
 NEVER = 10**9
 
 
-def all_copied(traced: Trace, leaves: int, *, products: bool = False) -> Moves:
+def all_copied(traced: Trace, leaves: int, *, products: bool = False) -> CarryUpdates:
     """What `work_in_place` gives where every leaf of the carry is copied."""
-    return Moves({}, [], {}, list(range(leaves)))
+    return CarryUpdates({}, [], {}, list(range(leaves)))
 
 
 @contextmanager

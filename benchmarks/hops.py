@@ -21,6 +21,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import consilience
+from consilience.engines.vectorised import traced
 
 PACKAGE = Path(consilience.__file__).parent
 LOOP = ("run", PACKAGE / "core" / "rounds.py")
@@ -65,7 +66,8 @@ class Hops:
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
-        """Count from here on."""
+        """Count from here on, the second round like all later ones: with traced functions around training."""
+        hot, traced.HOT = traced.HOT, 0
         threading.setprofile(self._seen)  # of threads that start from now on: the deployed server waits in some
         sys.setprofile(self._seen)
         try:
@@ -73,6 +75,7 @@ class Hops:
         finally:
             sys.setprofile(None)
             threading.setprofile(None)
+            traced.HOT = hot
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:

@@ -24,7 +24,7 @@ from consilience.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
-KEYS = ("accuracy", "loss", "f1", "client_accuracy_mean", "client_accuracy_worst_tenth")
+KEYS = ("accuracy", "loss", "f1", "precision", "recall", "client_accuracy_mean", "client_accuracy_worst_tenth")
 KEYS += ("personal_accuracy_mean", "local_accuracy_mean")
 """What is kept of every test, where a run has it; `local_` is the clients' models before they are merged."""
 
@@ -46,6 +46,7 @@ class Experiment:
     seconds: float  # of one cell, beside the others that run at the same time
     worth: float = 1.0  # how much earlier than its cost says
     data: tuple[str, ...] = ()  # folders below the data directory
+    methods: tuple[str, ...] = ()  # of the recipe's, by label; all unless given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,7 @@ class Cell:
 def read_experiments(path: Path = RESULTS / "experiments.toml") -> tuple[Experiment, ...]:
     """The experiments of a file, in its order."""
     tables = tomllib.loads(path.read_text(encoding="utf-8"))["experiment"]
-    lists = ("set", "seeds", "data")
+    lists = ("set", "seeds", "data", "methods")
     made = [Experiment(**{k: tuple(v) if k in lists else v for k, v in table.items()}) for table in tables]
     names = [one.name for one in made]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -111,6 +112,7 @@ def cells_of(experiment: Experiment, rows: Sequence[Row], data: str | None = Non
             run=cell,
         )
         for cell in comparison.cells
+        if not experiment.methods or cell.method in experiment.methods
     ]
 
 

@@ -13,7 +13,15 @@ class CallablePackage(types.ModuleType):
     """A package NAME that forwards calls to the function NAME in its module NAME.NAME."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Call the function."""
+        """Call the function; an argument it does not have is refused with how settings are given."""
+        known = self.__signature__.parameters
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
+            for name, value in options.items():
+                if name not in known:
+                    raise TypeError(
+                        f"{self.__name__.rpartition('.')[2]}() has no argument {name!r}: it takes {', '.join(known)}; "
+                        f"settings of a run are texts after the config, such as {f'{name}={value}'[:60]!r}"
+                    )
         return self._function(*arguments, **options)
 
     @property

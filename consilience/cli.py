@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from consilience.commands.arguments import given, split
 from consilience.commands.check import check
 from consilience.commands.help_text import PlainHelp
 from consilience.commands.init import init
@@ -50,6 +51,23 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the full traceback of
 Settings = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, such as rounds=50.", show_default=False)
 ]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import importlib.metadata
+
+        print(f"consilience {importlib.metadata.version('consilience')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Federated learning for clients that differ."""
 
 
 @app.command()
@@ -223,22 +241,12 @@ app.command("report")(report_command)
 app.command()(dashboard)
 app.command()(verify)
 app.command()(audit)
-app.add_typer(deploy)
+app.add_typer(deploy, cls=PlainHelp)
 
 
 def main() -> None:
     """The entry point of the `consilience` command."""
     app()
-
-
-def split(arguments: list[str]) -> tuple[str | None, list[str]]:
-    """The config file, if any, and the overrides among the arguments."""
-    paths = [text for text in arguments if "=" not in text]
-    if len(paths) > 1:
-        from consilience.core.settings import Invalid
-
-        raise Invalid(f"{paths[1]!r} is neither the config file ({paths[0]!r} is) nor a setting: write key=value")
-    return paths[0] if paths else None, [text for text in arguments if "=" in text]
 
 
 def console() -> Console:
@@ -259,9 +267,10 @@ def watcher(quiet: bool) -> Callable[[Run], Iterator[Observation]] | None:
         from consilience.reporting import progress, terminal
 
         console = Console(stderr=True)
-        console.print(terminal.overview(live.folder.facts(), live.config.table()), highlight=False, soft_wrap=True)
+        whole = not console.is_terminal  # a terminal would break the line within words
+        console.print(terminal.overview(live.folder.facts(), live.config.table()), highlight=False, soft_wrap=whole)
         for note in live.notes:
-            console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=whole)
         if live.done:
             console.print(f"continuing after round {live.done}", highlight=False)
         rounds = live.config.rounds
@@ -282,11 +291,6 @@ def drawing(wanted: bool) -> Callable[[Result], Path | None] | None:
     return draw if wanted else None
 
 
-def given(**options: str) -> list[str]:
-    """The options of a command that are settings, as `key=value`; empty ones are left out."""
-    return [f"{key}={value}" for key, value in options.items() if value]
-
-
 def conclude(result: Result, quiet: bool, pictures: bool) -> int:
     """Print the results table, the run folder, next steps and the path of the report; return the exit code."""
     from consilience.reporting import terminal
@@ -302,3 +306,7 @@ def conclude(result: Result, quiet: bool, pictures: bool) -> int:
         if pictures:
             console().print(after_run(result), highlight=False, soft_wrap=True, markup=False)
     return 128 + result.stopped if result.stopped else 0
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -13,8 +14,9 @@ from sklearn.utils.validation import check_array, check_is_fitted, check_random_
 
 from consilience import algorithms, models
 from consilience.core.algorithm import Algorithm
+from consilience.core.capabilities import own_model_of
 from consilience.core.federation import Federation
-from consilience.core.settings import Invalid
+from consilience.core.settings import Count, Invalid, check_value
 from consilience.training import train
 
 LOCAL: dict[str, Any] = {"lr": 0.02, "momentum": 0.9, "epochs": 1}  # of a recipe that is given by name
@@ -56,12 +58,21 @@ class _Federated(BaseEstimator):
         pairs = [(features[rows], targets[rows]) for rows in (np.flatnonzero(owners == who) for who in self.clients_)]
         names = [str(who) for who in self.clients_]
         federation = Federation.from_clients(pairs, names=names, classes=classes)
-        name, more = ("mlp", {"hidden": tuple(self.hidden)}) if len(self.hidden) else ("logistic", {})
-        module = models.build(name, (x.shape[1],), outputs, seed=seed, **more)
+        hidden = check_value("hidden", self.hidden, tuple[Count, ...])
+        model, more = ("mlp", {"hidden": hidden}) if hidden else ("logistic", {})
+        module = models.build(model, (x.shape[1],), outputs, seed=seed, **more)
+        algorithm = self._algorithm()
+        if own_model_of(algorithm.client) is not None:
+            name = self.algorithm if isinstance(self.algorithm, str) else "this algorithm"
+            warnings.warn(
+                f"{name} trains a model for each client, and predict uses the common one, which may lack layers that "
+                "clients keep: choose an algorithm with one model, or use cs.train, which tests clients' own models",
+                stacklevel=3,
+            )
         result = train(
             module,
             federation,
-            self._algorithm(),
+            algorithm,
             rounds=self.rounds,
             seed=seed,
             kind="classification" if classes else "regression",
@@ -82,7 +93,7 @@ class _Federated(BaseEstimator):
     def _owners(self, clients: Any, rows: int, draw: np.random.RandomState) -> np.ndarray:
         """The owner of each row: as given, or one of `n_clients` at random."""
         if clients is None:
-            return draw.permutation(np.arange(rows) % max(1, min(int(self.n_clients), rows)))
+            return draw.permutation(np.arange(rows) % min(check_value("n_clients", self.n_clients, Count), rows))
         owners = np.asarray(clients)
         if owners.shape != (rows,):
             raise ValueError(f"clients has the shape {owners.shape} for {rows} rows: give the owner of each row")
@@ -117,7 +128,7 @@ class FederatedClassifier(ClassifierMixin, _Federated):
         check_classification_targets(target)
         self.classes_, numbers = np.unique(target, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"y has one class only ({self.classes_[0]!r}): a classifier needs at least two classes")
+            raise ValueError(f"y has one class only ({self.classes_[0]}): a classifier needs at least two classes")
         self._train(x, numbers.astype(np.int64), clients, len(self.classes_), len(self.classes_))
         return self
 

@@ -21,7 +21,7 @@ CORE = {
     ),
     "the loop": ("rounds", "arrivals", "pending", "conclusion", "prefetch", "progress", "notebook"),
     "rows of clients as they are given and read, and numbers of clients in versions": (
-        *("given_rows", "stored_rows", "versions", "client_flags"),
+        *("given_rows", "given_clients", "stored_rows", "versions", "client_flags"),
     ),
     "what a task promises, and how it is tested": ("task", "kind", "metrics", "evaluate"),
     "replies: refused, bounded, left where they are": ("screening", "clipping", "lengths", "refusal", "remote"),

@@ -3,7 +3,7 @@
 `python docs/make_comparison.py` writes them; with `--check` it fails if they are not up to date. `--store RUNS` first
 takes results over from a folder that holds tune-NAME and compare-NAME for the recipes tune_NAME.toml, and measures how
 heterogeneous these tasks are (their data are read from $CONSILIENCE_DATA). `--store RUNS METHOD ...` takes over these
-methods alone, which were tuned again; all else stays as it is stored.
+methods alone, which were tuned again or are new; all else stays as it is stored.
 """
 
 from __future__ import annotations
@@ -79,9 +79,13 @@ def _replaced(stored: dict[str, Any], new: dict[str, Any], only: Sequence[str]) 
             f"{new['task']}: {other[0]} is {new[other[0]]!r} and was {stored[other[0]]!r}: store all methods"
         )
     found = {method["label"]: method for method in new["methods"] if method["label"] in only}
-    again = sorted({*stored.get("tuned_again", []), *found})
-    methods = [found.get(method["label"], method) for method in stored["methods"]]
-    return {**stored, "methods": methods, "tuned_again": again, "torch": sorted({*stored["torch"], *new["torch"]})}
+    before = {method["label"]: method for method in stored["methods"]}
+    later = {
+        "tuned_again": sorted({*stored.get("tuned_again", []), *(found.keys() & before.keys())}),
+        "added": sorted({*stored.get("added", []), *(found.keys() - before.keys())}),
+    }
+    methods = sorted({**before, **found}.values(), key=lambda method: str(method["label"]))
+    return {**stored, **later, "methods": methods, "torch": sorted({*stored["torch"], *new["torch"]})}
 
 
 def measured(name: str) -> dict[str, float]:
@@ -126,13 +130,14 @@ def tables() -> str:
 
 def _task(task: dict[str, Any]) -> str:
     seeds = ", ".join(map(str, task["seeds"]))
-    again = " and ".join(f"`{label}`" for label in task.get("tuned_again", []))
+    again, added = (", ".join(f"`{label}`" for label in task.get(key, [])) for key in ("tuned_again", "added"))
     lines = [
         f"### {task['title'][:1].upper()}{task['title'][1:]}",
         "",
         f"`{task['recipe']}`: {len(task['methods'])} methods, {task['trials']} trials each, then seeds {seeds}; "
         f"{task['rounds']} rounds; PyTorch {', '.join(task['torch'])}; stored {task['stored']}."
-        + (f" Tuned again later, with another range of `step`: {again}." if again else ""),
+        + (f" Tuned again later, with another range of `step`: {again}." if again else "")
+        + (f" Added later, paired with `{task['baseline']}` in the same version of PyTorch: {added}." if added else ""),
         "",
         "| method | accuracy | against `fedavg` | clients' own rows | worst tenth | validation | MB up | options |",
         "|---|---|---|---|---|---|---|---|",

@@ -67,9 +67,8 @@ def drawing() -> str:
             lines.append(
                 f'<circle cx="{x:.1f}" cy="{y}" r="4.5" fill="{colour}"><title>{method}: {mean:+.1f}</title></circle>'
             )
-    note = (
-        "eight of 48 methods, tuned with equal budgets; mean and 95 % interval, five seeds; grey: no difference shown"
-    )
+    note = "eight of 47 to 51 methods, tuned with equal budgets; mean and 95 % interval, five seeds; "
+    note += "grey: no difference shown"
     lines.append(text(16, bottom + 40, note, 'font-size="12" fill="#57606a"'))
     return "\n".join([*lines, "</svg>", ""])
 

@@ -1,4 +1,4 @@
-"""Writes the tables in reproductions.md and methods/duw.md from docs/results; docs/verdicts.py computes the verdicts.
+"""Writes the tables in reproductions.md and methods/*.md from docs/results; docs/verdicts.py computes the verdicts.
 
 `python docs/make_reproductions.py` writes them; with `--check` it fails if they are not up to date.
 """
@@ -17,12 +17,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))  # where the p
 sys.path.insert(0, str(Path(__file__).parent))
 
 from reproduction_cells import cells_of, missing, read_experiments, stored
-from verdicts import CONFIRMED, CONTRADICTED, OPEN, RESULTS, Found, Table, baselines, judged, measured, survives
+from verdicts import CONFIRMED, CONTRADICTED, OPEN, RESULTS, FileSettings, Table, baselines, judged, measured, survives
 
 PAGE = Path(__file__).with_name("reproductions.md")
-DUW = Path(__file__).parent / "methods" / "duw.md"
+METHODS = PAGE.parent / "methods"
 LEARNED = Path(__file__).parents[1] / "recipes" / "duw_2_learned.toml"
 STARTS = ("1", "2", "3", "4", "3_tenth")  # of docs/results/duw_environment_NAME.json
+PLANNED = 5  # starts of each environment, by default those of benchmarks/duw_starts.py
 NAMES = {"fedavg": "FedAvg", "dr_fedavg": "DR-FedAvg", "duw_fedavg": "DUW-FedAvg"}
 FAVOURED = {  # clients that the paper says are emphasised, and their share of the rows
     "1": ("I, client 4 (52 % of the rows)", (4,)),
@@ -33,7 +34,7 @@ FAVOURED = {  # clients that the paper says are emphasised, and their share of t
 BEGIN, END = "<!-- {}: written by docs/make_reproductions.py -->", "<!-- end of {} -->"
 
 
-def shown(claim: Table, found: Found | None) -> str:
+def shown(claim: Table, found: FileSettings | None) -> str:
     """The result with its interval, and what could have been seen."""
     if found is None:
         return "not run"
@@ -138,6 +139,26 @@ def remaining_table() -> str:
         each = math.fsum(cell.seconds for cell in cells) / len(cells) / 60
         plan = f"{len({cell.method for cell in cells})} x {len(one.seeds)}"
         lines.append(f"| `{one.name}` | {one.device} | {plan} | {len(cells) - len(todo)} | {len(todo)} | {each:.1f} |")
+    for name in STARTS:
+        learned = [row for row in stored([RESULTS], f"duw_environment_{name}") if row.get("learned")]
+        kind = learned[0]["device"].partition(",")[0]
+        took = [row["seconds"] / 60 for row in learned if row.get("seconds")]
+        each = f"{statistics.median(took):.1f}" if took else "4.0"  # as duw.md says of Environment II
+        cells = [f"`duw_environment_{name}` (`benchmarks/duw_starts.py`)", kind, f"1 x {PLANNED}"]
+        lines.append(f"| {' | '.join(cells)} | {len(learned)} | {PLANNED - len(learned)} | {each} |")
+    return "\n".join(lines)
+
+
+def variance_table() -> str:
+    """Variance of learned weights over T rounds: the mean and the range over the starts."""
+    rows = stored([RESULTS], "duw_variance")
+    if not rows:
+        return "No run is stored with its tests yet."
+    lines = ["| rounds T | mean variance | lowest and highest | 1/sqrt(T) | starts |", "|---|---|---|---|---|"]
+    for at, test in enumerate(rows[0]["tests"]):
+        values = [row["tests"][at]["variance"] for row in rows]
+        cells = [f"{statistics.fmean(values):.1e}", f"{min(values):.1e} to {max(values):.1e}"]
+        lines.append(f"| {test['round']} | {' | '.join(cells)} | {test['round'] ** -0.5:.4f} | {len(rows)} |")
     return "\n".join(lines)
 
 
@@ -205,20 +226,29 @@ def _level(rows: Sequence[Table], number: int) -> str:
 def tables() -> dict[Path, dict[str, str]]:
     """The tables of each page, by name."""
     claims = tomllib.loads((RESULTS / "claims.toml").read_text(encoding="utf-8"))["claim"]
-    found = {"counts": count_table(claims), "remaining": remaining_table()}
-    text = PAGE.read_text(encoding="utf-8")
+    pages = {page: _by_name(page.read_text(encoding="utf-8")) for page in (PAGE, *sorted(METHODS.glob("*.md")))}
+    pages[PAGE] |= {"counts": count_table(claims), "remaining": remaining_table()}
+    holds = survives([judged(claim, measured(claim))[1] for claim in claims])
+    for paper in dict.fromkeys(claim["paper"] for claim in claims):
+        mine = [place for place, claim in enumerate(claims) if claim["paper"] == paper]
+        table = claim_table([claims[place] for place in mine], [holds[place] for place in mine])
+        pages[PAGE][f"claims of {paper}"] = table
+    pages[METHODS / "duw.md"] |= {f"starts of environment {name}": start_table(name) for name in STARTS}
+    duw = {"favoured clients": favoured_table(), "weights of start 0": weight_table(), "variance": variance_table()}
+    pages[METHODS / "duw.md"] |= duw
+    return pages
+
+
+def _by_name(text: str) -> dict[str, str]:
+    """The tables of an experiment that a page has a place for."""
+    found = {}
     for name in re.findall(r"<!-- rounds of (\w+): written by", text):
         found[f"rounds of {name}"] = round_table(name)
     for name in re.findall(r"<!-- clients' models of (\w+): written by", text):
         found[f"clients' models of {name}"] = round_table(name, "local_accuracy_mean")
     for name, number in re.findall(r"<!-- accuracy of (\w+) after round (\d+): written by", text):
         found[f"accuracy of {name} after round {number}"] = level_table(name, int(number))
-    holds = survives([judged(claim, measured(claim))[1] for claim in claims])
-    for paper in dict.fromkeys(claim["paper"] for claim in claims):
-        mine = [place for place, claim in enumerate(claims) if claim["paper"] == paper]
-        found[f"claims of {paper}"] = claim_table([claims[place] for place in mine], [holds[place] for place in mine])
-    duw = {f"starts of environment {name}": start_table(name) for name in STARTS}
-    return {PAGE: found, DUW: {**duw, "favoured clients": favoured_table(), "weights of start 0": weight_table()}}
+    return found
 
 
 def written() -> dict[Path, str]:

@@ -6,8 +6,9 @@ import itertools
 import json
 import math
 import statistics
+import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ from scipy import stats
 RESULTS = Path(__file__).with_name("results")
 LEVEL, POWER = 0.05, 0.8
 ENOUGH = 4  # seeds; with fewer nothing is confirmed or contradicted
+PLANNED = {  # seeds of each experiment: no verdict before all are in, so that none depends on when runs stopped
+    one["name"]: len(one["seeds"])
+    for one in tomllib.loads((RESULTS / "experiments.toml").read_text(encoding="utf-8"))["experiment"]
+}
 LAST_TESTS = 4
 CONFIRMED, CONTRADICTED, OPEN = "confirmed", "contradicted", "open"
 
@@ -23,7 +28,7 @@ Table = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class FileSettings:
     """What the stored rows say: a mean (of differences, or of levels), and how sure it is; or a computed number."""
 
     n: int
@@ -34,6 +39,7 @@ class Found:
     round: int = 0
     by_seed: tuple[float, ...] = ()
     note: str = ""
+    whole: bool = True  # False: runs were cut short before the claim's round
 
     @property
     def seen(self) -> float | None:
@@ -51,18 +57,18 @@ class Found:
         return float(2 * stats.t.sf(abs(self.mean - value) / self.error, self.n - 1))
 
 
-def interval(values: Sequence[float], round: int, note: str = "") -> Found:
+def interval(values: Sequence[float], round: int, note: str = "") -> FileSettings:
     """Mean and 95 % interval by Student's t."""
     n, mean = len(values), math.fsum(values) / len(values)
     if n < 2:
-        return Found(n=n, mean=mean, round=round, by_seed=tuple(values), note=note)
+        return FileSettings(n=n, mean=mean, round=round, by_seed=tuple(values), note=note)
     error = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n)
     half = float(stats.t.ppf(1 - LEVEL / 2, n - 1)) * error
     low, high = mean - half, mean + half
-    return Found(n=n, mean=mean, low=low, high=high, error=error, round=round, by_seed=tuple(values), note=note)
+    return FileSettings(n=n, mean=mean, low=low, high=high, error=error, round=round, by_seed=tuple(values), note=note)
 
 
-def judged(claim: Table, found: Found | None) -> tuple[str, float | None]:
+def judged(claim: Table, found: FileSettings | None) -> tuple[str, float | None]:
     """The verdict, and the p of the test that it rests on (None: no test).
 
     higher, lower: confirmed if all of the interval is above 0 and some of it reaches the claimed points; contradicted
@@ -77,7 +83,9 @@ def judged(claim: Table, found: Found | None) -> tuple[str, float | None]:
         apart = claim["claimed"] - found.mean
         right = apart <= 0 if claim.get("relation") == "at_least" else abs(apart) <= claim.get("tolerance", 0.0)
         return (CONFIRMED if right else CONTRADICTED), None
-    if found.n < ENOUGH or found.low is None or found.high is None:
+    if found.n < max(ENOUGH, PLANNED.get(claim.get("experiment", ""), 0)) or not found.whole:
+        return OPEN, None
+    if found.low is None or found.high is None:
         return OPEN, None
     low, high = found.low, found.high
     if kind in ("higher", "lower"):
@@ -106,11 +114,11 @@ def survives(ps: Sequence[float | None]) -> list[bool]:
     return kept
 
 
-def measured(claim: Table, results: Path | None = None) -> Found | None:
+def measured(claim: Table, results: Path | None = None) -> FileSettings | None:
     """What is stored for a claim, or computed; None if nothing is."""
     if claim.get("kind") == "arithmetic":
         names = {"min": min, "max": max, "mean": statistics.fmean, "sqrt": math.sqrt}
-        return Found(n=0, mean=float(eval(claim["formula"], {"__builtins__": {}}, names)))
+        return FileSettings(n=0, mean=float(eval(claim["formula"], {"__builtins__": {}}, names)))
     path = (results or RESULTS) / f"{claim.get('experiment')}.json"
     if "kind" not in claim or not path.exists():
         return None
@@ -126,7 +134,7 @@ def baselines(claim: Table) -> list[str]:
     return [given] if isinstance(given, str) else list(given)
 
 
-def _by_rows(claim: Table, rows: Sequence[Table]) -> Found | None:
+def _by_rows(claim: Table, rows: Sequence[Table]) -> FileSettings | None:
     """Pairs, or single runs: at the claim's round, or at the latest of those that most seeds have reached."""
     names = [claim["method"], *baselines(claim)]
     for printed in (False, True):  # measured rows replace printed ones, and the two are never paired
@@ -148,8 +156,9 @@ def _by_rows(claim: Table, rows: Sequence[Table]) -> Found | None:
     used = [mine[seed] for seed in seeds]
     planned = claim.get("round") or max(row["planned"] for row in used)
     notes = ["as printed"] if any(row["status"] == "printed" for row in used) else []
-    notes += [f"{chosen} of {planned} rounds"] if chosen < planned and claim.get("measure") != "rounds_to" else []
-    return interval(values[chosen], chosen, "; ".join(notes))
+    whole = chosen >= planned or claim.get("measure") == "rounds_to"
+    notes += [] if whole else [f"{chosen} of {planned} rounds"]
+    return replace(interval(values[chosen], chosen, "; ".join(notes)), whole=whole)
 
 
 def _differences(claim: Table, mine: Table, theirs: Sequence[Table]) -> dict[int, float]:
@@ -158,12 +167,13 @@ def _differences(claim: Table, mine: Table, theirs: Sequence[Table]) -> dict[int
     if measure == "rounds_to":
         needed = [_rounds_to(row, claim["target"] / 100) for row in (mine, *theirs)]
         return {} if None in needed else {0: min(needed[1:]) - needed[0]}
-    scale = 1.0 if measure == "roughness" else 100.0
+    scale = 1.0 if measure in ("roughness", "rises", "variance_share", "variance_slope") else 100.0
     key = "accuracy" if measure == "every_round" else measure
     better = min if claim["kind"] == "lower" else max
     found = {}
     for number in (test["round"] for test in mine["tests"]):
-        own, others = _value(mine, number, key), [_value(row, number, key) for row in theirs]
+        at = claim.get("baseline_round", number)
+        own, others = _value(mine, number, key), [_value(row, at, key) for row in theirs]
         if own is None or None in others:
             continue
         found[number] = scale * (own - better(others) if others else own)
@@ -186,10 +196,18 @@ def _value(row: Table, number: int, measure: str) -> float | None:
     """A test's value; or the mean of the last four tests up to it; or how much the loss jumps from test to test."""
     if measure in ("spread_first", "spread_last"):
         return _spread(row, measure) if number == row["rounds"] else None
+    if measure in ("variance_share", "variance_slope"):
+        return _variance(row, measure) if number == row["rounds"] else None
     if measure == "f1_gap":
         f1, accuracy = _value(row, number, "f1"), _value(row, number, "accuracy")
         return None if f1 is None or accuracy is None else f1 - accuracy
-    key = {"last_four": "accuracy", "mean_of_rounds": "accuracy", "roughness": "loss"}.get(measure, measure)
+    key = measure
+    if measure == "own_rows":  # FedBN's global model has no trained norm layers
+        key = "personal_accuracy_mean" if "personal_accuracy_mean" in row["tests"][-1] else "client_accuracy_mean"
+    elif measure in ("last_four", "mean_of_rounds"):
+        key = "accuracy"
+    elif measure in ("roughness", "rises"):
+        key = "loss"
     if not any(test["round"] == number and key in test for test in row["tests"]):
         return None
     tests = [float(test[key]) for test in row["tests"] if test["round"] <= number and key in test]
@@ -197,6 +215,8 @@ def _value(row: Table, number: int, measure: str) -> float | None:
         return math.fsum(tests[-LAST_TESTS:]) / LAST_TESTS if len(tests) >= LAST_TESTS else None
     if measure == "mean_of_rounds":
         return math.fsum(tests) / len(tests)
+    if measure == "rises":
+        return math.fsum(max(0.0, b - a) for a, b in itertools.pairwise(tests))
     if measure == "roughness":
         steps = [b - a for a, b in itertools.pairwise(tests)]
         return statistics.stdev(steps) if len(steps) > 1 else None
@@ -212,6 +232,17 @@ def _spread(row: Table, measure: str) -> float | None:
     return max(means) - min(means)
 
 
+def _variance(row: Table, measure: str) -> float:
+    """Of the variances of learned weights v(T): the largest v sqrt(T), or the slope of log v over log T.
+
+    The tests of such a row are the numbers of rounds T for which weights were learned.
+    """
+    found = [(test["round"], test["variance"]) for test in row["tests"]]
+    if measure == "variance_share":
+        return max(value * math.sqrt(rounds) for rounds, value in found)
+    return float(stats.linregress([math.log(n) for n, _ in found], [math.log(value) for _, value in found]).slope)
+
+
 def _rounds_to(row: Table, target: float) -> int | None:
     """The first round at the target; one more than all if it was never reached. None: not all rounds were tested."""
     if [test["round"] for test in row["tests"]] != list(range(1, len(row["tests"]) + 1)):
@@ -222,7 +253,7 @@ def _rounds_to(row: Table, target: float) -> int | None:
     return None if row["status"] == "cut short" else int(row["rounds"]) + 1
 
 
-def by_print(claim: Table, stored: Mapping[str, Any]) -> Found | None:
+def by_print(claim: Table, stored: Mapping[str, Any]) -> FileSettings | None:
     """Differences, intervals or means that exist only as they were printed."""
     for pair in stored.get("paired", ()):
         sign = _sign(pair, claim)
@@ -232,7 +263,7 @@ def by_print(claim: Table, stored: Mapping[str, Any]) -> Found | None:
             low, high = sorted((sign * pair["low"], sign * pair["high"]))
             error = (high - low) / 2 / float(stats.t.ppf(1 - LEVEL / 2, pair["n"] - 1))
             mean = sign * pair["mean"]
-            return Found(
+            return FileSettings(
                 n=pair["n"], mean=mean, low=low, high=high, error=error, round=pair["round"], note="as printed"
             )
     if claim.get("measure", "accuracy") != "accuracy":
@@ -243,7 +274,7 @@ def by_print(claim: Table, stored: Mapping[str, Any]) -> Found | None:
     if mine is None or theirs is None:
         return None
     note = f"as printed: means over {mine['n']} seeds, not paired"
-    return Found(n=mine["n"], mean=mine["mean"] - theirs["mean"], round=mine["round"], note=note)
+    return FileSettings(n=mine["n"], mean=mine["mean"] - theirs["mean"], round=mine["round"], note=note)
 
 
 def _sign(pair: Mapping[str, Any], claim: Table) -> int:

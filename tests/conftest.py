@@ -9,7 +9,7 @@ import pytest
 from grouping import group_of
 from hypothesis import HealthCheck, settings
 
-from consilience.engines.vectorised import program
+from consilience.engines.vectorised import program, traced
 
 # the same cases on every run, and no deadline: the first case pays for torch's lazy set-up
 settings.register_profile(
@@ -45,4 +45,4 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
     """No tracing of steps, which takes longer than a test's few steps themselves."""
     monkeypatch.setattr(program, "HOT", 10**9)
-    monkeypatch.setattr(program.Traced, "__call__", lambda self, *arguments: self._function(*arguments))
+    monkeypatch.setattr(traced, "HOT", 10**9)

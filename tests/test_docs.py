@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 
 import consilience as cs
 from consilience import cli
+from consilience.commands import listing
+from consilience.commands.arguments import split
 from consilience.compare import plan
 from consilience.engines.vectorised import tuning
 from consilience.experiments.assembly import assemble
@@ -40,7 +42,8 @@ def same_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-SLOW = ("ray.md", "privacy.md", "names.md")  # Ray starts; the accountant composes; every public name is used
+# Ray starts; the accountant composes; every public name is used; models train for seconds
+SLOW = ("ray.md", "privacy.md", "names.md", "python.md", "3_heterogeneous_clients.md", "5_transformer.md")
 DOCUMENTS = [
     pytest.param(file, id=str(file.relative_to(ROOT)), marks=[pytest.mark.slow] if file.name in SLOW else [])
     for file in FILES
@@ -86,7 +89,7 @@ def test_commands_parse(command: Command) -> None:
     name, found, rest = COMMANDS.resolve_command(typer.Context(COMMANDS), [*command.words[1:]])  # type: ignore[attr-defined]
     context = found.make_context(name, rest)
     if name == "run":
-        path, overrides = cli.split(context.params["arguments"] or [])
+        path, overrides = split(context.params["arguments"] or [])
         if any(text.startswith(("algorithm.schedule=", "algorithm.rule=")) for text in overrides):
             return  # a file that the command above it writes
         with pytest.raises(ValueError) if command.refused else contextlib.nullcontext():
@@ -94,7 +97,7 @@ def test_commands_parse(command: Command) -> None:
             if command.refused:  # not a setting alone: what the settings make together
                 assemble(settings)
     elif name == "list":
-        catalogue.narrowed(catalogue.listing(), context.params["what"] or [])
+        catalogue.narrowed(listing.everything(), context.params["what"] or [])
 
 
 def test_refusals_are_printed_as_shown() -> None:

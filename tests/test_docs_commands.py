@@ -30,6 +30,7 @@ TRAINING = ("run", "learn", "compare", "tune")
 MADE_BY_MAKE = ("consilience", "run", "recipes/quickstart.toml")
 DATA = os.environ.get("CONSILIENCE_DATA", "")
 AS_PRINTED = [ROOT / "README.md", *sorted((DOCS / "tutorial").glob("*.md")), DOCS / "resume.md"]
+SLOW = ("ray.md", "compare.md", "diagnose.md", "report.md", "reproductions.md", "choosing.md")  # they train for seconds
 
 
 def page(file: Path) -> list[Command]:
@@ -118,8 +119,8 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
 
 
 def pages(files: list[Path]) -> pytest.MarkDecorator:
-    """A test for each page that has commands; those of single methods train larger models, that of Ray starts it."""
-    is_slow = {file: "methods" in file.parts or file.name == "ray.md" for file in files}
+    """A test for each page that has commands; slow are those of single methods, which train larger models, and SLOW."""
+    is_slow = {file: "methods" in file.parts or file.name in SLOW for file in files}
     slow = {file: [pytest.mark.slow] if is_slow[file] else [] for file in files}
     found = [pytest.param(file, id=str(file.relative_to(ROOT)), marks=slow[file]) for file in files if page(file)]
     return pytest.mark.parametrize("file", found)

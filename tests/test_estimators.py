@@ -50,3 +50,12 @@ def test_bad_requests_say_what_to_do() -> None:
         cs.FederatedClassifier().fit(x, y, clients=[1, 2, 3])
     with pytest.raises(ValueError, match="one class"):
         cs.FederatedClassifier().fit(x, [1, 1, 1, 1])
+    for settings, word in (({"hidden": 8}, "write \\[8\\]"), ({"n_clients": 0}, "n_clients = 0 is out of range")):
+        with pytest.raises(Invalid, match=word):
+            cs.FederatedClassifier(**settings).fit(x, y)
+
+
+def test_a_model_for_each_client_is_not_what_predict_uses() -> None:
+    x, y = load_breast_cancer(return_X_y=True)
+    with pytest.warns(UserWarning, match="fedrep trains a model for each client"):
+        cs.FederatedClassifier("fedrep", rounds=1, random_state=0).fit(x, y)

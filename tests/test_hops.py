@@ -28,7 +28,7 @@ def test_a_simulated_run_takes_few_hops(hops: ModuleType, tmp_path: Path) -> Non
     assert found.recipes["config"] <= 3 and found.recipes["run"] == 0, "the algorithm is built more than once"
     assert found.built("Vectorised") == 1
     assert 0 < found.depth <= 20
-    assert len(found.parts["round"]) <= 285
+    assert len(found.parts["round"]) <= 247
 
 
 def test_deployed_clients_keep_their_engines(hops: ModuleType, tmp_path: Path) -> None:
@@ -36,5 +36,5 @@ def test_deployed_clients_keep_their_engines(hops: ModuleType, tmp_path: Path) -
     found = hops.deployed(tmp_path)
     assert len(found.generators) <= 3
     assert found.built("Vectorised") == 2, "two nodes, two rounds: one engine each"
-    assert len(found.parts["round"]) <= 365
-    assert len(found.parts["message"]) <= 140
+    assert len(found.parts["round"]) <= 335
+    assert len(found.parts["message"]) <= 125

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import re
@@ -32,6 +33,7 @@ verdicts = module("docs/verdicts.py")
 cells = module("benchmarks/reproduction_cells.py")
 pool = module("benchmarks/reproduction_pool.py")
 starts = module("benchmarks/duw_starts.py")
+variance = module("benchmarks/duw_variance.py")
 CLAIMS = tomllib.loads((make.RESULTS / "claims.toml").read_text(encoding="utf-8"))["claim"]
 EXPERIMENTS = cells.read_experiments()
 
@@ -51,7 +53,7 @@ def test_an_interval_is_that_of_a_paired_t_test() -> None:
 
 def found(low: float, high: float, n: int = 5) -> Any:
     error = (high - low) / 2 / stats.t.ppf(0.975, n - 1)
-    return verdicts.Found(n=n, mean=(low + high) / 2, low=low, high=high, error=error)
+    return verdicts.FileSettings(n=n, mean=(low + high) / 2, low=low, high=high, error=error)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +151,11 @@ def test_the_best_baseline_counts_and_measures_are_taken_by_seed(tmp_path: Path)
     assert value(kind="lower", measure="rounds_to", target=70, baseline="c") == 1  # round 2 against round 3
     assert value(kind="lower", measure="roughness", baseline="b") == pytest.approx(0.5)  # changes -1, -1, -2, -1
     assert value(measure="mean_of_rounds", baseline="b") == pytest.approx(10.0)
+    assert value(round=2, baseline_round=5) == pytest.approx(-18.0)  # 70 % after two rounds, c's 88 % after five
+    for test, loss in zip(rows[1]["tests"], (5.0, 6.0, 3.0, 3.5, 2.0)):
+        test["loss"] = loss
+    (tmp_path / "e.json").write_text(json.dumps({"rows": rows}))
+    assert value(kind="lower", measure="rises", baseline="b") == pytest.approx(1.5)  # b's loss rises twice, a's never
 
 
 def test_measures_of_one_method(tmp_path: Path) -> None:
@@ -162,6 +169,66 @@ def test_measures_of_one_method(tmp_path: Path) -> None:
     del one["learned"]
     (tmp_path / "e.json").write_text(json.dumps({"rows": [one]}))
     assert verdicts.measured({**claim, "measure": "spread_last"}, tmp_path) is None
+
+
+def test_personal_models_are_compared_on_the_clients_own_rows(tmp_path: Path) -> None:
+    one, other = row("a", 0, {1: 0.8}), row("b", 0, {1: 0.1})
+    one["tests"][0]["client_accuracy_mean"] = 0.75
+    other["tests"][0] |= {"client_accuracy_mean": 0.1, "personal_accuracy_mean": 0.7}
+    (tmp_path / "e.json").write_text(json.dumps({"rows": [one, other]}))
+    claim = {"kind": "higher", "experiment": "e", "method": "a", "baseline": "b", "measure": "own_rows"}
+    assert verdicts.measured(claim, tmp_path).mean == pytest.approx(5.0)
+
+
+def test_variances_of_weights_over_several_numbers_of_rounds(tmp_path: Path) -> None:
+    tests = [{"round": rounds, "variance": 0.5 * rounds**-1.5} for rounds in (2, 8, 32)]
+    one = {"method": "a", "seed": 0, "status": "finished", "rounds": 32, "planned": 32, "tests": tests, "digest": ""}
+    (tmp_path / "e.json").write_text(json.dumps({"rows": [one]}))
+    claim = {"kind": "at_most", "experiment": "e", "method": "a"}
+    share = verdicts.measured({**claim, "measure": "variance_share"}, tmp_path)
+    slope = verdicts.measured({**claim, "measure": "variance_slope"}, tmp_path)
+    assert share.mean == pytest.approx(0.25)  # of 1/sqrt(2), with two rounds
+    assert slope.mean == pytest.approx(-1.5)
+    learned = [{"seed": 3, "rounds": rounds, "variance": 0.1 / rounds, "iterations": 40} for rounds in (2, 5)]
+    made = variance.row_of(learned)
+    assert made["tests"] == [{"round": 2, "variance": 0.05}, {"round": 5, "variance": 0.02}]
+    assert (made["seed"], made["rounds"], made["iterations"], made["status"]) == (3, 5, 40, "finished")
+
+
+def test_planned_seeds_are_enough_for_a_verdict() -> None:
+    named = {one.name: one for one in EXPERIMENTS}
+    for claim in CLAIMS:
+        if "kind" in claim and claim.get("experiment") in named:
+            planned = len(named[claim["experiment"]].seeds)
+            assert planned >= verdicts.ENOUGH, f"{claim['experiment']}: {claim['claim']}"
+
+
+def test_there_is_no_verdict_before_all_planned_seeds_are_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdicts, "PLANNED", {"e": 6})
+    claim = {"kind": "higher", "experiment": "e"}
+    few, all_in = (verdicts.interval([1.0, 1.1, 0.9, 1.0, 1.05, 0.95][:n], 1) for n in (5, 6))
+    assert verdicts.judged(claim, few)[0] == "open" and verdicts.judged(claim, all_in)[0] == "confirmed"
+    assert verdicts.judged({**claim, "experiment": "of no plan"}, few)[0] == "confirmed"
+
+
+def test_there_is_no_verdict_on_runs_that_were_cut_short(tmp_path: Path) -> None:
+    rows = [row("a", seed, {10: 0.6 + seed / 1000}, "cut short") for seed in range(4)]
+    (tmp_path / "e.json").write_text(json.dumps({"rows": rows}))
+    claim = {"kind": "at_least", "experiment": "e", "method": "a", "points": 50}
+    cut = verdicts.measured(claim, tmp_path)
+    assert cut.n == 4 and cut.note == "10 of 20 rounds" and verdicts.judged(claim, cut) == ("open", None)
+    rows = [row("a", seed, {10: 0.6, 20: 0.6 + seed / 1000}) for seed in range(4)]
+    (tmp_path / "e.json").write_text(json.dumps({"rows": rows}))
+    assert verdicts.judged(claim, verdicts.measured(claim, tmp_path))[0] == "confirmed"
+
+
+def test_an_experiment_may_take_some_methods_of_its_recipe() -> None:
+    every = next(one for one in EXPERIMENTS if one.name == "simprox_lambda")
+    label = "simprox lambda_0=0.6"
+    few = cells.cells_of(dataclasses.replace(every, methods=(label,)), [])
+    assert {cell.method for cell in few} == {label} and len(few) == len(every.seeds)
+    whole = {(cell.method, cell.digest) for cell in cells.cells_of(every, [])}
+    assert {(cell.method, cell.digest) for cell in few} < whole
 
 
 def test_a_printed_difference_can_be_read_from_both_sides() -> None:

@@ -14,7 +14,7 @@ from consilience.core.algorithm import Algorithm
 from consilience.core.federation import Federation
 from consilience.core.tree import Tree
 from consilience.engines.vectorised.engine import Vectorised
-from consilience.engines.vectorised.lanes.serial import Threads
+from consilience.engines.vectorised.lanes.cpu import Threads
 from consilience.models.adapted import LoRALinear
 from consilience.models.siamese import siamese_heads
 from consilience.task.task import Task

@@ -32,7 +32,7 @@ Optimiser = Literal["sgd", "adam", "adamw", "rmsprop", "adagrad", "adadelta", "a
 """Solvers that take `lr` and `weight_decay` from the shared options; as a part, a solver brings its own."""
 
 
-class Solving(TypedDict, total=False):
+class TrainingOptions(TypedDict, total=False):
     """Options of local training."""
 
     lr: Positive
@@ -51,7 +51,7 @@ class Solving(TypedDict, total=False):
     class_shares: Literal["equal"] | tuple[Positive, ...] | None
 
 
-class Common(Solving, total=False):
+class Common(TrainingOptions, total=False):
     """Keyword arguments of every recipe; see `averaged` for the defaults."""
 
     selection: Selection

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal, Unpack
 
-from consilience.algorithms._common import Solving, averaged
+from consilience.algorithms._common import TrainingOptions, averaged
 from consilience.client.local_training import LocalTraining
 from consilience.client.memory.memory import Memory
 from consilience.client.memory.models import PreviousModel
@@ -19,7 +19,7 @@ from consilience.server.protocols import Weighting
 from consilience.server.rules.splitting import Splitting
 
 
-class Local(Solving, total=False):
+class Local(TrainingOptions, total=False):
     """The shared options that concern the client; this server accepts no other combine or step."""
 
     selection: Selection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from consilience.algorithms._common import Solving, averaged, recipe
+from consilience.algorithms._common import TrainingOptions, averaged, recipe
 from consilience.client.terms.term import Term
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Fraction, Positive, Whole
@@ -14,7 +14,7 @@ from consilience.server.protocols import Step
 from consilience.server.rules.private_averaging import AdaptiveBound, PrivateAveraging
 
 
-class Local(Solving, total=False):
+class Local(TrainingOptions, total=False):
     """Options that can be changed; selection and weights cannot, since the privacy proof fixes them."""
 
     terms: tuple[Term, ...]

@@ -8,19 +8,16 @@ from torch import Tensor
 
 from consilience.channel.update import carrying, closed, each_floating, floating, norm, opened
 from consilience.core.exchange import Broadcast, Cohort
-from consilience.core.settings import Positive, check
+from consilience.core.settings import Checked, Positive
 from consilience.core.tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clip:
+class Clip(Checked):
     """Clips each update to Euclidean norm `bound` over all parameters."""
 
     bound: Positive = 1.0
     form = "dense"  # the update keeps its shapes
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, start: Tree) -> Tree:
         """No memory."""

@@ -9,19 +9,16 @@ from torch import Tensor
 from consilience.channel.update import carrying, closed, each_floating, leaf_key, opened
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.rng import normals
-from consilience.core.settings import NonNegative, check
+from consilience.core.settings import Checked, NonNegative
 from consilience.core.tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noise:
+class Noise(Checked):
     """Adds N(0, deviation^2) to every value of the update; after a `Clip`, this is the Gaussian mechanism."""
 
     deviation: NonNegative = 0.01
     form = "dense"  # the update keeps its shapes
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, start: Tree) -> Tree:
         """No memory."""

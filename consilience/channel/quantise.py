@@ -11,7 +11,7 @@ from torch import Tensor
 from consilience.channel.update import carrying, closed, each_floating, leaf_key, opened
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.rng import uniforms
-from consilience.core.settings import Range, check
+from consilience.core.settings import Checked, Range
 from consilience.core.tree import Tree
 
 GROUP = 8
@@ -39,7 +39,7 @@ def unpacked(octets: Tensor, bits: int) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quantise:
+class Quantise(Checked):
     """Stochastic rounding to evenly spaced levels between -s and s, s the largest value of the tensor.
 
     A value is rounded up or down to a neighbouring level with the probabilities that keep its mean (QSGD, Alistarh et
@@ -49,9 +49,6 @@ class Quantise:
 
     bits: Annotated[int, Range(least=1, most=8)] = 8
     form = "codes"  # integers, which no later channel can read
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def _steps(self) -> int:

@@ -12,7 +12,7 @@ from consilience.channel.update import by_row, carrying, closed, each_floating, 
 from consilience.core import rng
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.rng import exponentials, normals
-from consilience.core.settings import OnlyWith, Positive, Range, check
+from consilience.core.settings import Checked, OnlyWith, Positive, Range
 from consilience.core.tree import Tree
 
 Fading = Literal["none", "rayleigh"]
@@ -20,7 +20,7 @@ Decibels = Annotated[float, Range(least=-100, most=300)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Radio:
+class Radio(Checked):
     """Every client has its own radio channel with the signal-to-noise ratio `snr_db` in decibels.
 
     The server receives y = h x + n and, knowing h, takes x + n/h: noise of variance mean(x^2) / (snr |h|^2) on every
@@ -32,9 +32,6 @@ class Radio:
     fading: Fading = "none"
     min_gain: Annotated[Positive, OnlyWith("fading", ("rayleigh",))] = 0.1
     form = "dense"  # the update keeps its shapes
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, start: Tree) -> Tree:
         """No memory."""
@@ -60,7 +57,7 @@ class Radio:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OverTheAir:
+class OverTheAir(Checked):
     """All clients send at once (over-the-air computation): the server receives the sum of the updates plus one noise.
 
     All clients scale their signals by the same factor, so that the one with the longest update uses full power: over m
@@ -74,9 +71,6 @@ class OverTheAir:
     min_gain: Annotated[Positive, OnlyWith("fading", ("rayleigh",))] = 0.1
     form = "dense"  # the update keeps its shapes
     sums_only = True  # the server cannot distinguish the replies
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, start: Tree) -> Tree:
         """No memory."""

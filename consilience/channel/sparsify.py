@@ -10,12 +10,12 @@ from torch import Tensor
 from consilience.channel.update import anchors, carrying, closed, is_personal, opened
 from consilience.core import rng
 from consilience.core.exchange import Broadcast, Cohort
-from consilience.core.settings import Fraction, check
+from consilience.core.settings import Checked, Fraction
 from consilience.core.tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopK:
+class TopK(Checked):
     """Sends the `fraction` of values with the largest magnitude over all parameters, and their indices.
 
     With `feedback` (Seide et al. 2014; Stich et al. 2018) what is not sent is kept in memory and added to the
@@ -25,9 +25,6 @@ class TopK:
     fraction: Fraction = 0.01
     feedback: bool = True
     form = "sparse"  # values and places
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, start: Tree) -> Tree:
         """An empty residual."""
@@ -54,7 +51,7 @@ class TopK:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomK:
+class RandomK(Checked):
     """Sends the `fraction` of values at random indices, and the seed from which the server computes the indices.
 
     With `feedback` the rest is kept in memory, as in `TopK`. Without it the values are multiplied by n/k, so that the
@@ -64,9 +61,6 @@ class RandomK:
     fraction: Fraction = 0.01
     feedback: bool = True
     form = "sparse"  # values and a seed
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, start: Tree) -> Tree:
         """An empty residual."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from consilience.core.settings import Decay, NonNegative, Positive, check
+from consilience.core.settings import Checked, Decay, NonNegative, Positive
 from consilience.core.tree import Tree, map_leaves
 
 
 @dataclass(frozen=True, kw_only=True)
-class RMSprop:
+class RMSprop(Checked):
     """As torch.optim.RMSprop: w <- w - lr u, u = g / (sqrt(v) + eps), v <- alpha v + (1 - alpha) g^2."""
 
     lr: Positive = 0.01
@@ -22,9 +22,6 @@ class RMSprop:
     momentum: Decay = 0.0  # of u
     centred: bool = False  # v minus the square of the mean gradient
     weight_decay: NonNegative = 0.0
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, params: Tree) -> Tree:
         """Everything at zero."""
@@ -47,16 +44,13 @@ class RMSprop:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adagrad:
+class Adagrad(Checked):
     """As torch.optim.Adagrad: v <- v + g^2, w <- w - lr g / (sqrt(v) + eps); v restarts in every round."""
 
     lr: Positive = 0.01
     eps: Positive = 1e-10
     initial: NonNegative = 0.0  # v before the first step
     weight_decay: NonNegative = 0.0
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, params: Tree) -> Tree:
         """v at its initial value."""
@@ -71,16 +65,13 @@ class Adagrad:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adadelta:
+class Adadelta(Checked):
     """As torch.optim.Adadelta: w <- w - lr u, u = g sqrt(d + eps) / sqrt(v + eps); v, d mean squares of g and u."""
 
     lr: Positive = 1.0
     rho: Decay = 0.9
     eps: Positive = 1e-6
     weight_decay: NonNegative = 0.0
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, params: Tree) -> Tree:
         """Both at zero."""
@@ -100,7 +91,7 @@ class Adadelta:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adamax:
+class Adamax(Checked):
     """As torch.optim.Adamax: w <- w - lr m_hat / v, v <- max(beta2 v, |g| + eps)."""
 
     lr: Positive = 0.002
@@ -108,9 +99,6 @@ class Adamax:
     beta2: Decay = 0.999
     eps: Positive = 1e-8
     weight_decay: NonNegative = 0.0
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, params: Tree) -> Tree:
         """Everything at zero."""
@@ -128,7 +116,7 @@ class Adamax:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NAdam:
+class NAdam(Checked):
     """As torch.optim.NAdam: Adam with Nesterov momentum."""
 
     lr: Positive = 0.002
@@ -138,9 +126,6 @@ class NAdam:
     momentum_decay: NonNegative = 0.004
     weight_decay: NonNegative = 0.0
     decoupled: bool = False
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, params: Tree) -> Tree:
         """Both moments at zero, the product of momenta at one."""
@@ -174,16 +159,13 @@ class NAdam:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lion:
+class Lion(Checked):
     """Chen et al. 2023: w <- w - lr (sign(beta1 m + (1 - beta1) g) + weight_decay w), m <- beta2 m + (1 - beta2) g."""
 
     lr: Positive = 1e-4
     beta1: Decay = 0.9
     beta2: Decay = 0.99
     weight_decay: NonNegative = 0.0
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, params: Tree) -> Tree:
         """The mean gradient at zero."""

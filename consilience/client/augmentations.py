@@ -15,7 +15,7 @@ from torch import Tensor
 
 from consilience.core import rng
 from consilience.core.plans import Batch
-from consilience.core.settings import Count, Invalid, Positive, Probability, Whole, check
+from consilience.core.settings import Checked, Count, Invalid, Positive, Probability, Whole, check
 from consilience.core.task import Task
 from consilience.core.tree import leaves, map_leaves
 
@@ -56,13 +56,10 @@ class Flip:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Crop:
+class Crop(Checked):
     """Random crop of images padded with `padding` zero pixels on each side."""
 
     padding: Count = 4
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def vary(self, x: Any, key: Tensor, live: Any) -> Any:
         """A random crop, of the original size, of each zero-padded image."""
@@ -90,13 +87,10 @@ class Crop:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cutout:
+class Cutout(Checked):
     """A square of `size` pixels around a random pixel set to 0, truncated at borders (DeVries and Taylor 2017)."""
 
     size: Count = 4
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def vary(self, x: Any, key: Tensor, live: Any) -> Any:
         """Set one square of each image to 0."""
@@ -154,16 +148,13 @@ class TokenDropout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixUp:
+class MixUp(Checked):
     """Rows mixed in pairs (Zhang et al. 2018): x = s x_i + (1 - s) x_j, loss = s loss(y_i) + (1 - s) loss(y_j).
 
     s ~ Beta(alpha, alpha), one for a batch; j is a permutation of the batch's rows.
     """
 
     alpha: Positive = 0.2
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def vary(self, x: Any, key: Tensor, live: Any) -> Any:
         """Mix each row with its partner."""

@@ -12,7 +12,7 @@ from consilience.client.condensed_rows import Start, first_rows, membership, no_
 from consilience.client.solver_wrappers import refuse_accumulation
 from consilience.client.solvers import SGD, Solver
 from consilience.core import rng
-from consilience.core.evaluate import LOOK
+from consilience.core.evaluate import ONE_PASS
 from consilience.core.plans import Batch, Work
 from consilience.core.protocols import ClientRule
 from consilience.core.settings import Count, Fraction, Invalid, NonNegative, Positive, check
@@ -27,7 +27,7 @@ class ClassKnowledge:
     """One pass without training: per-class sums of the received model's outputs and softened probabilities."""
 
     temperature: Positive = 2.0
-    work: Work = LOOK
+    work: Work = ONE_PASS
 
     def init(self, start: Tree) -> Tree:
         """No memory."""

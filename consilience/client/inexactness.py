@@ -14,7 +14,7 @@ from consilience.client.wrapped import Wrapped
 from consilience.core.capabilities import PostTrainingPass, Reasons
 from consilience.core.plans import Batch, Work
 from consilience.core.protocols import ClientRule
-from consilience.core.settings import NonNegative, check
+from consilience.core.settings import Checked, NonNegative, check
 from consilience.core.task import Task
 from consilience.core.tree import Tree, leaves, map_leaves
 
@@ -22,14 +22,11 @@ TINY = 1e-300
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inexactness:
+class Inexactness(Checked):
     """A pass without training: the full gradient of h = F + mu/2 |. - w|^2 at w and at the client's trained model."""
 
     mu: NonNegative = 0.1
     work: Work = field(default_factory=lambda: Work(epochs=1, batch_size=256, shuffle=False, trains=False))
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, start: Tree) -> Tree:
         """No memory."""

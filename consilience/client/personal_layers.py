@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from consilience.core.settings import Count, Invalid, check
+from consilience.core.settings import Checked, Count, Invalid
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 
@@ -57,13 +57,10 @@ class Normalisation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
+class Head(Checked):
     """The last `layers` layers, in the order in which the module defines them."""
 
     layers: Count = 1
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def personal_names(self, model: Tree) -> frozenset[str]:
         """All leaves of the last layers that have parameters."""
@@ -77,13 +74,10 @@ class Head:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Named:
+class Named(Checked):
     """Leaves whose names match one of the patterns, such as "head.*"."""
 
     patterns: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def personal_names(self, model: Tree) -> frozenset[str]:
         """Leaves that match a pattern."""

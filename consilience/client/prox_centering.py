@@ -9,14 +9,14 @@ from torch import Tensor
 from consilience.client.memory.memory import TrainingEnd
 from consilience.client.terms.term import Context
 from consilience.core.plans import Batch
-from consilience.core.settings import Fraction, Positive, check
+from consilience.core.settings import Checked, Fraction, Positive
 from consilience.core.tree import Tree, map_leaves
 
 Z = "z"  # key of the splitting variable in a client's memory, or in its personal message if the server keeps it
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReflectedProximal:
+class ReflectedProximal(Checked):
     """1/(2 step) |w - (2x - z)|^2, x the received model: with the loss, the subproblem of prox at 2x - z.
 
     z is the client's memory, or with `sent` comes from a server that keeps it.
@@ -25,9 +25,6 @@ class ReflectedProximal:
     step: Positive
     sent: bool = False
     whole_model = True  # the server's x is the mean of the z's, leaf by leaf
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -47,14 +44,11 @@ class ReflectedProximal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Centring:
+class Centring(Checked):
     """z <- z + 2 relaxation (w - x), where w is the trained and x the received model."""
 
     relaxation: Fraction = 1.0
     name = Z  # terms read it as `z`
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, start: Tree) -> Tree:
         """z = x = the initial model."""

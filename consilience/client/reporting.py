@@ -15,7 +15,7 @@ from consilience.core.capabilities import (
     Reasons,
     capability,
 )
-from consilience.core.evaluate import LOOK, LossQuery
+from consilience.core.evaluate import ONE_PASS, LossQuery
 from consilience.core.plans import Batch, Work
 from consilience.core.protocols import ClientRule
 from consilience.core.task import Task
@@ -79,7 +79,7 @@ class ScoreAtEnd(Wrapped):
     @property
     def post_training(self) -> ClientRule:
         """Evaluate the trained model on the client's rows."""
-        return Score(work=LOOK, rule=_with_own_layers(self.training))
+        return Score(work=ONE_PASS, rule=_with_own_layers(self.training))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from consilience.core.tree import Tree, where
 from consilience.task.losses import average
 
 
-class Views(NamedTuple):
+class SiameseOutputs(NamedTuple):
     """Outputs of a siamese model for a batch."""
 
     z: Tensor  # [B, d] representation
@@ -105,8 +105,10 @@ class SiameseTraining:
         past = carry["past"] if self.history == "epoch" else memory["previous"]
         z_past = _still(task, past["model"], batch)
 
-        def local(params: Tree, copy: Views, joint: bool = False) -> tuple[Tensor, tuple[Tensor, Tree, Tensor]]:
-            seen, moved = self._look(task, {"params": params, "buffers": buffers}, batch)
+        def local(
+            params: Tree, copy: SiameseOutputs, joint: bool = False
+        ) -> tuple[Tensor, tuple[Tensor, Tree, Tensor]]:
+            seen, moved = self._outputs(task, {"params": params, "buffers": buffers}, batch)
             logits = seen.logits
             losses = task.row_losses(logits, batch) if mixed is None else mixed_losses(task, logits, batch, mixed)
             loss = average(losses, batch.mask)
@@ -154,7 +156,7 @@ class SiameseTraining:
         new = {"model": carry["model"], "known": torch.ones_like(carry["past"]["known"])}
         return {**carry, "past": where(batch.first & (carry["steps"] > 0), new, carry["past"])}
 
-    def _closer(self, own: Views, other: Views, batch: Batch, joint: bool = False) -> Tensor:
+    def _closer(self, own: SiameseOutputs, other: SiameseOutputs, batch: Batch, joint: bool = False) -> Tensor:
         """One model's part of L_stop: -1/2 cos(p, sg z') and, without stop-gradient, -1/2 cos(p', z).
 
         `joint`: the second half is left out, because the caller differentiates both models at once.
@@ -173,12 +175,12 @@ class SiameseTraining:
             return (*grad(local, has_aux=True)(params, self._frozen(task, message["model"], batch)), {})
         buffers = carry["copy"]["buffers"]
 
-        def pulled(copied: Tree, client: Views) -> tuple[Tensor, Tree]:
-            seen, moved = self._look(task, {"params": copied, "buffers": buffers}, batch)
+        def pulled(copied: Tree, client: SiameseOutputs) -> tuple[Tensor, Tree]:
+            seen, moved = self._outputs(task, {"params": copied, "buffers": buffers}, batch)
             return self.mu * self._closer(seen, client, batch), moved
 
         def both(params: Tree, copied: Tree) -> tuple[Tensor, Any]:
-            seen, moved = self._look(task, {"params": copied, "buffers": buffers}, batch)
+            seen, moved = self._outputs(task, {"params": copied, "buffers": buffers}, batch)
             total, told = local(params, seen, joint=True)
             return total + self.mu * self._half(seen.p, told[2], batch), (told, moved)
 
@@ -191,38 +193,38 @@ class SiameseTraining:
             (grads, pulls), (told, moved) = grad(both, argnums=(0, 1), has_aux=True)(params, carry["copy"]["params"])
             return grads, told, step(pulls, moved)
         with torch.no_grad():
-            client = self._look(task, carry["model"], batch)[0]
+            client = self._outputs(task, carry["model"], batch)[0]
         after = step(*grad(pulled, has_aux=True)(carry["copy"]["params"], client))
         with torch.no_grad():  # a second pass over the same batch: its statistics are not counted again
-            copy = self._look(task, {"params": after["copy"]["params"], "buffers": buffers}, batch)[0]
+            copy = self._outputs(task, {"params": after["copy"]["params"], "buffers": buffers}, batch)[0]
         return (*grad(local, has_aux=True)(params, copy), after)
 
-    def _look(self, task: Task, model: Tree, batch: Batch, train: bool = True) -> tuple[Views, Tree]:
+    def _outputs(self, task: Task, model: Tree, batch: Batch, train: bool = True) -> tuple[SiameseOutputs, Tree]:
         """(all views, buffers) of a model."""
         views = _views if self.predictor else _views_without_predictor
         return task.apply(model, batch.x, train=train, mask=batch.mask, key=batch.key, through=views)
 
     @torch.no_grad()
-    def _frozen(self, task: Task, model: Tree, batch: Batch) -> Views:
+    def _frozen(self, task: Task, model: Tree, batch: Batch) -> SiameseOutputs:
         """Views of a frozen copy, in evaluation mode; its p is read only without stop-gradient."""
         if not self.stop_gradient:
-            return self._look(task, model, batch, train=False)[0]
+            return self._outputs(task, model, batch, train=False)[0]
         z = _still(task, model, batch)
-        return Views(z, z, z)
+        return SiameseOutputs(z, z, z)
 
 
 def _rows(batch: Batch) -> Tensor | int:
     return len(batch.y) if batch.mask is None else batch.mask.sum()
 
 
-def _views(module: Any, x: Any) -> Views:
+def _views(module: Any, x: Any) -> SiameseOutputs:
     z = module.features(x)
-    return Views(z, module.predict(z), module.head(z))
+    return SiameseOutputs(z, module.predict(z), module.head(z))
 
 
-def _views_without_predictor(module: Any, x: Any) -> Views:
+def _views_without_predictor(module: Any, x: Any) -> SiameseOutputs:
     z = module.features(x)
-    return Views(z, z, module.head(z))
+    return SiameseOutputs(z, z, module.head(z))
 
 
 @torch.no_grad()

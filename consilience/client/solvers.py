@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from consilience.core.settings import Decay, Fraction, Invalid, NonNegative, Positive, check
+from consilience.core.settings import Checked, Decay, Fraction, Invalid, NonNegative, Positive, check
 from consilience.core.tree import Tree, map_leaves
 
 
@@ -74,7 +74,7 @@ class SGD:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adam:
+class Adam(Checked):
     """Adam as torch.optim.Adam, or AdamW with `decoupled=True`."""
 
     lr: Positive = 0.001
@@ -83,9 +83,6 @@ class Adam:
     eps: Positive = 1e-8
     weight_decay: NonNegative = 0.0
     decoupled: bool = False
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, params: Tree) -> Tree:
         """Both moments at zero, and the step count."""

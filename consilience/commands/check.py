@@ -130,7 +130,8 @@ def lines(found: dict[str, Any]) -> list[str]:
 
 def _rows(size: Size) -> str:
     least, median, most = size.rows_a_client
-    return f"{size.rows:,} to train ({least:,} to {most:,} a client, median {median:,}), {size.test_rows:,} to test"
+    spread = f"{least:,} to {most:,} a client, median {median:,}" if least < most else f"{least:,} a client"
+    return f"{size.rows:,} to train ({spread}), {size.test_rows:,} to test"
 
 
 def _task(kind: str, size: Size) -> str:

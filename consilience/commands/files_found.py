@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ Ask = Callable[[str, str, Sequence[str]], str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class FileSettings:
     """The settings that read the files, and what was noticed about them."""
 
     data_dir: Path
@@ -46,7 +46,7 @@ class Found:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
+class GivenSettings:
     """What the user has specified already; "" and None are guessed or asked for."""
 
     label: str = ""
@@ -55,7 +55,7 @@ class Wishes:
     test: str = ""
 
 
-def look(path: Path, wishes: Wishes, ask: Ask) -> Found:
+def look(path: Path, wishes: GivenSettings, ask: Ask) -> FileSettings:
     """Detect the contents of a file or folder; the error for an unsupported one lists what is supported."""
     if not path.exists():
         raise FileNotFoundError(f"{path} was not found. {EXPECTED}")
@@ -71,7 +71,7 @@ def look(path: Path, wishes: Wishes, ask: Ask) -> Found:
         said = ["pictures in folders that name their classes"]
         data = {"name": "picture_folders", "folder": path.name, "size": 32}
         grouped = not nested and not any(find_pictures(folder) for folder in path.glob("*") if folder.is_dir())
-        return Found(data_dir=path.parent, data=data, model={"name": "cnn"}, has_clients=grouped, said=said)
+        return FileSettings(data_dir=path.parent, data=data, model={"name": "cnn"}, has_clients=grouped, said=said)
     files = _tables(folders[0] if nested else path)
     if len(files) == 1 and not nested:
         return _file(files[0], wishes, ask)
@@ -84,7 +84,7 @@ def _tables(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.name.endswith((*TABLES, ".npz")) and not p.name.startswith("."))
 
 
-def _file(path: Path, wishes: Wishes, ask: Ask) -> Found:
+def _file(path: Path, wishes: GivenSettings, ask: Ask) -> FileSettings:
     if path.suffix == ".npz":
         return _archive(path)
     if not path.name.endswith(TABLES):
@@ -107,15 +107,11 @@ def _file(path: Path, wishes: Wishes, ask: Ask) -> Found:
         data = {"name": "text_table", "train": path.name, **file, "text": texts[0], "label": label}
         data |= {**({"group": client} if client else {}), "features": "ngrams"}
         model = {"name": "mlp", "hidden": [64]}
-        return Found(data_dir=path.parent, data=data, model=model, has_clients=bool(client), said=said)
+        return FileSettings(data_dir=path.parent, data=data, model=model, has_clients=bool(client), said=said)
     target = wishes.target or ask("Is it classes or a number", _target(table.columns[label]), ["classes", "number"])
-    left_out = [name for name in rest if _is_key(name, table.columns[name])]
     data = {"name": "table", "file": path.name, **file, "label": label, **({"client": client} if client else {})}
-    if left_out and len(left_out) < len(rest):
-        said.append(f"left out, because every row has a value of its own: {', '.join(left_out)}")
-        data["columns"] = [name for name in rest if name not in left_out]
-    data["target"] = target
-    return Found(
+    data |= {**_without_keys(table.columns, rest, said), "target": target}
+    return FileSettings(
         data_dir=path.parent,
         data=data,
         model={"name": "mlp", "hidden": [64]},
@@ -125,30 +121,35 @@ def _file(path: Path, wishes: Wishes, ask: Ask) -> Found:
     )
 
 
-def _client_files(path: Path, files: Sequence[Path], wishes: Wishes, ask: Ask) -> Found:
-    said = [f"{len(files)} files, one for each client: {', '.join(file.name for file in files[:4])} ..."]
+def _client_files(path: Path, files: Sequence[Path], wishes: GivenSettings, ask: Ask) -> FileSettings:
+    shown = ", ".join(file.name for file in files[:4]) + " ..." * (len(files) > 4)
+    said = [f"{len(files)} files, one for each client: {shown}"]
     data: dict[str, Any] = {"name": "client_files", "folder": path.name}
     model = {"name": "mlp", "hidden": [64]}
     if wishes.client:
         raise Invalid(f"--client {wishes.client}: {path} has one file for each client, leave it out")
     if files[0].suffix == ".npz":
-        return Found(data_dir=path.parent, data=data, model=_array_model(files[0]), has_clients=True, said=said)
-    table = read_table(files[0])
+        return FileSettings(data_dir=path.parent, data=data, model=_array_model(files[0]), has_clients=True, said=said)
+    tables = [read_table(file) for file in files]
+    table = tables[0]
     guess = wishes.label or _named(table, LABELS) or list(table.columns)[-1]
     label = _column(table, wishes.label or ask("Column to predict", guess, list(table.columns)))
-    cells = [cell for file in files for cell in read_table(file).column(label)]
+    whole = {name: [cell for part in tables for cell in part.columns.get(name, [])] for name in table.columns}
+    cells = [cell for part in tables for cell in part.column(label)]
     target = wishes.target or ask("Is it classes or a number", _target(cells), ["classes", "number"])
-    data |= {"label": label, "target": target}
+    data |= {"label": label, **_without_keys(whole, [name for name in whole if name != label], said), "target": target}
     said += _about_label(label, cells, target)
     regression = target == "number"
-    return Found(data_dir=path.parent, data=data, model=model, has_clients=True, regression=regression, said=said)
+    return FileSettings(
+        data_dir=path.parent, data=data, model=model, has_clients=True, regression=regression, said=said
+    )
 
 
-def _archive(path: Path) -> Found:
+def _archive(path: Path) -> FileSettings:
     read_pairs(path)  # raises for arrays of other names
     said = [f"{path.name}: the arrays {', '.join(npz_names(path))}"]
     data = {"name": "npz", "file": path.name}
-    return Found(data_dir=path.parent, data=data, model=_array_model(path), has_clients=False, said=said)
+    return FileSettings(data_dir=path.parent, data=data, model=_array_model(path), has_clients=False, said=said)
 
 
 def _array_model(path: Path) -> dict[str, Any]:
@@ -157,15 +158,15 @@ def _array_model(path: Path) -> dict[str, Any]:
     return {"name": "cnn"} if any(len(shape) > 2 for shape in shapes.values()) else {"name": "mlp", "hidden": [64]}
 
 
-def _saved(path: Path, wishes: Wishes) -> Found:
+def _saved(path: Path, wishes: GivenSettings) -> FileSettings:
     data: dict[str, Any] = {"name": "hugging_face", "path": str(path), "text": "ngrams"}
     data |= {**({"label": wishes.label} if wishes.label else {}), **({"group": wishes.client} if wishes.client else {})}
     said = ["a data set that Hugging Face's datasets saved"]
     model = {"name": "mlp", "hidden": [64]}
-    return Found(data_dir=path.parent, data=data, model=model, has_clients=bool(wishes.client), said=said)
+    return FileSettings(data_dir=path.parent, data=data, model=model, has_clients=bool(wishes.client), said=said)
 
 
-def _leaf(path: Path) -> Found:
+def _leaf(path: Path) -> FileSettings:
     user, x, _, file = next(read_leaf(path / "train"))
     first = x[0] if x else []
     model: dict[str, Any]
@@ -179,7 +180,7 @@ def _leaf(path: Path) -> Found:
         task, model = "features", {"name": "mlp", "hidden": [64]}
     said = [f"LEAF files ({file.name}: user {user!r} ...), which look like {task}"]
     data = {"name": "leaf", "folder": path.name, "task": task}
-    return Found(data_dir=path.parent, data=data, model=model, has_clients=True, said=said)
+    return FileSettings(data_dir=path.parent, data=data, model=model, has_clients=True, said=said)
 
 
 def _named(table: Table, usual: Sequence[str]) -> str:
@@ -211,6 +212,15 @@ def _numeric(cells: Sequence[str]) -> bool:
 def _is_text(cells: Sequence[str]) -> bool:
     some = [len(cell.split()) for cell in cells[:1000] if cell.strip()]
     return bool(some) and not _numeric(cells) and float(np.mean(some)) >= WORDS
+
+
+def _without_keys(columns: Mapping[str, Sequence[str]], names: Sequence[str], said: list[str]) -> dict[str, list[str]]:
+    """The option `columns` without those that identify a row, which is said; {} if there are none."""
+    left_out = [name for name in names if _is_key(name, columns[name])]
+    if not left_out or len(left_out) == len(names):
+        return {}
+    said.append(f"left out, because every row has a value of its own: {', '.join(left_out)}")
+    return {"columns": [name for name in names if name not in left_out]}
 
 
 def _is_key(name: str, cells: Sequence[str]) -> bool:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from consilience.commands.help_text import algorithm_names
-from consilience.runs.failures import guarded
+from consilience.runs.failures import fitted, guarded
 
 if TYPE_CHECKING:
-    from consilience.commands.files_found import Found
+    from consilience.commands.files_found import FileSettings
 
 
 def init(
@@ -38,7 +38,7 @@ def init(
     """
 
     def work() -> int:
-        from consilience.commands.files_found import Wishes, look
+        from consilience.commands.files_found import GivenSettings, look
         from consilience.core.settings import Invalid
         from consilience.experiments.config import config
         from consilience.runs.disk import make_folder, replace_file
@@ -48,9 +48,11 @@ def init(
         if target not in ("", "classes", "number"):
             raise Invalid(f"--target {target!r} is not one of classes, number")
         asks = not yes and sys.stdin.isatty() and sys.stdout.isatty()
-        found = look(path, Wishes(label=label, client=client, target=target, test=test), _asked if asks else _guessed)
+        found = look(
+            path, GivenSettings(label=label, client=client, target=target, test=test), _asked if asks else _guessed
+        )
         for line in found.said:
-            print(line)
+            print(fitted(line, sys.stdout))
         text = config_text(found, clients=clients, rounds=rounds, algorithm=algorithm)
         make_folder(out.parent)
         replace_file(out, text.encode())
@@ -58,7 +60,9 @@ def init(
         settings = config.load(out)
         if check:
             _check(settings)
-        print(f"next: consilience run {out}, or consilience diagnose {out} to see which methods fit")
+        print(
+            fitted(f"next: consilience run {out}, or consilience diagnose {out} to see which methods fit", sys.stdout)
+        )
         return 0
 
     guarded(work, debug)
@@ -85,7 +89,11 @@ def _guessed(question: str, default: str, allowed: Sequence[str]) -> str:
 def _asked(question: str, default: str, allowed: Sequence[str]) -> str:
     """Ask until the answer is one of those allowed."""
     shown = [answer for answer in allowed if answer]
-    hint = f" ({', '.join(shown)})" if 0 < len(shown) <= 12 else ""
+    if len(shown) > 2:
+        print(
+            fitted(f"({', '.join(shown)})", sys.stdout)
+        )  # on lines of its own: a terminal breaks a prompt within words
+    hint = f" ({', '.join(shown)})" if len(shown) == 2 else ""
     while True:
         answer = str(typer.prompt(f"{question}{hint}", default=default, show_default=bool(default))).strip()
         if not allowed or answer in allowed:
@@ -93,7 +101,7 @@ def _asked(question: str, default: str, allowed: Sequence[str]) -> str:
         typer.echo(f"{answer!r} is not one of {', '.join(shown)}")
 
 
-def config_text(found: Found, *, clients: int, rounds: int, algorithm: str) -> str:
+def config_text(found: FileSettings, *, clients: int, rounds: int, algorithm: str) -> str:
     """The config, with the reason for every chosen setting as a comment."""
     partition: dict[str, Any]
     if found.has_clients:

@@ -21,14 +21,14 @@ from consilience.runs.folder import RecordError, RunFolder
 from consilience.runs.observation import Observation
 from consilience.runs.text import quality
 
-Told = Callable[[int, str], None]
+Notify = Callable[[int, str], None]
 """Called after every round with its number and the quality of the model as text."""
 
 OVER = ("finished", "diverged")
 """States of cells that are not run again: a run that diverged would diverge again."""
 
 
-class Ended(NamedTuple):
+class CellEnd(NamedTuple):
     """How a cell ended."""
 
     status: str  # finished, diverged, interrupted, failed
@@ -46,15 +46,15 @@ def status_of(path: Path) -> str:
 
 
 def run_cell(
-    path: Path, method: str, config: Config, *, data: Dataset | None, threads: int | None, tell: Told
-) -> Ended:
+    path: Path, method: str, config: Config, *, data: Dataset | None, threads: int | None, notify: Notify
+) -> CellEnd:
     """Start or resume a cell; its errors are returned, not raised."""
     last = ["no round"]
 
     def watch(run: Run) -> Iterator[Observation]:
         for observation in run.observations():
             last[0] = quality(observation.row, observation.metrics)
-            tell(observation.round.number, last[0])
+            notify(observation.round.number, last[0])
             yield observation
 
     try:
@@ -66,16 +66,16 @@ def run_cell(
             run.folder.record(comparison={"method": method, "seed": config.seed})
             found = run.complete(watch)
     except Diverged as problem:
-        return Ended("diverged", f"diverged: {problem}")
+        return CellEnd("diverged", f"diverged: {problem}")
     except Exception as problem:  # the other cells are still run
-        return Ended("failed", f"failed: {explained(problem)[0]}")
+        return CellEnd("failed", f"failed: {explained(problem)[0]}")
     finally:
         gc.collect()  # an engine and its programs are a reference cycle
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     if found.stopped:
-        return Ended("interrupted", f"stopped at {last[0]}", found.stopped)
-    return Ended("finished", last[0])
+        return CellEnd("interrupted", f"stopped at {last[0]}", found.stopped)
+    return CellEnd("finished", last[0])
 
 
 def _threaded(config: Config, threads: int | None) -> Config:

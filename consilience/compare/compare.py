@@ -15,10 +15,11 @@ from consilience.compare.results import MethodResult, Results
 from consilience.core import notebook
 from consilience.core.algorithm import Algorithm
 from consilience.core.settings import Invalid, nearest
+from consilience.experiments.config.overrides import file_and_overrides
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
-class Compared:
+class ComparisonResult:
     """The result of a comparison: every method over its seeds, tested against the baseline."""
 
     comparison: Comparison
@@ -67,7 +68,7 @@ class Compared:
         ranked = [(m.method.label, m.qualities[main.key].mean) for m in self.results.methods if main.key in m.qualities]
         ranked.sort(key=lambda item: item[1] if main.better == "lower" else -item[1])
         said = ", ".join(f"{label} {value:.4f}" for label, value in ranked)
-        return notebook.line(f"Compared({main.title}: {said or 'no finished run'})")
+        return notebook.line(f"ComparisonResult({main.title}: {said or 'no finished run'})")
 
     def _repr_html_(self) -> str:
         main = self.results.main.key
@@ -92,15 +93,15 @@ def compare(
     jobs: int = 1,
     together: int = 1,
     progress: bool = True,
-) -> Compared:
+) -> ComparisonResult:
     """Run several methods on the same federation over several seeds, and test which are better; `consilience compare`.
 
-        found = cs.compare(["fedavg", "simprox"], None, "rounds=10", seeds=[0, 1, 2])
+        found = cs.compare(["fedavg", "simprox"], "rounds=10", seeds=[0, 1, 2])
         found.frame()[["accuracy", "verdict"]]
 
     algorithms: recipes by name, or tables such as {"algorithm": "fedprox", "label": "strong", "options": {"mu": 1.0}};
         by default those in the file's [[compare.methods]].
-    config: a run's TOML file, the folder of `cs.tune`, or None for the default run.
+    config: a run's TOML file, the folder of `cs.tune`, or None for the default run; it may be left out before settings.
     overrides: settings for all methods, such as "rounds=50".
     grids: options to try, such as "fedprox.mu=[0.01, 0.1]".
     seeds: of the runs (0, 1, 2); each draws partition, initial model and selection.
@@ -117,6 +118,7 @@ def compare(
                 "algorithms are given by name, so that their runs can be repeated: write 'fedprox', or "
                 "{'algorithm': 'fedprox', 'options': {'mu': 0.1}}"
             )
+    config, overrides = file_and_overrides(config, overrides)
     comparison = plan(
         config,
         overrides,
@@ -135,7 +137,7 @@ def compare(
     for name, found in ended.items():
         if found.status == "failed":
             raise RuntimeError(f"{name}: {found.text}; the finished runs are in {comparison.folder}")
-    return Compared(comparison=comparison, results=results.collect(comparison), files=written.files)
+    return ComparisonResult(comparison=comparison, results=results.collect(comparison), files=written.files)
 
 
 def _shown(value: float | None) -> str:

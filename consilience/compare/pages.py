@@ -20,14 +20,14 @@ DIFFERS = "differs in more than the method"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Written:
+class ComparisonOutput:
     """The tables for the terminal, and the files."""
 
     screen: RenderableType
     files: tuple[Path, ...]
 
 
-def write(comparison: Comparison) -> Written:
+def write(comparison: Comparison) -> ComparisonOutput:
     """Read every cell, and write the tables of those that exist."""
     collected = results.collect(comparison)
     sheets, said = tables.sheets(comparison, collected), notes(comparison, collected.cells, collected.methods)
@@ -42,10 +42,14 @@ def write(comparison: Comparison) -> Written:
     files["comparison.html"] = _page(comparison, collected, sheets, said).encode()
     for name, content in files.items():
         replace_file(comparison.folder / name, content)
-    return Written(screen=tables.on_screen(sheets, said), files=tuple(comparison.folder / name for name in files))
+    return ComparisonOutput(
+        screen=tables.on_screen(sheets, said), files=tuple(comparison.folder / name for name in files)
+    )
 
 
-def _page(comparison: Comparison, found: results.Results, sheets: Sequence[tables.Sheet], said: Sequence[str]) -> str:
+def _page(
+    comparison: Comparison, found: results.Results, sheets: Sequence[tables.TextTable], said: Sequence[str]
+) -> str:
     """The tables and notes as one self-contained HTML file, with figures if matplotlib is installed."""
     drawable = report.is_possible()
     pictures = drawings.figures(comparison, found) if drawable else []

@@ -15,7 +15,7 @@ from typing import Any
 
 from consilience.compare import tuned
 from consilience.compare.methods import Method, read_methods
-from consilience.compare.tuned import Tuned
+from consilience.compare.tuned import TuningResult
 from consilience.core.capabilities import PoolsData, capability
 from consilience.core.settings import Invalid, check_value, nearest, refuse_unknown
 from consilience.experiments.config.catalogue import KINDS, has_own_default, section_options
@@ -63,7 +63,7 @@ class Comparison:
     target: float | None
     metric: str
     cells: tuple[Cell, ...]  # seed by seed, so that an unfinished comparison has whole seeds
-    tuned: Tuned | None = None  # the study that tuned the methods' options
+    tuned: TuningResult | None = None  # the study that tuned the methods' options
 
     def of(self, label: str) -> list[Cell]:
         """A method's cells."""
@@ -132,7 +132,7 @@ def read_file(path: Path | str | None) -> tuple[Table, Table]:
     return table, dict(spec)
 
 
-def _refuse_tuned_seeds(seeds: Sequence[int], study: Tuned | None) -> None:
+def _refuse_tuned_seeds(seeds: Sequence[int], study: TuningResult | None) -> None:
     """Refuse seeds that options were tuned on: they would favour the methods with the most tuning."""
     used = [seed for seed in seeds if study is not None and seed in study.seeds]
     if used:

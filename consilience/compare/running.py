@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from consilience.compare.cells import OVER, Ended, run_cell, status_of
+from consilience.compare.cells import OVER, CellEnd, run_cell, status_of
 from consilience.compare.display import Display
 from consilience.compare.plan import Cell, Comparison, spelled
 from consilience.compare.results import refuse_questions
@@ -48,7 +48,7 @@ class Data:
         return self._data
 
 
-def execute(comparison: Comparison, *, jobs: int, console: Console, together: int = 1) -> dict[str, Ended]:
+def execute(comparison: Comparison, *, jobs: int, console: Console, together: int = 1) -> dict[str, CellEnd]:
     """Run all unfinished cells; how each of them ended."""
     make_folder(comparison.folder)
     with RunLock(comparison.folder / "lock"):
@@ -129,16 +129,16 @@ def _try_everything(comparison: Comparison, todo: Sequence[Cell], data: Data, co
             seen_cuts.add(cut)
 
 
-def _in_turn(folder: Path, todo: Sequence[Cell], data: Data, display: Display) -> dict[str, Ended]:
-    ended: dict[str, Ended] = {}
+def _in_turn(folder: Path, todo: Sequence[Cell], data: Data, display: Display) -> dict[str, CellEnd]:
+    ended: dict[str, CellEnd] = {}
     for cell in todo:
         display.begin(cell)
 
-        def tell(number: int, text: str, cell: Cell = cell) -> None:
+        def notify(number: int, text: str, cell: Cell = cell) -> None:
             display.round(cell, number, text)
 
         known = data.of(cell.config)
-        found = run_cell(folder / cell.name, cell.method, cell.config, data=known, threads=None, tell=tell)
+        found = run_cell(folder / cell.name, cell.method, cell.config, data=known, threads=None, notify=notify)
         display.end(cell, found.text)
         ended[cell.name] = found
         if found.signal:
@@ -146,7 +146,7 @@ def _in_turn(folder: Path, todo: Sequence[Cell], data: Data, display: Display) -
     return ended
 
 
-def _jointly(folder: Path, todo: Sequence[Cell], together: int, data: Data, display: Display) -> dict[str, Ended]:
+def _jointly(folder: Path, todo: Sequence[Cell], together: int, data: Data, display: Display) -> dict[str, CellEnd]:
     """Train new cells in groups of `together`; cells that were begun before are resumed alone."""
     begun = [cell for cell in todo if status_of(folder / cell.name)]
     ended = _in_turn(folder, begun, data, display)
@@ -165,7 +165,7 @@ def _jointly(folder: Path, todo: Sequence[Cell], together: int, data: Data, disp
     return ended
 
 
-def _side_by_side(folder: Path, todo: Sequence[Cell], jobs: int, display: Display) -> dict[str, Ended]:
+def _side_by_side(folder: Path, todo: Sequence[Cell], jobs: int, display: Display) -> dict[str, CellEnd]:
     """Workers take cells from a queue; a signal to this process is passed on to them, and they save and stop."""
     context = multiprocessing.get_context("spawn")  # a forked CUDA context or thread pool would hang
     tasks, events = context.Queue(), context.Queue()
@@ -173,14 +173,14 @@ def _side_by_side(folder: Path, todo: Sequence[Cell], jobs: int, display: Displa
         tasks.put((cell.name, cell.method, cell.config.toml()))
     threads = max(1, (os.cpu_count() or 1) // jobs)
     workers = [context.Process(target=work, args=(str(folder), threads, tasks, events)) for _ in range(jobs)]
-    ended: dict[str, Ended] = {}
+    ended: dict[str, CellEnd] = {}
     begun: set[str] = set()
     by_name = {cell.name: cell for cell in todo}
     with Interrupts() as interrupts, ending(workers):
-        told = False
+        notified = False
         for kind, name, number, text, signal in _events(events, workers):
-            if interrupts.asked and not told:
-                told = True
+            if interrupts.asked and not notified:
+                notified = True
                 for worker in workers:
                     worker.terminate()  # SIGTERM: they finish the round and save
             cell = by_name[name]
@@ -190,10 +190,10 @@ def _side_by_side(folder: Path, todo: Sequence[Cell], jobs: int, display: Displa
             elif kind == "round":
                 display.round(cell, number, text)
             elif kind != "":
-                ended[name] = Ended(kind, text, interrupts.asked or signal)
+                ended[name] = CellEnd(kind, text, interrupts.asked or signal)
                 display.end(cell, text)
         for name in begun - ended.keys():
-            ended[name] = Ended("failed", "its process ended without a word", interrupts.asked)
+            ended[name] = CellEnd("failed", "its process ended without a word", interrupts.asked)
             display.end(by_name[name], ended[name].text)
     return ended
 
@@ -243,12 +243,12 @@ def work(folder: str, threads: int, tasks: Any, events: Any) -> None:
         config = from_table(loads(text))
         events.put(("begin", name, 0, "", 0))
 
-        def tell(number: int, text: str, name: str = name) -> None:
+        def notify(number: int, text: str, name: str = name) -> None:
             if os.getppid() != parent:
                 raise SystemExit(1)  # the parent has ended; every round so far is saved
             events.put(("round", name, number, text, 0))
 
-        found = run_cell(Path(folder) / name, method, config, data=data.of(config), threads=threads, tell=tell)
+        found = run_cell(Path(folder) / name, method, config, data=data.of(config), threads=threads, notify=notify)
         events.put((found.status, name, 0, found.text, found.signal))
         if found.signal:
             return

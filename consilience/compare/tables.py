@@ -8,21 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from consilience.compare.paired import Paired
 from consilience.compare.plan import Comparison
 from consilience.compare.results import BUDGET, TO_TARGET, MethodResult, Quality, Results, Spread
-from consilience.compare.tuned import Tuned, TunedMethod
+from consilience.compare.tuned import TunedMethod, TuningResult
 from consilience.core.metrics import SHARE
+from consilience.reporting.wide_table import WideTable
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # first characters that a spreadsheet takes for a formula
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sheet:
+class TextTable:
     """One table: a title, a head and rows of text."""
 
     title: str
@@ -30,7 +29,7 @@ class Sheet:
     rows: tuple[tuple[str, ...], ...]
 
 
-def sheets(comparison: Comparison, results: Results) -> list[Sheet]:
+def sheets(comparison: Comparison, results: Results) -> list[TextTable]:
     """Tables of quality, paired tests, cost and time to the target."""
     main = results.main
     ordered = sorted(results.methods, key=lambda found: _rank(found, main))
@@ -42,21 +41,15 @@ def sheets(comparison: Comparison, results: Results) -> list[Sheet]:
     return [sheet for sheet in found if sheet.rows]
 
 
-def on_screen(found: Sequence[Sheet], notes: Sequence[str]) -> RenderableType:
+def on_screen(found: Sequence[TextTable], notes: Sequence[str]) -> RenderableType:
     """The sheets for a terminal."""
     parts: list[RenderableType] = []
     for sheet in found:
-        table = Table(*map(escape, sheet.head), box=None, pad_edge=False)
-        for number, column in enumerate(table.columns):
-            column.justify, column.header_style = ("left" if number == 0 else "right"), "bold"
-            column.no_wrap = True
-        for row in sheet.rows:
-            table.add_row(*map(escape, row))
-        parts += [Text(sheet.title, style="italic"), table, ""]
+        parts += [Text(sheet.title, style="italic"), WideTable(heads=sheet.head, lines=sheet.rows, first="left"), ""]
     return Group(*parts, *(Text(f"note: {note}") for note in notes))
 
 
-def markdown(name: str, found: Sequence[Sheet], notes: Sequence[str]) -> str:
+def markdown(name: str, found: Sequence[TextTable], notes: Sequence[str]) -> str:
     """The sheets as a page."""
     lines = [f"# {name}", ""]
     for sheet in found:
@@ -91,7 +84,7 @@ def cells_csv(results: Results) -> str:
     return _csv(["method", "seed", "status", *keys], rows)
 
 
-def _quality(methods: Sequence[MethodResult], qualities: Sequence[Quality]) -> Sheet:
+def _quality(methods: Sequence[MethodResult], qualities: Sequence[Quality]) -> TextTable:
     known = [q for q in qualities if q.brief and any(q.key in found.qualities for found in methods)]
     rows = []
     for found in methods:
@@ -104,10 +97,10 @@ def _quality(methods: Sequence[MethodResult], qualities: Sequence[Quality]) -> S
     title = f"Quality after the last round{unit}: mean ± deviation over seeds" + (
         "; * of clients' own models" if any(found.personal for found in methods) else ""
     )
-    return Sheet(title=title, head=("method", "seeds", *(q.title for q in known)), rows=tuple(rows))
+    return TextTable(title=title, head=("method", "seeds", *(q.title for q in known)), rows=tuple(rows))
 
 
-def _tests(comparison: Comparison, methods: Sequence[MethodResult], main: Quality) -> Sheet:
+def _tests(comparison: Comparison, methods: Sequence[MethodResult], main: Quality) -> TextTable:
     rows = []
     for found in methods:
         test = found.against.get(main.key)
@@ -116,7 +109,7 @@ def _tests(comparison: Comparison, methods: Sequence[MethodResult], main: Qualit
     points = " in points" if main.unit == SHARE else ""
     better = "below 0 is better" if main.better == "lower" else "above 0 is better"
     title = main.title[:1].upper() + main.title[1:]
-    return Sheet(
+    return TextTable(
         title=f"{title} minus that of {comparison.baseline}{points}, paired by seed ({better})",
         head=("method", "n", "difference", "95 % interval", "p (t)", "p (exact)", "p (sign)", "shown"),
         rows=tuple(rows),
@@ -139,7 +132,7 @@ def _verdict(test: Paired, quality: Quality) -> str:
     return test.verdict.replace(good, "better").replace(bad, "worse")
 
 
-def _budget(methods: Sequence[MethodResult]) -> Sheet:
+def _budget(methods: Sequence[MethodResult]) -> TextTable:
     titles = {
         "rounds": "rounds",
         "replies": "replies",
@@ -151,31 +144,31 @@ def _budget(methods: Sequence[MethodResult]) -> Sheet:
     }
     known = [key for key in BUDGET if any(found.budget.get(key) and found.budget[key].mean for found in methods)]
     rows = [(found.method.label, *(_amount(found.budget.get(key)) for key in known)) for found in methods]
-    return Sheet(
+    return TextTable(
         title="Budget used: mean over seeds", head=("method", *(titles[key] for key in known)), rows=tuple(rows)
     )
 
 
-def _target(comparison: Comparison, methods: Sequence[MethodResult], main: str) -> Sheet:
+def _target(comparison: Comparison, methods: Sequence[MethodResult], main: str) -> TextTable:
     timed = any(found.to_target.get("target_seconds") and found.to_target["target_seconds"].mean for found in methods)
     keys = TO_TARGET if timed else TO_TARGET[:2]
     rows = []
     for found in methods:
         cells = [_amount(found.to_target[key], spread=True) if key in found.to_target else "n/a" for key in keys]
         rows.append((found.method.label, f"{found.reached} of {found.finished}", *cells))
-    return Sheet(
+    return TextTable(
         title=f"To {main} {comparison.target:g}: mean ± deviation over the seeds that reached it",
         head=("method", "seeds that did", "rounds", "MB both ways", "simulated s")[: 2 + len(keys)],
         rows=tuple(rows),
     )
 
 
-def study(found: Tuned, labels: Sequence[str] = ()) -> Sheet:
+def study(found: TuningResult, labels: Sequence[str] = ()) -> TextTable:
     """How methods were tuned, the best validation value first."""
     head = ("method", "validation", "of", "first trial", "trials", "pruned", "failed", "best options")
     methods = [method for method in found.methods if not labels or method.label in labels]
     ordered = sorted(methods, key=lambda method: (method.metric, _tuned_rank(method)))
-    return Sheet(title=f"Tuning: {found.budget}", head=head, rows=tuple(_tuned_line(method) for method in ordered))
+    return TextTable(title=f"Tuning: {found.budget}", head=head, rows=tuple(_tuned_line(method) for method in ordered))
 
 
 def _tuned_rank(method: TunedMethod) -> float:

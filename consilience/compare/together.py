@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from consilience.compare.cells import Ended
+from consilience.compare.cells import CellEnd
 from consilience.compare.plan import Cell
 from consilience.core.exchange import Broadcast
 from consilience.core.protocols import Channel, ClientRule
@@ -29,7 +29,7 @@ from consilience.runs.text import quality
 
 _WAIT = 0.5  # seconds between two checks for signals
 
-Told = Callable[[Cell, int, str], None]
+Notify = Callable[[Cell, int, str], None]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -79,9 +79,9 @@ class Barrier:
                 self.changed.notify_all()
 
 
-def run_together(folder: Path, cells: Sequence[Cell], datas: Sequence[Dataset], tell: Told) -> dict[str, Ended]:
+def run_together(folder: Path, cells: Sequence[Cell], datas: Sequence[Dataset], notify: Notify) -> dict[str, CellEnd]:
     """Start these cells, and run them to their ends side by side; none of them has a folder yet."""
-    barrier, ended = Barrier(runs=len(cells)), dict[str, Ended]()
+    barrier, ended = Barrier(runs=len(cells)), dict[str, CellEnd]()
     with contextlib.ExitStack() as stack, Interrupts() as interrupts:
         runs = [
             stack.enter_context(runner.start(cell.config, folder=folder / cell.name, data=data))
@@ -97,7 +97,7 @@ def run_together(folder: Path, cells: Sequence[Cell], datas: Sequence[Dataset], 
         for number, (run, cell) in enumerate(zip(runs, cells)):
             run.folder.record(comparison={"method": cell.method, "seed": cell.seed, "together": len(cells)})
             engines[number].delegate(functools.partial(_ask, barrier, number))
-            watch = functools.partial(_watched, cell=cell, interrupts=interrupts, tell=tell)
+            watch = functools.partial(_watched, cell=cell, interrupts=interrupts, notify=notify)
             work = functools.partial(_complete, run, watch, cell, barrier, number, ended)
             threads.append(threading.Thread(target=work, name=cell.name, daemon=True))
         for thread in threads:
@@ -128,10 +128,10 @@ def _ask(
     return barrier.ask(Request(run, client, channel, broadcast, workload, round, seed))
 
 
-def _watched(run: Run, *, cell: Cell, interrupts: Interrupts, tell: Told) -> Iterator[Observation]:
+def _watched(run: Run, *, cell: Cell, interrupts: Interrupts, notify: Notify) -> Iterator[Observation]:
     """The run's rounds; a signal, which only the main thread hears, ends it after the round in progress."""
     for observation in run.observations():
-        tell(cell, observation.round.number, quality(observation.row, observation.metrics))
+        notify(cell, observation.round.number, quality(observation.row, observation.metrics))
         yield observation
         if interrupts.asked and observation.round.number < run.config.rounds:
             run.stopped = interrupts.asked
@@ -144,16 +144,16 @@ def _complete(
     cell: Cell,
     barrier: Barrier,
     number: int,
-    ended: dict[str, Ended],
+    ended: dict[str, CellEnd],
 ) -> None:
     try:
         found = run.complete(watch)
         last = quality(found.history[-1], found.task.metrics.rows) if found.history else "no round"
         status = "interrupted" if found.stopped else "finished"
-        ended[cell.name] = Ended(status, last, found.stopped)
+        ended[cell.name] = CellEnd(status, last, found.stopped)
     except Diverged as problem:
-        ended[cell.name] = Ended("diverged", f"diverged: {problem}")
+        ended[cell.name] = CellEnd("diverged", f"diverged: {problem}")
     except Exception as problem:
-        ended[cell.name] = Ended("failed", f"failed: {explained(problem)[0]}")
+        ended[cell.name] = CellEnd("failed", f"failed: {explained(problem)[0]}")
     finally:
         barrier.leave(number)

@@ -65,7 +65,7 @@ class TunedMethod:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Tuned:
+class TuningResult:
     """A study: what was searched, at which budget, and every trial."""
 
     base: Table  # the run's settings
@@ -80,7 +80,7 @@ class Tuned:
 
     def __repr__(self) -> str:
         known = [f"{method.label} {method.best:.4f}" for method in self.methods if method.best is not None]
-        return notebook.line(f"Tuned({self.trials} trials each: {', '.join(known) or 'none completed'})")
+        return notebook.line(f"TuningResult({self.trials} trials each: {', '.join(known) or 'none completed'})")
 
     def _repr_html_(self) -> str:
         rows = [
@@ -123,7 +123,7 @@ class Tuned:
         return found
 
 
-def read(folder: Path) -> Tuned:
+def read(folder: Path) -> TuningResult:
     """The study in a folder."""
     path = folder / NAME
     try:
@@ -137,7 +137,7 @@ def read(folder: Path) -> Tuned:
             TunedMethod(**{**method, "trials": tuple(TunedTrial(**trial) for trial in method["trials"])})
             for method in table.pop("methods")
         ]
-        return Tuned(**{**table, "seeds": tuple(table["seeds"]), "methods": tuple(methods)})
+        return TuningResult(**{**table, "seeds": tuple(table["seeds"]), "methods": tuple(methods)})
     except FileNotFoundError as problem:
         raise Invalid(f"{folder} holds no {NAME}: make one with `consilience tune`") from problem
     except OSError as problem:

@@ -41,7 +41,7 @@ class Pace(NamedTuple):
 
 
 def pace_of(algorithm: Algorithm, engine: Engine) -> Pace:
-    wait_policy = engine.wait_policy if isinstance(engine, KeepsTime) else WaitPolicy()
+    wait_policy = engine.wait_policy if isinstance(engine, KeepsTime) else WaitPolicy(timeless=True)
     buffers = capability(algorithm.server, Buffers)
     if buffers is None:
         return Pace(None, None, wait_policy)
@@ -77,10 +77,8 @@ class LoopState(Protocol):
         """[K] last reported loss of each client."""
         ...
 
-    @property
-    def pending(self) -> Tree:
-        """The simulated time and the clients at work."""
-        ...
+
+NOTHING = Broadcast(shared={})
 
 
 class Replies(NamedTuple):
@@ -90,17 +88,23 @@ class Replies(NamedTuple):
     pending: PendingReplies
     chosen: np.ndarray  # clients dispatched during the round
     losses: ClientVector  # [K] last reported
+    received: Broadcast = NOTHING  # what the arrived clients were sent
     late: int = 0
     down: int = 0  # bytes
     up: int = 0  # bytes, apart from the replies
 
 
 def gather(
-    algorithm: Algorithm, engine: Engine, here: LoopState, pace: Pace, seed: int, secret: bytes | None = None
+    algorithm: Algorithm,
+    engine: Engine,
+    here: LoopState,
+    pending: PendingReplies,
+    pace: Pace,
+    seed: int,
+    secret: bytes | None = None,
 ) -> Replies:
     """Dispatch clients and advance the simulated time until enough replies have arrived."""
     clients = len(engine.sizes)
-    pending = PendingReplies.of(here.pending, clients, here.round)
     done = Replies(Jobs(), pending, np.empty(0, np.int64), here.losses)
     while True:
         done = _dispatch(algorithm, engine, here, done, pace, seed, secret)
@@ -109,7 +113,9 @@ def gather(
         done = _wait(done, pace)
         if pace.buffer is None or len(done.arrived) >= pace.buffer or done.late > clients:
             break
-    return done._replace(arrived=done.arrived.take(np.argsort(done.arrived.ids)))
+    arrived, pending = done.arrived.take(np.argsort(done.arrived.ids)), done.pending
+    in_use = {version: pending.sent[version] for version in np.unique(pending.jobs.version).tolist()}
+    return done._replace(arrived=arrived, received=pending.received(arrived), pending=replace(pending, sent=in_use))
 
 
 def _wait(done: Replies, pace: Pace) -> Replies:
@@ -139,7 +145,8 @@ def _dispatch(
     pool, absent = pool_of(engine, pending, done.losses, busy, seed, secret)
     asking, losses, asked = capability(algorithm.selection, QueriesBeforeSelection), done.losses, QueryCost()
     if asking is not None:
-        pool, losses, asked = _ask(asking, engine, pool, losses, server.model(here.server), turn, seed)
+        model, timeless = server.model(here.server), pace.wait_policy.timeless
+        pool, losses, asked = _ask(asking, engine, pool, losses, model, turn, seed, timeless=timeless)
     chosen = np.unique(algorithm.selection.choose(turn, pool, seed))  # ascending, no client twice
     chosen = chosen[~np.isin(chosen, busy)]
     if max_concurrency is not None and len(chosen) > max_concurrency:
@@ -150,7 +157,9 @@ def _dispatch(
         broadcast = server.broadcast(here.server, chosen)
     else:
         broadcast = _scheduled(scheduled, algorithm, engine, here.server, chosen, turn, seed)
-    took = _seconds(engine, algorithm.client, algorithm.channel, broadcast, chosen, turn, seed)
+    took = np.zeros(len(chosen))
+    if not pace.wait_policy.timeless:
+        took = _seconds(engine, algorithm.client, algorithm.channel, broadcast, chosen, turn, seed)
     limit = np.inf if pace.wait_policy.deadline is None else pace.wait_policy.deadline
     pending = pending.send(chosen, broadcast, here.round, took, delay=asked.seconds, limit=limit)
     return done._replace(
@@ -170,12 +179,12 @@ def pool_of(
     available = engine.available(turn, seed)
     free: np.ndarray | AllBut
     if isinstance(available, AllBut):
-        away, free = available.away, available.without(busy)
+        away, free = available.away, available.without(busy) if len(busy) else available
     else:
         flags = available.copy()
         flags[busy] = False
         away, free = np.flatnonzero(~available), flags
-    absent = pending.absent.write(away, pending.absent[away] + 1)
+    absent = pending.absent.write(away, pending.absent[away] + 1) if len(away) else pending.absent
     pool = Pool(
         sizes=engine.sizes,
         losses=losses,  # type: ignore[arg-type]
@@ -191,9 +200,10 @@ def pool_of(
 def _seconds(
     engine: Engine, client: ClientRule, channel: Channel, broadcast: Broadcast, ids: np.ndarray, round: int, seed: int
 ) -> np.ndarray:
-    """[m] simulated seconds until each reply arrives: 0 without a clock."""
-    if not isinstance(engine, KeepsTime) or not len(ids):
-        return np.zeros(len(ids))
+    """[m] simulated seconds until each reply arrives."""
+    assert isinstance(engine, KeepsTime)
+    if not len(ids):
+        return np.zeros(0)
     return engine.seconds(client, channel, broadcast, ids, round=round, seed=seed)
 
 
@@ -213,6 +223,8 @@ def _ask(
     model: Tree,
     round: int,
     seed: int,
+    *,
+    timeless: bool,
 ) -> tuple[Pool, ClientVector, QueryCost]:
     """The pool with the losses, at the current model, of the clients that the selection queries."""
     ids = np.unique(asking.queries(round, pool, seed))
@@ -220,11 +232,11 @@ def _ask(
         return pool, losses, QueryCost()
     question = Broadcast(shared={"model": model})
     answer = engine.exchange(LossQuery(), Plain(), question, ids, round=round, seed=seed)
-    seconds = _seconds(engine, LossQuery(), Plain(), question, ids, round, seed)
+    seconds = 0.0 if timeless else float(_seconds(engine, LossQuery(), Plain(), question, ids, round, seed).max())
     if len(answer):
         found = (answer.reply["loss"] / answer.reply["rows"]).cpu().numpy()
         losses = losses.write(answer.ids, np.where(np.isfinite(found), found, np.nan))  # of no rows: not known
-    cost = QueryCost(question.nbytes(len(ids)), answer.nbytes(), float(seconds.max()))
+    cost = QueryCost(question.nbytes(len(ids)), answer.nbytes(), seconds)
     return pool.knowing(losses=losses), losses, cost
 
 

@@ -40,7 +40,7 @@ class AllBut:
 
     def without(self, ids: np.ndarray) -> AllBut:
         """The same flags, with those of these clients set to False as well."""
-        return AllBut(self._clients, np.union1d(self.away, ids)) if len(ids) else self
+        return AllBut(self._clients, np.union1d(self.away, ids))
 
     def at(self, places: np.ndarray) -> np.ndarray:
         """The clients at these positions in the ascending list of clients whose flag is True."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from consilience.core import tree
@@ -22,7 +23,15 @@ from consilience.core.capabilities import (
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.protocols import Engine, HasTask
 from consilience.core.rng import key
-from consilience.core.screening import Limits, if_enough, limit_growth, screen_replies, unusable
+from consilience.core.screening import (
+    Limits,
+    if_enough,
+    limit_growth,
+    model_test,
+    reply_test,
+    screen_replies,
+    unusable,
+)
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 
@@ -42,6 +51,7 @@ class Conclusion(NamedTuple):
     length: float | None = None  # the median update, before any was clipped, where `Limits.max_growth` is set
     problem: Diverged | Invalid | None = None  # why the server cannot continue from this round
     updated: bool = False  # whether the server rule was called; not without a usable reply, unless it needs none
+    losses: np.ndarray | None = None  # [m] what the replies' losses are, if they are known on the host
 
 
 def conclude(
@@ -74,12 +84,15 @@ def conclude(
         limits = replace(
             limits or Limits(), max_ratio=None, max_growth=None
         )  # with the median, one client could affect whether another's reply is accepted
+    early = _overlapped(algorithm, state, cohort, received, limits, secret) if _on_gpu(cohort) else None
+    if early is not None:
+        return early
     cohort, length = screen_replies(cohort, received.among(sent.ids, cohort.ids), limits), None
     if limits is not None and limits.max_growth is not None:
         cohort, length = limit_growth(cohort, received.among(sent.ids, cohort.ids), limits.max_growth, lengths)
-    looking, up = capability(algorithm.client, PostTrainingPass), 0
-    if looking is not None and engine is not None and len(cohort):
-        cohort, up = _look_back(looking, engine, cohort, received.among(sent.ids, cohort.ids), seed)
+    after_training, up = capability(algorithm.client, PostTrainingPass), 0
+    if after_training is not None and engine is not None and len(cohort):
+        cohort, up = _with_post_training(after_training, engine, cohort, received.among(sent.ids, cohort.ids), seed)
     sound, cohort = cohort.ids, if_enough(cohort, limits)
     nothing = Conclusion(state, cohort, sound, {}, up, length if len(cohort) else None)
     if not len(cohort):
@@ -101,8 +114,62 @@ def conclude(
     return nothing._replace(state=after, notes=notes, updated=True)
 
 
-def _look_back(
-    looking: PostTrainingPass, engine: Engine, cohort: Cohort, received: Broadcast, seed: int
+def _on_gpu(cohort: Cohort) -> bool:
+    """Whether the host runs ahead of the device, which still computes the replies."""
+    return any(leaf.is_cuda for leaf in tree.leaves(cohort.reply))
+
+
+def _overlapped(
+    algorithm: Algorithm,
+    state: Tree,
+    cohort: Cohort,
+    received: Broadcast,
+    limits: Limits | None,
+    secret: bytes | None,
+) -> Conclusion | None:
+    """The conclusion of a round in which every test passes: the host queues all of it and waits for the device once.
+
+    The server rule is called before its replies are tested; rules are pure, so nothing is lost if a test fails. Only
+    for rules that sum replies: others read them on the host. None if a test fails, or the round needs another step.
+    """
+    server = algorithm.server
+    passes = (capability(server, TrainsModel), capability(algorithm.client, PostTrainingPass), secret)
+    few = limits is not None and (limits.max_growth is not None or len(cohort) < limits.min_valid)
+    if server.needs_each_reply or few or any(step is not None for step in passes):
+        return None
+    replies = reply_test(cohort, received, limits)
+    if replies is None:
+        return None
+    try:
+        after, notes = server.update(state, cohort)
+    except (Diverged, Invalid):
+        return None  # perhaps because of a reply that is not usable
+    model = model_test(server.model(after))
+    if model is None:
+        return None
+    asked = {"weights": notes.get("weights"), "losses": cohort.reply.get("loss")}
+    found = _fetched({"replies": replies.values, "model": model.values, **asked})
+    tested = replies.passes(found["replies"]) and model.passes(found["model"])
+    if not tested or not _usable_weights(found.get("weights")):
+        return None
+    return Conclusion(after, cohort, cohort.ids, notes, 0, updated=True, losses=found.get("losses"))
+
+
+def _fetched(values: dict[str, Tensor | None]) -> dict[str, np.ndarray]:
+    """The tensors that there are as float64 vectors, copied from the device at once."""
+    parts = {name: value.detach().reshape(-1) for name, value in values.items() if value is not None}
+    device = next(iter(parts.values())).device
+    together = torch.cat([part.to(device, torch.float64) for part in parts.values()]).cpu().numpy()
+    ends = np.cumsum([len(part) for part in parts.values()])
+    return dict(zip(parts, np.split(together, ends[:-1])))
+
+
+def _usable_weights(weights: np.ndarray | None) -> bool:
+    return weights is None or bool(np.isfinite(weights).all() and (weights != 0).any())
+
+
+def _with_post_training(
+    after_training: PostTrainingPass, engine: Engine, cohort: Cohort, received: Broadcast, seed: int
 ) -> tuple[Cohort, int]:
     """(the cohort with the results of the post-training pass, their bytes); clients already have their models."""
     shared, personal = {"received": received.shared}, {"model": cohort.reply["model"]}
@@ -110,7 +177,7 @@ def _look_back(
         common = tree.map_leaves(lambda leaf: leaf.expand(len(cohort), *leaf.shape), received.shared)
         shared, personal = {}, {**personal, "received": {**common, **received.personal}}
     own = Broadcast(shared=shared, personal=personal)
-    answer = engine.exchange(looking.post_training, Plain(), own, cohort.ids, round=cohort.round, seed=seed)
+    answer = engine.exchange(after_training.post_training, Plain(), own, cohort.ids, round=cohort.round, seed=seed)
     seen = screen_replies(answer)
     if len(seen) < len(cohort):  # clients without a reply to this pass are left out
         cohort = cohort.only(np.isin(cohort.ids, seen.ids), **seen.counts).refusing(seen.refusals)
@@ -120,7 +187,7 @@ def _look_back(
 def _refuse_unusable(round: int, weights: Tensor | None, model: Tree) -> None:
     """Raise, before the state is replaced, for weights or a model that the next round could not use."""
     given = None if weights is None else weights.detach().cpu().numpy()
-    if given is not None and not (np.isfinite(given).all() and (given != 0).any()):
+    if given is not None and not _usable_weights(given):
         found = ", ".join(f"{weight:g}" for weight in given.tolist()[:8])
         raise Diverged(f"round {round + 1}: the aggregation weights are {found} ..., all zero or not finite")
     what = unusable(model)

@@ -12,9 +12,9 @@ from consilience.core.plans import Batch, Work
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 
-LOOK = Work(epochs=1, batch_size=256, shuffle=False, trains=False)
+ONE_PASS = Work(epochs=1, batch_size=256, shuffle=False, trains=False)
 """One pass over the training rows, in order."""
-VALIDATION = replace(LOOK, rows="validation")
+VALIDATION = replace(ONE_PASS, rows="validation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Evaluate:
     Evaluates the received model, or with `rule` the client's personal model (loss and main metric only).
     """
 
-    work: Work = field(default_factory=lambda: replace(LOOK, rows="test"))
+    work: Work = field(default_factory=lambda: replace(ONE_PASS, rows="test"))
     rule: PersonalRule | None = None
 
     def init(self, start: Tree) -> Tree:
@@ -56,7 +56,7 @@ class LossQuery:
     Evaluates the received model, or with `rule` the client's personal model.
     """
 
-    work: Work = LOOK
+    work: Work = ONE_PASS
     rule: PersonalRule | None = None
 
     def init(self, start: Tree) -> Tree:

@@ -173,3 +173,4 @@ class WaitPolicy(NamedTuple):
     deadline: float | None = None
     enough_replies: int | None = None
     partial_work: bool = False  # whether a reply's duration depends on the amount of work drawn for the round
+    timeless: bool = False  # whether no reply takes any time

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from consilience.core import notebook, tree
-from consilience.core.class_names import are_names, numbered, sorted_names
+from consilience.core.given_clients import Given, check_rows, in_order, side_by_side, with_numbers
 from consilience.core.given_rows import named_clients, rows_of
 from consilience.core.settings import Invalid
-from consilience.core.stored_rows import Preparation, concatenated, has_stored, is_stored, stored_values
+from consilience.core.stored_rows import Preparation, has_stored, is_stored, stored_values
 
 _SHOWN = 12  # clients in a notebook's table
 
@@ -243,22 +243,20 @@ class Federation:
         if test is not None:
             test = rows_of(test, "test")
         if client_tests is not None:
-            client_tests = _in_order(client_tests, called)
+            client_tests = in_order(client_tests, called)
             if len(client_tests) != len(clients):
                 raise Invalid(f"client_tests has {len(client_tests)} entries for {len(clients)} clients: give one each")
             client_tests = [rows_of(rows, f"test of client {k}") for k, rows in zip(called, client_tests)]
-        clients, test, client_tests, label_names = _with_numbers(
-            clients, test, client_tests, tuple(label_names), called
-        )
+        clients, test, client_tests, label_names = with_numbers(clients, test, client_tests, tuple(label_names), called)
         classes = len(label_names) if classes is None and label_names else classes
-        train = _side_by_side(clients, called)
+        train = _one_after_the_other(clients, called)
         tests: Rows | None = None
         if client_tests is not None and test is not None:
             raise Invalid("test and client_tests are both given: test rows are shared by all or one set per client")
         if client_tests is not None:
-            tests = _side_by_side(list[Any](client_tests), [f"{name} (test)" for name in called])
+            tests = _one_after_the_other(list[Any](client_tests), [f"{name} (test)" for name in called])
         elif test is not None:
-            _check_rows("test", *test)
+            check_rows("test", *test)
             none = torch.zeros(len(clients), dtype=torch.int64)
             tests = Rows(x=test[0], y=test[1], starts=none, sizes=none)
         if classes is None:
@@ -267,83 +265,7 @@ class Federation:
         return Federation(train=train, test=tests, names=tuple(names), classes=classes, label_names=label_names)
 
 
-Given = tuple[Any, ...]
-
-
-def _in_order(tests: Sequence[Any] | Mapping[str, Any], names: Sequence[str]) -> list[Any]:
-    """The test rows in the clients' order."""
-    if not isinstance(tests, Mapping):
-        return list(tests)
-    absent = [name for name in names if name not in tests]
-    if absent or len(tests) != len(names):
-        odd = absent[0] if absent else next(name for name in tests if name not in names)
-        raise Invalid(f"client_tests and clients do not have the same names: {odd!r} is in one of them only")
-    return [tests[name] for name in names]
-
-
-def _with_numbers(
-    clients: Sequence[Given],
-    test: Given | None,
-    client_tests: Sequence[Given] | None,
-    known: tuple[str, ...],
-    called: Sequence[str],
-) -> tuple[Sequence[Given], Any, Any, tuple[str, ...]]:
-    """(the rows with class numbers in place of names, the list of classes shared by all clients)."""
-    tests = [test] if test is not None else list(client_tests or ())
-    named = [are_names(rows[1]) for rows in (*clients, *tests)]
-    if not any(named):
-        return clients, test, client_tests, known
-    if not all(named) and any(len(rows[1]) for rows, is_named in zip((*clients, *tests), named) if not is_named):
-        raise Invalid("some clients' targets are names of classes and others are not: give names everywhere")
-    if not known:
-        known = sorted_names([str(name) for rows in (*clients, *tests) for name in np.asarray(rows[1]).reshape(-1)])
-
-    def of(who: str, rows: Given) -> Given:
-        return rows[0], numbered(rows[1], known, who), *rows[2:]
-
-    numbers = [of(f"client {k}", rows) for k, rows in zip(called, clients)]
-    tested = None
-    if client_tests is not None:
-        tested = [of(f"test of client {k}", rows) for k, rows in zip(called, client_tests)]
-    return numbers, None if test is None else of("test", test), tested, known
-
-
-def _side_by_side(clients: Sequence[Given], names: Sequence[str]) -> Rows:
-    weights = [rows[2] if len(rows) > 2 else None for rows in clients]
-    if any(weight is None for weight in weights) and not all(weight is None for weight in weights):
-        raise Invalid("some clients have weights of their rows and others have none: give all of them, or none")
-    for k, weight in enumerate(weights):
-        if weight is not None and (not isinstance(weight, Tensor) or weight.shape != (len(clients[k][1]),)):
-            raise Invalid(
-                f"client {names[k]} must have one weight for each of its {len(clients[k][1])} rows, as a tensor"
-            )
-    clients = [rows[:2] for rows in clients]
-    _check_rows(f"client {names[0]}", *clients[0])
-    shape = [(leaf.shape[1:], leaf.dtype) for leaf in (*tree.leaves(clients[0][0]), clients[0][1])]
-    for k, (x, y) in enumerate(clients):
-        _check_rows(f"client {names[k]}", x, y)
-        mine = [(leaf.shape[1:], leaf.dtype) for leaf in (*tree.leaves(x), y)]
-        if mine != shape:
-            first, other = f"client {names[0]} of {_shapes(shape)}", f"client {names[k]} has rows of {_shapes(mine)}"
-            raise Invalid(f"{other}, {first}: they must be equal")
-    sizes = torch.tensor([len(y) for _, y in clients], dtype=torch.int64)
-    x = concatenated([x for x, _ in clients])
-    y = torch.cat([y for _, y in clients])
-    given = [one.to(torch.get_default_dtype()) for one in weights if one is not None]
-    weight = torch.cat(given) if given else None
+def _one_after_the_other(clients: Sequence[Given], names: Sequence[str]) -> Rows:
+    x, y, weight = side_by_side(clients, names)
+    sizes = torch.tensor([len(rows[1]) for rows in clients], dtype=torch.int64)
     return Rows(x=x, y=y, starts=torch.cumsum(sizes, 0) - sizes, sizes=sizes, weight=weight)
-
-
-def _check_rows(who: str, x: Any, y: Tensor) -> None:
-    for part in (*tree.leaves(x), y):
-        if not isinstance(part, Tensor):
-            kind = type(part).__name__
-            raise Invalid(f"{who} holds a {kind} where a tensor is needed: convert it with torch.as_tensor")
-    lengths = {len(leaf) for leaf in tree.leaves(x)}
-    if lengths != {len(y)}:
-        found = " and ".join(map(str, sorted(lengths)))
-        raise Invalid(f"{who} has {found} rows of features for {len(y)} targets: they must match")
-
-
-def _shapes(parts: list[tuple[torch.Size, torch.dtype]]) -> str:
-    return ", ".join(f"{tuple(shape)} {str(dtype).removeprefix('torch.')}" for shape, dtype in parts)

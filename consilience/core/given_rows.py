@@ -28,8 +28,19 @@ def named_clients(clients: Any, names: Sequence[str]) -> tuple[list[Any], tuple[
         return list(clients.values()), tuple(str(name) for name in clients)
     if isinstance(clients, (str, bytes, Tensor, np.ndarray)) or not isinstance(clients, Sequence):
         kind = type(clients).__name__
+        if _reader(clients):
+            raise Invalid(f"clients is one table ({kind}): {_reader(clients)}(table, label=..., client=...) splits it")
         raise Invalid(f"clients is one {kind}: give a list of clients, or a dict by name, each {PAIR}")
+    if len(clients) == 2 and all(isinstance(part, (Tensor, np.ndarray)) for part in clients):
+        raise Invalid(f"clients is one pair (x, y): give a list of clients, [(x, y), ...], each {PAIR}")
     return list(clients), tuple(names)
+
+
+def _reader(given: Any) -> str:
+    """The function that reads a table with named columns; empty for anything else."""
+    if hasattr(given, "column_names"):
+        return "cs.from_hugging_face"
+    return "cs.from_frames" if hasattr(given, "columns") else ""
 
 
 def rows_of(client: Any, who: str) -> tuple[Any, ...]:
@@ -38,9 +49,10 @@ def rows_of(client: Any, who: str) -> tuple[Any, ...]:
         return _of_loader(client, who)
     if isinstance(client, Dataset):
         return _of_dataset(client, who)
-    if hasattr(client, "column_names") or hasattr(client, "columns"):
-        how = "cs.from_hugging_face" if hasattr(client, "column_names") else "cs.from_frames"
-        raise Invalid(f"{who} is a table ({type(client).__name__}): {how}(clients, label=...) reads its columns")
+    if _reader(client):
+        raise Invalid(
+            f"{who} is a table ({type(client).__name__}): {_reader(client)}(clients, label=...) reads its columns"
+        )
     if not isinstance(client, (tuple, list)) or not 2 <= len(client) <= 3:
         raise Invalid(f"{who} is {_kind(client)}: it must be {PAIR}")
     x, y, *weights = client

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from consilience.core.tree import Tree
 
 BLOCK = 2**24  # values copied to float64 at a time
 TINY = 1e-300
+MOST_ELSE = 4  # a block of memory is measured whole if it is at most this many times as large as its leaves
 
 
 def quick(leaf: Tensor) -> Tensor:
@@ -61,6 +62,52 @@ def quick_lengths(leaves: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
     fetched = torch.cat(list(found.values())).cpu().double().numpy()
     ends = np.cumsum([len(part) for part in found.values()])
     return {**known, **dict(zip(found, np.split(fetched, ends[:-1])))}
+
+
+class NormTest:
+    """A test of the norms of groups of tensors, which the device computes in a few fused operations.
+
+    A norm is not finite if a square is not; narrow types are squared in float32. Tensors that several groups hold are
+    measured once. `values`, on the device, may be fetched together with other values.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[Tensor]], accepts: Callable[[np.ndarray], bool]) -> None:
+        kinds: dict[torch.dtype, dict[int, Tensor]] = {}
+        for leaf in (leaf for group in groups for leaf in group):
+            kinds.setdefault(leaf.dtype, {})[id(leaf)] = leaf.detach()
+        norms = [
+            torch.stack(torch._foreach_norm(list(some.values()), 2, dtype=torch.float32 if kind.itemsize < 4 else kind))
+            for kind, some in kinds.items()
+        ]
+        self.values = torch.cat([norm.double() for norm in norms])  # [n]
+        place = {name: at for at, name in enumerate(name for some in kinds.values() for name in some)}
+        self._places = [[place[id(leaf)] for leaf in group] for group in groups]
+        self._accepts = accepts  # of the groups' norms
+        self.lengths = np.empty(0)  # [g] the groups' norms, once they are known
+
+    def passes(self, values: np.ndarray | None = None) -> bool:
+        """The outcome; the host waits for the device unless the values are given as fetched."""
+        squares = np.square(self.values.cpu().numpy() if values is None else values)
+        self.lengths = np.sqrt([sum(squares[at] for at in places) for places in self._places])
+        return self._accepts(self.lengths)
+
+
+def sources(leaves: Sequence[Tensor]) -> list[Tensor]:
+    """The blocks of memory that the leaves are views of, where they hold little else; otherwise the leaves.
+
+    The norm of a block bounds those of its leaves: a GPU measures one block faster than a hundred tensors.
+    """
+    held: dict[int, int] = {}
+    for leaf in leaves:
+        held[id(leaf._base)] = held.get(id(leaf._base), 0) + leaf.numel()
+    found = {}
+    for leaf in leaves:
+        block = leaf._base
+        whole = block is not None and block.dtype == leaf.dtype and block.numel() <= MOST_ELSE * held[id(block)]
+        repeats = any(size > 1 and stride == 0 for size, stride in zip(leaf.shape, leaf.stride()))  # an expanded view
+        source = block if block is not None and whole and not repeats else leaf
+        found[id(source)] = source
+    return list(found.values())
 
 
 def exact_lengths(leaves: Sequence[Tensor], starts: Sequence[Tensor] | None = None) -> np.ndarray:

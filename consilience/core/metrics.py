@@ -152,6 +152,11 @@ class Metrics:
         return tuple(metric.row(main=metric.key == self.main) for metric in self.metrics)
 
     @functools.cached_property
+    def main_metric(self) -> Metric:
+        """The metric that clients are compared by."""
+        return self[self.main]
+
+    @functools.cached_property
     def main_row(self) -> MetricRow:
         """The row of the main metric."""
         return next(row for row in self.rows if row.main)

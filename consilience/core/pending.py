@@ -104,7 +104,7 @@ class PendingReplies:
         return Broadcast(shared={}, personal={**each, **arrived.personal})
 
     def tree(self) -> Tree:
-        """As a tree of tensors, for checkpoints; broadcasts that no client at work uses are left out."""
+        """As a tree of tensors, for checkpoints."""
         jobs = {name: torch.from_numpy(getattr(self.jobs, name)) for name in _COLUMNS}
         return {
             "clock": torch.tensor(self.clock, dtype=torch.float64),
@@ -113,7 +113,7 @@ class PendingReplies:
             "absent": self.absent.leaf(),
             "jobs": jobs,
             "personal": self.jobs.personal,
-            "sent": {str(version): self.sent[version] for version in np.unique(self.jobs.version).tolist()},
+            "sent": {str(version): shared for version, shared in self.sent.items()},
         }
 
     @staticmethod

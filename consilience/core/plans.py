@@ -132,13 +132,18 @@ class Plan:
     def batches(self, client: int, store: Rows, dtype: torch.dtype, *, cut: bool) -> Iterator[Batch]:
         """One client's batches in order, cut to their rows or padded; the rows of several steps are read at once."""
         row = sum(leaf.element_size() * leaf[:1].numel() for leaf in leaves(store.x))
-        steps, at_once = int(self.steps[client]), max(1, READ_BYTES // max(1, row * self.width))
+        width, steps = self.width, int(self.steps[client])
+        at_once = max(1, READ_BYTES // max(1, row * width))
         for begin in range(0, steps, at_once):
             part = slice(begin, min(begin + at_once, steps))
             read = batch_of(store, self.rows[part, client], None, self.keys[part, client], self.first[part, client])
-            for step, batch in enumerate(_unstacked(read), begin):
-                live = int(self.live[step, client])
-                if live < self.width:
+            x = map_leaves(lambda leaf: leaf.unbind(0), read.x)
+            weights = None if read.weight is None else read.weight.unbind(0)
+            for step, (y, key, first) in enumerate(zip(read.y.unbind(0), read.key.unbind(0), read.first.unbind(0))):
+                mine = map_leaves(lambda parts: parts[step], x)  # noqa: B023
+                batch = Batch(mine, y, None, key, first, None if weights is None else weights[step])
+                live = int(self.live[begin + step, client])
+                if live < width:
                     batch = _head(batch, live) if cut else batch._replace(mask=self._mask(live, dtype))
                 yield batch
 
@@ -163,15 +168,6 @@ def batch_of(store: Rows, index: Tensor, mask: Tensor | None, key: Tensor, first
     """The rows of an index of any shape as a batch."""
     weight = None if store.weight is None else gather(store.weight, index)
     return Batch(store.features(gather(store.x, index)), gather(store.y, index), mask, key, first, weight)
-
-
-def _unstacked(read: Batch) -> Iterator[Batch]:
-    """The batches of several steps [S, B, ...] one by one."""
-    x = map_leaves(lambda leaf: leaf.unbind(0), read.x)
-    weight = None if read.weight is None else read.weight.unbind(0)
-    for step, (y, key, first) in enumerate(zip(read.y.unbind(0), read.key.unbind(0), read.first.unbind(0))):
-        mine = map_leaves(lambda parts: parts[step], x)  # noqa: B023
-        yield Batch(mine, y, None, key, first, None if weight is None else weight[step])
 
 
 def _head(batch: Batch, live: int) -> Batch:
@@ -199,13 +195,12 @@ def draw(
     round: int,
     where: np.ndarray | None = None,
 ) -> Plan:
-    """Plan `steps[i]` batches for client `ids[i]`; steps must descend.
+    """Plan `steps[i]` batches for client `ids[i]`; steps must descend, and the work must fit (`check_targets`).
 
     Each epoch is a new permutation of its rows, or as many draws by class (`work.class_shares`).
 
     `where`: the clients' positions in the store, if it holds only part of the federation.
     """
-    work.check_targets(store.y)
     device = store.y.device
     places = torch.from_numpy(ids if where is None else where)
     sizes = store.sizes[places].numpy()

@@ -27,24 +27,12 @@ def begin(of: int) -> None:
     """Start counting a round with this many clients."""
     global _done, _of
     _done, _of = 0, of
-    _tell()
+    add(0)
 
 
 def add(clients: int = 1) -> None:
     """Count this many more clients as finished."""
     global _done
     _done = min(_of, _done + clients)
-    _tell()
-
-
-def reach(done: int) -> None:
-    """Raise the count to at least this many finished clients."""
-    global _done
-    if done > _done:
-        _done = min(_of, done)
-        _tell()
-
-
-def _tell() -> None:
     if _listener is not None and _of:
         _listener(_done, _of)

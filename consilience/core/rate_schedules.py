@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from consilience.core.settings import Count, Fraction, Invalid, Probability, check
+from consilience.core.settings import Checked, Count, Fraction, Invalid, Probability, check
 
 
 @runtime_checkable
@@ -31,14 +31,11 @@ class RateSchedule(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cosine:
+class Cosine(Checked):
     """floor + (1 - floor) (1 + cos(pi t / horizon)) / 2, then `floor`."""
 
     horizon: Count  # in a config: the run's rounds, unless given
     floor: Probability = 0.0
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def factor_at(self, position: Tensor) -> Tensor:
         """Half a cosine from 1 to the floor."""
@@ -52,14 +49,11 @@ class Cosine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear:
+class Linear(Checked):
     """1 - (1 - floor) t / horizon, then `floor`."""
 
     horizon: Count  # in a config: the run's rounds, unless given
     floor: Probability = 0.0
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def factor_at(self, position: Tensor) -> Tensor:
         """A straight line from 1 to the floor."""
@@ -72,14 +66,11 @@ class Linear:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exponential:
+class Exponential(Checked):
     """factor^t."""
 
     factor: Fraction = 0.99
     zero_from = None  # never
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def factor_at(self, position: Tensor) -> Tensor:
         """A geometric sequence."""
@@ -87,15 +78,12 @@ class Exponential:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepDecay:
+class StepDecay(Checked):
     """factor^floor(t / every): the rate falls at regular intervals."""
 
     every: Count
     factor: Fraction = 0.1
     zero_from = None  # never
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def factor_at(self, position: Tensor) -> Tensor:
         """One power of `factor` per finished interval."""

@@ -37,7 +37,10 @@ def key(seed: int, *purpose: int | str) -> int:
     """A 64-bit key (as a signed int) for device draws."""
     value = seed
     for part in purpose:
-        value = _mix_int(value + _code(part) * (_WEYL % _WRAP))
+        value = (value + _code(part) * (_WEYL % _WRAP)) % _WRAP
+        value = ((value ^ (value >> 30)) * (_MIX_1 % _WRAP)) % _WRAP
+        value = ((value ^ (value >> 27)) * (_MIX_2 % _WRAP)) % _WRAP
+        value ^= value >> 31
     return _signed(value)
 
 
@@ -105,13 +108,6 @@ def _code(part: int | str) -> int:
 
 def _signed(value: int) -> int:
     return (value + _WRAP // 2) % _WRAP - _WRAP // 2
-
-
-def _mix_int(value: int) -> int:
-    value %= _WRAP
-    value = ((value ^ (value >> 30)) * (_MIX_1 % _WRAP)) % _WRAP
-    value = ((value ^ (value >> 27)) * (_MIX_2 % _WRAP)) % _WRAP
-    return value ^ (value >> 31)
 
 
 def _mix(value: Tensor) -> Tensor:

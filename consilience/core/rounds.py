@@ -22,6 +22,7 @@ from consilience.core.capabilities import (
 )
 from consilience.core.conclusion import Diverged, conclude
 from consilience.core.exchange import Broadcast, Cohort, Notes
+from consilience.core.pending import PendingReplies
 from consilience.core.prefetch import Prefetcher
 from consilience.core.protocols import Engine
 from consilience.core.screening import REMEMBERED, Limits
@@ -50,7 +51,8 @@ class Snapshot:
     pending: Tree = field(default_factory=dict)  # the simulated time, the clients at work and their broadcasts
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "losses", ClientVector.of(self.losses, np.nan))
+        if not isinstance(self.losses, ClientVector):
+            object.__setattr__(self, "losses", ClientVector.of(self.losses, np.nan))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -93,19 +95,24 @@ def run(
     keys: the source of each round's secret key, if the server rule draws secret noise (`DrawsSecretly`); by default the
     operating system. To repeat a round of such a rule, give it the same key.
     """
-    careful = capability(algorithm.server, ChecksSurroundings)
-    if careful is not None:
-        careful.check_surroundings(algorithm, engine, limits)
+    surroundings = capability(algorithm.server, ChecksSurroundings)
+    if surroundings is not None:
+        surroundings.check_surroundings(algorithm, engine, limits)
     here = resume or _first(algorithm, engine, start)
     engine.restore(here.memory)
     server, pace = algorithm.server, pace_of(algorithm, engine)
-    secretive, prefetcher = capability(server, DrawsSecretly), Prefetcher(algorithm, engine, pace)
-    looking = capability(algorithm.client, PreTrainingPass)
+    secret_draws, prefetcher = capability(server, DrawsSecretly), Prefetcher(algorithm, engine, pace)
+    before_training = capability(algorithm.client, PreTrainingPass)
+    pending = PendingReplies.of(here.pending, len(engine.sizes), here.round)
     for number in range(here.round, rounds):
-        secret = None if secretive is None else secretive.round_key(number + 1, keys)
-        done = gather(algorithm, engine, here, pace, seed, secret)
-        ids, received = done.arrived.ids, done.pending.received(done.arrived)
-        seen = received if looking is None else _look(looking, engine, received, ids, number, seed)
+        secret = None if secret_draws is None else secret_draws.round_key(number + 1, keys)
+        done = gather(algorithm, engine, here, pending, pace, seed, secret)
+        pending, ids, received = done.pending, done.arrived.ids, done.received
+        seen = (
+            received
+            if before_training is None
+            else _with_pre_training(before_training, engine, received, ids, number, seed)
+        )
         sent = engine.exchange(algorithm.client, algorithm.channel, seen, ids, round=number, seed=seed)
         if number + 1 < rounds:
             prefetcher.prepare(done, number + 1, seed)
@@ -130,10 +137,10 @@ def run(
             round=number + 1,
             server=ended.state,
             memory=engine.recall(),
-            losses=_losses(done.losses, cohort),
+            losses=_losses(done.losses, cohort, ended.losses),
             bad_rounds=0 if ended.updated else here.bad_rounds + 1,
             lengths=here.lengths if ended.length is None else (*here.lengths, ended.length)[-REMEMBERED:],
-            pending=done.pending.tree(),
+            pending=pending.tree(),
         )
         yield Round(
             number=number + 1,
@@ -143,20 +150,20 @@ def run(
             notes=ended.notes,
             bytes_down=done.down,
             bytes_up=sent.nbytes() + done.up + ended.up,
-            clock=done.pending.clock,
+            clock=pending.clock,
             snapshot=here,
         )
         if here.bad_rounds >= max_bad_rounds:
             raise Diverged(_explain(cohort, number + 1, max_bad_rounds))
 
 
-def _look(
-    looking: PreTrainingPass, engine: Engine, received: Broadcast, ids: np.ndarray, round: int, seed: int
+def _with_pre_training(
+    before_training: PreTrainingPass, engine: Engine, received: Broadcast, ids: np.ndarray, round: int, seed: int
 ) -> Broadcast:
     """The broadcast with the results of the pre-training pass."""
     if not len(ids):
         return received
-    found = engine.exchange(looking.pre_training, Plain(), received, ids, round=round, seed=seed)
+    found = engine.exchange(before_training.pre_training, Plain(), received, ids, round=round, seed=seed)
     if not len(found):
         return received
 
@@ -179,11 +186,12 @@ def _first(algorithm: Algorithm, engine: Engine, start: Tree | None) -> Snapshot
     return Snapshot(round=0, server=server, memory={}, losses=nothing)
 
 
-def _losses(known: ClientVector, cohort: Cohort) -> ClientVector:
+def _losses(known: ClientVector, cohort: Cohort, fetched: np.ndarray | None) -> ClientVector:
     if not len(cohort) or "loss" not in cohort.reply:
         return known
     trained = cohort.steps > 0
-    return known.write(cohort.ids[trained], cohort.reply["loss"].to(torch.float64).cpu().numpy()[trained])
+    losses = cohort.reply["loss"].to(torch.float64).cpu().numpy() if fetched is None else fetched
+    return known.write(cohort.ids[trained], losses[trained])
 
 
 def _explain(cohort: Cohort, round: int, limit: int) -> str:

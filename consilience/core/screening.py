@@ -12,12 +12,14 @@ import torch
 from consilience.core import tree
 from consilience.core.clipping import clipped, growth_clipped
 from consilience.core.exchange import Broadcast, Cohort
-from consilience.core.lengths import by_scale, exact_lengths, quick_lengths, together
+from consilience.core.lengths import NormTest, by_scale, exact_lengths, quick_lengths, sources, together
 from consilience.core.refusal import Refusal, tally
+from consilience.core.remote import RemoteTensor
 from consilience.core.settings import Count, Invalid, Positive, Whole, check
 from consilience.core.tree import Tree
 
 MODEL, PARAMS = "model/", "model/params"
+POWER = {PARAMS: 1}  # of `Limits.max_ratio`; 2 for buffers: a variance is a square
 VARIANCE = "running_var"  # PyTorch's name of it in every normalising layer
 REMEMBERED = 20  # rounds whose median update length counts for `Limits.max_growth`
 ROOM = 4  # factor between the longest usable tree and one whose squares overflow: leaves room for differences and sums
@@ -65,9 +67,53 @@ def screen_replies(cohort: Cohort, received: Broadcast | None = None, limits: Li
     """
     if not len(cohort):
         return cohort
-    limits, everyone = limits or _USUAL, cohort.ids
-    clips = limits.max_norm is not None
-    # a quick test of all values; the exact tests follow only for replies that do not pass it
+    limits = limits or _USUAL
+    test = reply_test(cohort, received, limits)
+    if test is None or not test.passes():
+        cohort = _examined(cohort, received, limits)
+    if limits.max_growth is not None:
+        cohort, _ = _without(cohort, {}, _negative_variances(cohort))
+    return cohort
+
+
+def reply_test(cohort: Cohort, received: Broadcast | None, limits: Limits | None) -> NormTest | None:
+    """A test that only usable replies pass: the norms of all together, which bound that of each, meet every limit.
+
+    On a GPU this takes a few operations for any number of clients and tensors. None if norms cannot tell.
+    """
+    limits = limits or _USUAL
+    groups, shared = by_scale(cohort.reply), {} if received is None else received.shared
+    every = [leaf for leaves in groups.values() for leaf in leaves.values()]
+    if not every or limits.max_norm is not None or any(isinstance(leaf, RemoteTensor) for leaf in every):
+        return None
+    models = by_scale({"model": shared["model"]}) if "model" in shared else {}
+    starts = {name: models.get(name, {}) for name in groups if name.startswith(MODEL) and limits.max_ratio is not None}
+    if any(not groups[name].keys() <= start.keys() for name, start in starts.items()):
+        return None
+    anchors = [[start[path] for path in groups[name]] for name, start in starts.items()]
+    ratio, longest = limits.max_ratio or 0.0, _longest(torch.float32)
+
+    def accepts(found: np.ndarray) -> bool:
+        lengths, sent = dict(zip(groups, found)), dict(zip(starts, found[len(groups) :]))
+        # |w - s| <= |w| + |s|; 0.9 for rounding
+        close = all(lengths[name] <= 0.9 * (ratio ** POWER.get(name, 2) - 1) * start for name, start in sent.items())
+        return close and all(length <= longest for length in lengths.values())
+
+    return NormTest([*(sources(list(leaves.values())) for leaves in groups.values()), *anchors], accepts)
+
+
+def model_test(model: Tree) -> NormTest | None:
+    """A test that only a model passes from which clients can train; None for a model without floating values."""
+    floating = [leaf for leaf in tree.leaves(model) if leaf.is_floating_point() and leaf.numel()]
+    if not floating:
+        return None
+    most = np.array([_longest(leaf.dtype) for leaf in floating])
+    return NormTest([[leaf] for leaf in floating], lambda found: bool((found <= most).all()))
+
+
+def _examined(cohort: Cohort, received: Broadcast | None, limits: Limits) -> Cohort:
+    """The usable replies, each of them tested: a quick test of all values, exact ones where that is not enough."""
+    everyone, clips = cohort.ids, limits.max_norm is not None
     rough, models = _rough(cohort.reply, received)
     if not all(np.isfinite(length).all() for length in rough.values()):
         finite = tree.all_finite(cohort.reply).cpu().numpy()
@@ -78,13 +124,10 @@ def screen_replies(cohort: Cohort, received: Broadcast | None = None, limits: Li
             cohort, rough = _without(cohort, rough, _overflowing(cohort, name))
     start = received and received.among(everyone, cohort.ids)
     if limits.max_norm is not None:
-        cohort = clipped(cohort, start, limits.max_norm) if len(cohort) else cohort
-    elif limits.max_ratio is not None:
+        return clipped(cohort, start, limits.max_norm) if len(cohort) else cohort
+    if limits.max_ratio is not None:
         models = models if len(cohort) == len(everyone) else _rough({}, start)[1]
-        refusals = _out_of_proportion(cohort, start, limits.max_ratio, rough, models)
-        cohort, rough = _without(cohort, rough, refusals) if refusals else (cohort, rough)
-    if limits.max_growth is not None:
-        cohort, _ = _without(cohort, rough, _negative_variances(cohort))
+        cohort, _ = _without(cohort, rough, _out_of_proportion(cohort, start, limits.max_ratio, rough, models))
     return cohort
 
 
@@ -124,14 +167,14 @@ def running_median(lengths: Sequence[float]) -> float | None:
 
 def unusable(model: Tree) -> str:
     """Why clients could not train from this model; "" if they can."""
-    flat = {path: leaf for path, leaf in tree.flatten(model).items() if leaf.is_floating_point() and leaf.numel()}
-    lengths = quick_lengths({path: leaf.unsqueeze(0) for path, leaf in flat.items()})
-    if all(length[0] <= _longest(flat[path].dtype) for path, length in lengths.items()):
+    test = model_test(model)
+    if test is None or test.passes():
         return ""
+    flat = {path: leaf for path, leaf in tree.flatten(model).items() if leaf.is_floating_point() and leaf.numel()}
     for path, leaf in flat.items():
         if not bool(leaf.isfinite().all()):
             return f"holds NaN or infinite values in {path}"
-    path = max(lengths, key=lambda name: lengths[name][0] / _longest(flat[name].dtype))
+    path = max(zip(flat, test.lengths), key=lambda pair: pair[1] / _longest(flat[pair[0]].dtype))[0]
     return f"is too large in {path}: its squares overflow {str(flat[path].dtype).removeprefix('torch.')}"
 
 
@@ -196,15 +239,14 @@ def _out_of_proportion(
 ) -> list[Refusal]:
     """Clients whose update is longer than `ratio` times both the model they were sent and the round's median update.
 
-    Where clients were sent no such model (IFCA sends several), whole models are compared with their median. Buffers may
-    go `ratio` squared as far: a variance is a square.
+    Where clients were sent no such model (IFCA sends several), whole models are compared with their median.
     """
     refusals: dict[int, Refusal] = {}
     starts = {} if received is None else tree.flatten({**received.shared, **received.personal})
     for name, leaves in by_scale({"model": cohort.reply.get("model", {})}).items():
         if not len(cohort) or not name.startswith(MODEL):
             continue
-        times, model, lengths, anchored = ratio if name == PARAMS else ratio**2, np.zeros(1), rough[name], False
+        times, model, lengths, anchored = ratio ** POWER.get(name, 2), np.zeros(1), rough[name], False
         if all(path in models for path in leaves):
             model = together([models[path] for path in leaves])  # [1], or [m] where each was sent its own
             # |w - s| <= |w| + |s|; 0.9 for rounding

@@ -113,6 +113,13 @@ def check(part: Any) -> None:
     refuse_idle(given, known, kind.__name__)
 
 
+class Checked:
+    """A dataclass whose fields are checked against their annotations when it is made (`check`)."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
 def refuse_idle(given: Mapping[str, Any], known: Mapping[str, Option], key: str) -> None:
     """Refuse a given setting that has no effect because of the setting it depends on (`OnlyWith`)."""
     for name, value in given.items():

@@ -103,6 +103,8 @@ def take(tree: Any, index: np.ndarray) -> Any:
 
 def here(tree: Any) -> Any:
     """The tree with remote values fetched, except those that stay readable as long as the tree exists."""
+    if not any(isinstance(leaf, RemoteTensor) for leaf in leaves(tree)):
+        return tree
 
     def fetched(leaf: Tensor) -> Tensor:
         return leaf.here() if isinstance(leaf, RemoteTensor) and not leaf.source.lasting else leaf

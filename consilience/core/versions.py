@@ -11,6 +11,7 @@ import torch
 
 from consilience.core.remote import RemoteTensor
 
+COPIED = 1 << 16  # bytes up to which `leaf` copies all values
 _MOST_REMEMBERED = 1 << 20  # ids in the list of changes before it is merged into one entry
 
 
@@ -18,7 +19,8 @@ class ClientVector:
     """One version of [K] numbers; `write` returns the next version.
 
     All versions share one array with the newest values. An older version stores the values that the next version
-    replaced, so it costs memory only while something refers to it. It is the source of the tensor that `leaf` gives.
+    replaced, so it costs memory only while something refers to it. It is the source of the tensor that `leaf` gives of
+    many clients.
     """
 
     place = None
@@ -144,8 +146,10 @@ class ClientVector:
         later = [ids for number, ids in self._shared.changes if number > mark[1]]
         return np.unique(np.concatenate(later)) if later else np.empty(0, dtype=np.int64)
 
-    def leaf(self) -> RemoteTensor:
-        """As a tensor [K] for checkpoints, whose values are read on demand."""
+    def leaf(self) -> torch.Tensor:
+        """As a tensor [K] for checkpoints: a copy of few values; many are read on demand."""
+        if self._shared.values.nbytes <= COPIED:
+            return torch.from_numpy(self[:])
         values = torch.from_numpy(self._shared.values)
         return RemoteTensor.whole(self, len(values), (), values.dtype, values.device)
 

@@ -38,6 +38,8 @@ class Pages:
         """The page of a run, or of a folder's runs compared ("" is the root); None if it does not exist."""
         known = self._watch.known()  # names are looked up among the known runs: no path is built from a request
         if name in known:
+            if self._watch.one(name) is None:  # it began after the last search: the page's own requests must find it
+                self._watch.looked_at()
             return self._live("dashboard_run.html", name, run=name, report=f"/report/{quote(name)}")
         inside = [key for key in known if _inside(key, name)]
         return self.comparison(inside[:MOST_COMPARED], heading=name or "All runs") if inside else None

@@ -101,7 +101,7 @@ class Watch:
                 "columns": [
                     {
                         "key": c.key,
-                        "title": c.heading or c.title,
+                        "title": c.heading or c.title[:1].upper() + c.title[1:],
                         "axis": c.axis or c.title,
                         "caption": _caption(c),
                         "better": c.better,
@@ -131,7 +131,7 @@ class Watch:
             return self._runs.get(name)
 
     def looked_at(self) -> None:
-        """Read again with the next request: a run was stopped or resumed."""
+        """Read again with the next request: a run was stopped or resumed, or has just begun."""
         with self._lock:
             self._looked = -_LOOK_EVERY
 
@@ -150,4 +150,5 @@ class Watch:
 
 def _caption(column: Column) -> str:
     """What is drawn, and whether higher or lower is better."""
-    return f"{column.caption.rstrip('.')}. {column.better.capitalize()} is better." if column.better else column.caption
+    better = f"{column.better.capitalize()} is better." if column.better else ""
+    return " ".join(text for text in (column.caption, better) if text)

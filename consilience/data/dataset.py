@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from consilience.core.kind import Kind
+from consilience.core.notebook import line
 
 
 class Texts(tuple[str, ...]):
@@ -49,3 +50,7 @@ class Dataset:
     kind: Kind | None = None  # kind of task; None: inferred from the targets
     weights: Tensor | None = None  # [N] weight of each training row in the loss; None: 1
     read_rows: Callable[[Path], NewRows] | None = None  # new rows from a file, for predictions; None: not supported
+
+    def __repr__(self) -> str:
+        of = "real-valued targets" if self.classes is None else f"{self.classes} classes"
+        return line(f"Dataset({self.name}, {len(self.y):,} training rows, {len(self.test_y):,} test rows, {of})")

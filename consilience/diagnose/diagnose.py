@@ -23,6 +23,7 @@ from consilience.diagnose.page import page
 from consilience.diagnose.text import lines
 from consilience.environments.environment import Environment
 from consilience.experiments.config.catalogue import DEFAULTS, engine_options
+from consilience.experiments.config.overrides import file_and_overrides
 from consilience.experiments.model_checks import try_client, try_model
 from consilience.options.parts import read_options
 from consilience.runs import canonical
@@ -32,7 +33,7 @@ from consilience.task.task import Task
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
-class Diagnosed:
+class DiagnosisResult:
     """The numbers of a diagnosis, and the advice."""
 
     numbers: Diagnosis
@@ -72,13 +73,14 @@ def diagnose(
     title: str = "federation",
     progress: bool = False,
     **engine: Any,
-) -> Diagnosed:
+) -> DiagnosisResult:
     """Say how heterogeneous a federation is, in which ways, and which methods fit it; `consilience diagnose`.
 
         found = cs.diagnose(federation, model=module)
         found.numbers.labels.mean, found.advice, found.save("diagnosis.html")
 
-    what: a federation (or its clients), a config file, a run folder, or None for the default run.
+    what: a federation (or its clients), a config file, a run folder, or None for the default run, which may
+        be left out before settings.
     overrides: settings, where `what` is a config or a run.
     model: for a federation, what its gradients are looked at with; by default a perceptron of two layers.
     algorithm: for a federation, FedAvg with the local work that you mean to do; by default lr 0.2, 3 epochs, batches of
@@ -89,6 +91,7 @@ def diagnose(
     engine: for a federation, settings of `Vectorised`, such as `device="cpu"`.
     """
     say = print if progress else _silent
+    what, overrides = file_and_overrides(what, overrides)
     if what is None or isinstance(what, (str, Path)):
         given = {"model": model, "algorithm": algorithm, "environment": environment, **engine}
         for name, value in given.items():
@@ -99,7 +102,7 @@ def diagnose(
         source = None if what is None else Path(what)
         more = [*overrides, *([f"seed={seed}"] if seed else [])]
         found = diagnosis.diagnose(source, more, rounds=rounds, encoder=encoder, say=say)
-        return Diagnosed(numbers=found, advice=advise(found))
+        return DiagnosisResult(numbers=found, advice=advise(found))
     if overrides:
         raise Invalid(
             f"{overrides[0]!r} is a setting of a config: a federation takes model=, algorithm= and environment="
@@ -122,7 +125,7 @@ def diagnose(
         engine=read_options("diagnose", engine, engine_options(), "diagnose"),
         say=say,
     )
-    return Diagnosed(numbers=found, advice=advise(found))
+    return DiagnosisResult(numbers=found, advice=advise(found))
 
 
 def _silent(text: str) -> None:

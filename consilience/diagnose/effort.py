@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from consilience.core.plans import Work
-from consilience.diagnose.holdings import gini
 from consilience.environments import clock
 from consilience.environments.environment import Environment
 
@@ -31,11 +30,6 @@ class Effort:
         """The most passes over the fewest."""
         some = self.epochs[self.epochs > 0]
         return float(some.max() / some.min()) if len(some) else 1.0
-
-    @property
-    def seconds_gini(self) -> float:
-        """Inequality of reply times."""
-        return gini(self.seconds)
 
 
 def effort(environment: Environment, work: Work, sizes: np.ndarray, model_bytes: int, seed: int) -> Effort:

@@ -55,5 +55,6 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as problem:
-        raise Invalid(f"device = {name!r} cannot be used here ({problem}): try auto, cpu or cuda") from problem
+        others = "auto, cpu or cuda" if torch.cuda.is_available() else "auto or cpu"
+        raise Invalid(f"device = {name!r} cannot be used here ({problem}): try {others}") from problem
     return device

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from torch import Tensor
+import torch
 
 from consilience.core.exchange import Cohort
 from consilience.core.plans import Work
@@ -52,12 +52,12 @@ class Workload(NamedTuple):
         """The flagged clients, for one of several engines that share the cohort; `counts` is empty."""
         return Workload(self.ids[mine], self.place[mine], self.steps[mine], self.heard[mine], self.sizes[mine], {})
 
-    def cohort(self, reply: Tree, examples: Tensor, round: int) -> Cohort:
+    def cohort(self, reply: Tree, round: int, device: torch.device) -> Cohort:
         """The clients' replies, as a cohort."""
         return Cohort(
             reply=reply,
             ids=self.ids,
-            examples=examples,
+            examples=torch.from_numpy(self.sizes.astype(np.float64)).to(device, non_blocking=True),
             steps=self.steps,
             round=round,
             heard=self.heard,

@@ -22,17 +22,14 @@ def seconds(
     return (computing + moving + 2 * _each(environment.latency, ids)) * jitter
 
 
-def stands_still(environment: Environment) -> bool:
-    """Whether no reply takes any time."""
-    rates = (environment.rows_per_second, environment.download, environment.upload)
-    return all(rate is None for rate in rates) and not np.any(environment.latency)
-
-
 def wait_policy(environment: Environment) -> WaitPolicy:
     """How long the server waits in this environment."""
-    partial_work = environment.stragglers > 0 and environment.rows_per_second is not None
+    rates = (environment.rows_per_second, environment.download, environment.upload)
     return WaitPolicy(
-        deadline=environment.deadline, enough_replies=environment.enough_replies, partial_work=partial_work
+        deadline=environment.deadline,
+        enough_replies=environment.enough_replies,
+        partial_work=environment.stragglers > 0 and environment.rows_per_second is not None,
+        timeless=all(rate is None for rate in rates) and not np.any(environment.latency),
     )
 
 

@@ -111,6 +111,8 @@ class Environment:
         if self.steps is not None:
             own_epochs = np.ones(ids.shape)  # a step budget has no epochs
             full = np.where(per_epoch > 0, self._each("steps", ids), 0)  # no rows, no steps
+        if not self.stragglers:
+            return full
         late = self.late(round, ids, seed)
         if not late.any():
             return full

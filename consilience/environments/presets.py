@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from consilience.core.settings import Invalid, Probability, check
+from consilience.core.settings import Checked, Invalid, Probability
 from consilience.environments.environment import Environment
 
 DUW = (
@@ -19,7 +19,7 @@ EVEN_SIZES = (1713, 1713, 1713, 1713, 1716)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preset:
+class Preset(Checked):
     """A paper's environment with its data set, partition (name and options) and settings."""
 
     environment: Environment
@@ -27,9 +27,6 @@ class Preset:
     partition: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     citation: str = ""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def plain() -> Preset:

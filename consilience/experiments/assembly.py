@@ -259,10 +259,10 @@ def _model(config: Config, data: Dataset, kind: Kind) -> torch.nn.Module:
 
 def try_surroundings(config: Config, algorithm: Algorithm, engine: Any) -> None:
     """Refuse an environment, limits or data preparation that break the guarantee of a server rule."""
-    careful = capability(algorithm.server, ChecksSurroundings)
-    if careful is None:
+    surroundings = capability(algorithm.server, ChecksSurroundings)
+    if surroundings is None:
         return
-    careful.check_surroundings(algorithm, engine, config.limits)
+    surroundings.check_surroundings(algorithm, engine, config.limits)
     if config.task.class_weights == "balanced":
         raise Invalid("a private run cannot have task.class_weights = 'balanced': it counts all clients' labels")
     refuse_shared_preparation(config.data.name, config.data.options)

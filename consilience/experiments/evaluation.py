@@ -128,7 +128,7 @@ class _Totals:
         of_clients = np.full(len(test.sizes), np.nan)
         if self._main in means:
             of_clients = client_means(*means[self._main], test)
-            value = metrics[metrics.main].value
+            value = metrics.main_metric.value
             if value is not ratio:  # such as exp of the mean
                 one = torch.tensor(1.0, dtype=torch.float64)
                 of_clients = np.array([float(value({"total": one * mean, "count": one})) for mean in of_clients])
@@ -146,13 +146,11 @@ class _Totals:
 def client_means(values: np.ndarray, counts: np.ndarray | None, rows: Rows) -> np.ndarray:
     """[K] sum of values over each client's rows divided by the sum of counts (None: 1 per row); NaN without rows."""
     starts, sizes = rows.starts.numpy(), rows.sizes.numpy()
-
-    def summed(column: np.ndarray) -> np.ndarray:
-        totals = np.concatenate([[0.0], np.cumsum(column)])  # [N + 1]
-        return totals[starts + sizes] - totals[starts]
-
-    count = sizes if counts is None else summed(counts)
-    return np.divide(summed(values), count, out=np.full(len(sizes), np.nan), where=count > 0)
+    columns = np.stack([values] if counts is None else [values, counts])  # [1 or 2, N]
+    totals = np.concatenate([np.zeros((len(columns), 1)), np.cumsum(columns, 1)], 1)
+    total, *counted = totals[:, starts + sizes] - totals[:, starts]
+    count = counted[0] if counted else sizes
+    return np.divide(total, count, out=np.full(len(sizes), np.nan), where=count > 0)
 
 
 def _or_nan(value: float | None) -> float:

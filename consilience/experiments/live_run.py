@@ -56,6 +56,7 @@ class Run:
         self._resume: Snapshot | None = None
         self._traffic = (0, 0)
         self._reached = 0  # rounds finished
+        self._logged = (_NOTHING, _NOTHING)  # positions in the logs of metrics and clients
         self._client_log = ClientLog()
         self._tracker: trackers.Tracking | None = None
         self.on_round: Callable[[Observation], None] = lambda observation: None  # called before the round is saved
@@ -123,12 +124,12 @@ class Run:
                 if self._privacy is not None:
                     done = self._privacy.accounted(done)
                 observation = observer.observe(done, self._model, traffic, time.perf_counter() - began)
-                self._record(observation)
+                number = done.number
+                due = number % config.checkpoint.every == 0 or number == config.rounds or self._ends
+                self._record(observation, sync=due)
                 self._model = done.model
                 if observation.is_best:
                     self._best = self._model
-                number = done.number
-                due = number % config.checkpoint.every == 0 or number == config.rounds or self._ends
                 if due:
                     self._save(observation)
                 self._reached = number
@@ -138,6 +139,8 @@ class Run:
                 if interrupts.asked and number < config.rounds:
                     self.stopped = interrupts.asked
                     if not due:
+                        self.folder.clients.sync()
+                        self.folder.timing.sync()
                         self._save(observation)
                     return
                 traffic, began = observation.traffic, time.perf_counter()
@@ -234,13 +237,16 @@ class Run:
         self._traffic = (saved.facts["bytes_up"], saved.facts["bytes_down"])
         self.notes += [f"fell back to round {saved.round}: {reason}" for reason in saved.skipped]
 
-    def _record(self, observation: Observation) -> None:
-        """Write the round's rows, before the checkpoint that refers to them."""
-        self._store_resolved()
-        self.folder.metrics.append(observation.row)
-        self.folder.clients.append(observation.clients, sync=False)
+    def _record(self, observation: Observation, *, sync: bool) -> None:
+        """Write the round's rows; with `sync` all are durable before the checkpoint that refers to them."""
+        known = self.experiment.engine.resolved_settings
+        if any(self.config.engine.get(key) != value for key, value in known.items()):
+            self.config = self.config.changed(**known)
+            store_config(self.folder, self.config)  # before anything depends on what the engine measured
+        metrics, clients = self.folder.metrics, self.folder.clients
+        self._logged = (metrics.append(observation.row), clients.append(observation.clients, sync=sync))
         kept = getattr(self.experiment.engine, "memory_bytes", {})
-        self.folder.timing.append(observation.timing | ({"memory_bytes": kept} if kept else {}), sync=False)
+        self.folder.timing.append(observation.timing | ({"memory_bytes": kept} if kept else {}), sync=sync)
         if self._tracker is not None:
             self._tracker.add(observation.row)
         self.on_round(observation)
@@ -248,8 +254,6 @@ class Run:
     def _save(self, observation: Observation) -> None:
         """Write a checkpoint of this round."""
         here, (up, down) = observation.round.snapshot, observation.traffic
-        self.folder.clients.sync()
-        self.folder.timing.sync()
         checkpoint.save(
             self.folder.checkpoints,
             here.round,
@@ -261,8 +265,8 @@ class Run:
                 **({} if self._best is None else {"best": self._best}),
             },
             {
-                "metrics": self.folder.metrics.position(),
-                "clients": self.folder.clients.position(),
+                "metrics": self._logged[0],
+                "clients": self._logged[1],
                 "bad_rounds": here.bad_rounds,
                 "bytes_up": up,
                 "bytes_down": down,
@@ -274,14 +278,6 @@ class Run:
         )
         if self._privacy is not None:
             self._privacy.keys.erase(here.round)
-
-    def _store_resolved(self) -> None:
-        """Store what the engine measured in the first round, before anything depends on it."""
-        known = self.experiment.engine.resolved_settings
-        if all(self.config.engine.get(key) == value for key, value in known.items()):
-            return
-        self.config = self.config.changed(**known)
-        store_config(self.folder, self.config)
 
     def _export(self) -> None:
         experiment, config = self.experiment, self.config

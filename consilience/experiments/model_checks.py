@@ -38,7 +38,8 @@ def try_model(task: Task, federation: Federation, model: str, data: str) -> Task
         ) from problem
     _try_draws(task, x)
     if losses.shape != y.shape[:1]:
-        raise Invalid(f"loss = {task.loss_name!r} gives {tuple(losses.shape)} values for {len(y)} rows: choose another")
+        how = "it must give one loss for each row, such as by reduction='none'"
+        raise Invalid(f"loss = {task.loss_name!r} gives the shape {tuple(losses.shape)} for {len(y)} rows: {how}")
     width = task.kind.outputs(y, federation.classes)
     if task.kind.multiclass:
         highest, outputs = int(federation.train.y.max()), output.shape[task.kind.class_axis] if output.dim() > 1 else 0
@@ -60,7 +61,12 @@ def refuse_other_size(task: Task, output: Any, y: torch.Tensor, model: str, data
         kind.knowing(output.shape[kind.class_axis])  # raises for a wrong number of class weights
     if not kind.multiclass and output.numel() != y.numel():
         have, need = output[:1].numel(), y[:1].numel()
-        raise Invalid(f"{model} gives {have} numbers a row, but {data} have {need} targets: change its last layer")
+        classes = (
+            "; class numbers must be whole numbers, y.long()" if need == 1 and bool((y == y.round()).all()) else ""
+        )
+        raise Invalid(
+            f"{model} gives {have} numbers a row, but {data} have {need} targets: change its last layer{classes}"
+        )
     if kind.axes is None:
         return
     axes = list(output.shape)

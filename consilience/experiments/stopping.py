@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from consilience.core.federation import Rows
 from consilience.core.metrics import MetricRow, Metrics
-from consilience.core.settings import Count, Invalid, NonNegative, OnlyWith, Range, check, nearest
+from consilience.core.settings import Checked, Count, Invalid, NonNegative, OnlyWith, Range, nearest
 from consilience.core.task import Task
 from consilience.core.tree import Tree, leaves
 
@@ -18,7 +18,7 @@ WITH_ROWS = OnlyWith("share")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Validation:
+class Validation(Checked):
     """Validation rows, which select the model: `share` of each client's training rows, not trained on; None: none.
 
     After every `every` rounds (1) the global model is tested on them. It is the best so far if its `metric` (the main
@@ -32,9 +32,6 @@ class Validation:
     patience: Annotated[Count | None, WITH_ROWS] = None
     min_delta: Annotated[NonNegative | None, WITH_ROWS] = None
     export: Annotated[Literal["best", "last"] | None, WITH_ROWS] = None
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def row(self, metrics: Metrics) -> MetricRow:
         """The validation metric; refused by name if the task does not have it."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from consilience.experiments.trackers import Tracker, flat, numbers, tags
+from consilience.runs import metric_table
 from consilience.runs.disk import make_inner_folder, open_file, read_file, replace_file
 from consilience.runs.folder import RunFolder
 
@@ -60,6 +61,7 @@ class _TensorBoard:
 
     def __init__(self, folder: RunFolder, settings: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
 
         place = folder.path / TENSORBOARD
         make_inner_folder(place)
@@ -67,6 +69,9 @@ class _TensorBoard:
             old.unlink()
         self._writer: Any = SummaryWriter(log_dir=str(place))
         self._writer.add_text("settings", "\n".join(f"    {key} = {value}" for key, value in flat(settings)))
+        shown = dict.fromkeys([metric.key for metric in metric_table.read(folder.facts(), [])], 0.0)
+        *begin, self._end = hparams(dict(flat(settings)), shown)  # HPARAMS: a table of runs by settings and metrics
+        self._tell(*begin)
         self._writer.add_text("tags", ", ".join(tags(settings)))
 
     def add(self, row: Mapping[str, Any]) -> None:
@@ -78,7 +83,13 @@ class _TensorBoard:
         self._writer.add_text("files", "\n".join(f"    {file}" for file in files))
 
     def close(self, status: str) -> None:
+        if status == "finished":
+            self._tell(self._end)
         self._writer.close()
+
+    def _tell(self, *summaries: Any) -> None:
+        for summary in summaries:
+            self._writer.file_writer.add_summary(summary)
 
 
 class _MLflow:
@@ -131,7 +142,7 @@ class _MLflow:
         number = experiment.experiment_id if experiment else self._client.create_experiment(name)
         made = str(self._client.create_run(number, run_name=folder.name).info.run_id)
         for key, value in flat(settings):
-            self._client.log_param(made, key, value)
+            self._client.log_param(made, key, str(value))
         for tag in tags(settings):
             self._client.set_tag(made, f"consilience.{tag}", "true")
         folder.record(mlflow_run=made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -115,10 +116,11 @@ def tags(settings: Mapping[str, Any]) -> list[str]:
     return [plain(tag, most=60) for tag in dict.fromkeys([*own, *filter(None, more)])][:_MOST_TAGS]
 
 
-def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
-    """('algorithm.lr', '0.1') and so on, with secrets redacted."""
+def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, bool | int | float | str]]:
+    """('algorithm.lr', 0.1) and so on, with secrets redacted; what is neither a number nor a truth value is text."""
     for key, value in redacted(settings).items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", plain(value, most=_LONGEST_VALUE)
+        else:  # trackers filter and plot by numbers
+            kept = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+            yield f"{prefix}{key}", value if kept else plain(value, most=_LONGEST_VALUE)

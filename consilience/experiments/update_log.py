@@ -22,7 +22,7 @@ from consilience.core.remote import each
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.privacy.spending import SpendsPrivacy
-from consilience.server.geometry.geometry import sketch
+from consilience.server.geometry.geometry import sketch_tensor
 
 MOST_CLIENTS = 64
 """The number of clients recorded of a larger cohort: the same ones in every round in which they participate."""
@@ -58,7 +58,8 @@ def update_row(cohort: Cohort, before: Tree) -> dict[str, Any]:
     kept = _kept(cohort)
     if not len(kept):
         return {}
-    params, anchors = tree.take(cohort.reply["model"]["params"], kept), before["params"]
+    params, anchors = cohort.reply["model"]["params"], before["params"]
+    params = params if len(kept) == len(cohort) else tree.take(params, kept)
     names = [name for name, value in anchors.items() if value.numel()]
     stride = -(-sum(anchors[name].numel() for name in names) // MOST_PARAMETERS)
     columns = [params[name] for name in names], [anchors[name] for name in names], list(range(len(names)))
@@ -95,5 +96,5 @@ def _kept(cohort: Cohort) -> np.ndarray:
 
 def _projected(value: Tensor, anchor: Tensor, place: int, stride: int) -> Tensor:
     """[m, WIDE] of one tensor."""
-    some = {"update": value.flatten(1)[:, ::stride].float()}
-    return sketch(some, {"update": anchor.flatten()[::stride].float()}, WIDE, rng.key(_KEY, place))
+    some, start = value.flatten(1)[:, ::stride].float(), anchor.flatten()[::stride].float()
+    return sketch_tensor(some, start, 0, WIDE, rng.key(_KEY, place))

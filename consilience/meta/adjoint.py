@@ -33,11 +33,11 @@ from consilience.server.rules.paced_averaging import PacedAveraging, paces
 Keep = Literal["device", "cpu", "nothing"]
 
 
-class OtherMoves(Invalid):
+class NotWeightedMean(Invalid):
     """The server's new model is not the weighted mean, which the recursion assumes."""
 
 
-class Met(NamedTuple):
+class RecordedRound(NamedTuple):
     """The server's record of a round."""
 
     cohort: Cohort  # without its models
@@ -103,7 +103,7 @@ class Adjoint:
             here = tree.map_leaves(lambda h, g: (h - g) / total_weight, here, met.gradient)  # noqa: B023
             self._write_slopes(met, table, here, found)
 
-    def _write_slopes(self, met: Met, table: Tensor, after: Tree, found: Tensor) -> float:
+    def _write_slopes(self, met: RecordedRound, table: Tensor, after: Tree, found: Tensor) -> float:
         """Write a round's dL/dTheta into `found`; the sum of its weights."""
         if not len(met.cohort):
             return 1.0
@@ -117,7 +117,7 @@ class Adjoint:
             (found[met.cohort.round],) = torch.autograd.grad(given, row, per_client)
         return float(given.sum())
 
-    def _rounds(self, table: Tensor, seed: int) -> Iterator[tuple[Met, Tree, float]]:
+    def _rounds(self, table: Tensor, seed: int) -> Iterator[tuple[RecordedRound, Tree, float]]:
         """(what is kept, the model after it, its loss) of every round."""
         server = replace(self._algorithm.server, weighting=ScheduleWeights.of(table))  # type: ignore[type-var]
         algorithm, model = replace(self._algorithm, server=server), self._start
@@ -126,7 +126,7 @@ class Adjoint:
             cohort = done.cohort
             silent = np.setdiff1d(done.chosen, cohort.ids if cohort.heard is None else cohort.ids[cohort.heard])
             unheard, gradient = self._at(model, silent, done.number - 1, seed)
-            met = Met(replace(cohort, reply={}), {}, gradient)
+            met = RecordedRound(replace(cohort, reply={}), {}, gradient)
             if len(cohort):
                 self._refuse_other_moves(algorithm, cohort, done.notes["weights"], done.model)
                 met = self._met(cohort, model["params"], seed)
@@ -147,7 +147,7 @@ class Adjoint:
         gradient = tree.map_leaves(lambda leaf: leaf.sum(0, dtype=torch.float64), answer.reply["gradient"])
         return float(answer.reply["loss_sum"].sum()), gradient
 
-    def _met(self, cohort: Cohort, before: Tree, seed: int) -> Met:
+    def _met(self, cohort: Cohort, before: Tree, seed: int) -> RecordedRound:
         models = cohort.reply["model"]["params"]
         if self._solver is None:
             gradient = tree.map_leaves(lambda g: g.sum(0, dtype=torch.float64), cohort.reply["gradient"])
@@ -163,7 +163,7 @@ class Adjoint:
         bare = replace(cohort, reply={}, examples=cohort.examples.cpu())
         if self._keep == "cpu":
             models, gradient = tree.to(models, "cpu"), tree.to(gradient, "cpu")
-        return Met(bare, models, gradient)
+        return RecordedRound(bare, models, gradient)
 
     def _paces(self, cohort: Cohort, seed: int) -> Tensor:
         """[m] the server's scale of each client's steps; 1 by default."""
@@ -183,7 +183,7 @@ class Adjoint:
         mean = server.combine.merge(cohort.reply["model"], weights)["params"]
         if not all(torch.equal(value, mean[name]) for name, value in model["params"].items()):
             names = ", ".join(ledger.name for ledger in server.ledgers)
-            raise OtherMoves(
+            raise NotWeightedMean(
                 f"the server's ledgers ({names}) move the model away from the weighted mean, so that its gradient "
                 "cannot be had from the replies: use gradient='autograd'"
             )

@@ -19,6 +19,7 @@ from consilience.server.averaging.combining.weighted_mean import WeightedMean
 from consilience.server.averaging.steps.plain import Replace
 from consilience.server.protocols import Merges, uses_weights
 from consilience.server.rules.paced_averaging import PacedAveraging
+from consilience.server.rules.splitting import Splitting
 
 Gradient = Literal["auto", "server", "reported", "autograd", "full"]
 
@@ -31,7 +32,7 @@ def choose_gradient(gradient: Gradient, algorithm: Algorithm, engine: Engine, lo
     reasons = {way: why_not(way, algorithm, engine) for way in ("server", "reported", "autograd")}
     if loss != "task" and not reasons["server"]:
         reasons["server"] = f"models tell the gradients of the training loss, not those of loss = {loss!r}"
-    reasons["full"] = reasons["autograd"]
+    reasons["full"] = reasons["autograd"] or _outside_the_graph(algorithm)
     if gradient == "auto":
         for way in ("server", "reported", "autograd"):
             if not reasons[way]:
@@ -55,6 +56,13 @@ def why_not(way: str, algorithm: Algorithm, engine: Engine) -> str:
     if server.combine != WeightedMean() or server.step != Replace():
         return f"the server merges by {server.combine!r} and moves by {server.step!r}, not to the weighted mean"
     return _varied(algorithm) if way == "reported" else _not_plain(algorithm)
+
+
+def _outside_the_graph(algorithm: Algorithm) -> str:
+    """Why the graph does not contain everything that later rounds depend on."""
+    if isinstance(algorithm.server, Splitting):
+        return "the server stores each client's z as plain numbers, which no gradient flows through"
+    return ""
 
 
 def _varied(algorithm: Algorithm) -> str:

@@ -18,7 +18,7 @@ from consilience.core.protocols import Engine
 from consilience.core.settings import Count, Invalid, Positive, Whole, check_value
 from consilience.core.tree import Tree
 from consilience.meta import simplex
-from consilience.meta.adjoint import Keep, OtherMoves
+from consilience.meta.adjoint import Keep, NotWeightedMean
 from consilience.meta.conditions import Gradient, choose_gradient, why_not
 from consilience.meta.initial import Initial, initial_table
 from consilience.meta.schedule import Schedule
@@ -79,7 +79,7 @@ def learning(
         run_seed = rng.key(seed, "unfolding", number) % 2**63  # batches and failures are drawn afresh for every run
         try:
             total, found = slope(table.detach(), run_seed)
-        except OtherMoves:  # only a run shows whether a ledger moves the model
+        except NotWeightedMean:  # only a run shows whether a ledger moves the model
             if gradient != "auto" or why_not("autograd", algorithm, engine):
                 raise
             way = "autograd"

@@ -17,7 +17,7 @@ from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.meta.adjoint import Adjoint, Keep, chosen
 from consilience.meta.conditions import Gradient, plain_solver
-from consilience.meta.unfolded import LiveWeights, Standing, Unfolded
+from consilience.meta.unfolded import LiveWeights, NoTraining, Unfolded
 
 Slope = Callable[[Tensor, int], tuple[float, Tensor]]
 """(Theta [T, K], seed) -> (loss, dLoss/dTheta)."""
@@ -73,7 +73,7 @@ def unfolded_loss(
     for done in run(live, tape, rounds=rounds, seed=seed, start=start, max_bad_rounds=rounds + 1):
         model = done.model
     ids = chosen(live, tape, rounds, seed)
-    everyone = Standing(work=replace(live.client.work, reliable=True))
+    everyone = NoTraining(work=replace(live.client.work, reliable=True))
     tape.exchange(everyone, Plain(), Broadcast(shared={"model": model}), ids, round=rounds, seed=seed)
     nothing = table.sum() * 0  # if no reply ever arrived, no loss depends on the weights
     total = torch.stack(tape.losses).sum() if tape.losses else nothing

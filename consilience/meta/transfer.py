@@ -39,7 +39,7 @@ class FittedRule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observed:
+class FeatureNotes:
     """A schedule's weights, with client features in the notes."""
 
     schedule: ScheduleWeights
@@ -80,7 +80,7 @@ def fit_rule(
     trials, seed = check_value("trials", trials, Count), check_value("seed", seed, Whole)
     if not features:
         raise Invalid("a rule needs at least one feature")
-    watching = Observed(schedule=ScheduleWeights.of(weights), features=features, arrival=arrival)
+    watching = FeatureNotes(schedule=ScheduleWeights.of(weights), features=features, arrival=arrival)
     client = LabelCounting(training=algorithm.client) if "label_entropy" in features else algorithm.client
     server = replace(algorithm.server, weighting=watching)  # type: ignore[type-var]
     watched, start = replace(algorithm, client=client, server=server), engine.start() if start is None else start

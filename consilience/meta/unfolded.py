@@ -47,6 +47,10 @@ class LiveWeights:
     table: Tensor
     needs_each_reply = False  # it reads only which clients replied
 
+    def __repr__(self) -> str:
+        """The size of the table, for errors of servers that refuse it."""
+        return f"(learned weights of {' rounds and '.join(map(str, self.table.shape))} clients)"
+
     def init(self, start: Tree, clients: int) -> Tree:
         """No state."""
         return {}
@@ -57,7 +61,7 @@ class LiveWeights:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class NoTraining:
     """A client that does not train: the terminal pass over the batches."""
 
     work: Work
@@ -135,7 +139,7 @@ class Unfolded:
             steps = self._steps(client.work, ids, round, seed)
             if not client.work.reliable:
                 heard = self._environment.reachable(round, ids, seed)
-            standing = Standing(work=client.work)
+            standing = NoTraining(work=client.work)
             for place in np.flatnonzero(~heard).tolist():  # as in the authors' code: see `Adjoint`
                 message = self._message(broadcast, place, round)
                 self._client(standing, message, int(ids[place]), int(steps[place]), store, seed)

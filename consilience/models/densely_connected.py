@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from consilience.core.settings import Count, OnlyWith
 from consilience.models.arguments import Shape, factory, picture_shape
-from consilience.models.layers import Norm, Stem, initialise_convolutions, normalisation
+from consilience.models.layers import Norm, Stem, initialise_convolutions, normalisation, stem_layers
 
 MakeNorm = Callable[[int], nn.Module]
 BOTTLENECK = 4  # bottleneck width of a layer, in multiples of the growth rate
@@ -67,12 +67,7 @@ class DenselyConnectedNetwork(nn.Module):
     ) -> None:
         super().__init__()
         width = 2 * growth
-        if stem == "imagenet":
-            self.conv0 = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
-            self.pool0: nn.Module = nn.MaxPool2d(3, stride=2, padding=1)
-        else:  # small pictures keep their resolution up to the first block
-            self.conv0 = nn.Conv2d(channels, width, 3, padding=1, bias=False)
-            self.pool0 = nn.Identity()
+        self.conv0, self.pool0 = stem_layers(stem, channels, width)
         self.norm0 = norm(width)
         stages: list[str] = []
         for i, depth in enumerate(depths, start=1):

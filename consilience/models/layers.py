@@ -26,6 +26,13 @@ def normalisation(norm: Norm, groups: int) -> Callable[[int], nn.Module]:
     return group_norm
 
 
+def stem_layers(stem: Stem, channels: int, width: int) -> tuple[nn.Conv2d, nn.Module]:
+    """(convolution, pooling); "cifar": small pictures keep their resolution up to the first stage."""
+    if stem == "imagenet":
+        return nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False), nn.MaxPool2d(3, stride=2, padding=1)
+    return nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.Identity()
+
+
 def dropout(rate: float) -> nn.Module:
     """A dropout layer, or nothing at rate 0, so that engines see no random layer where there is none."""
     return nn.Dropout(rate) if rate > 0 else nn.Identity()

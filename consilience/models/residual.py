@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from consilience.core.settings import Count, OnlyWith
 from consilience.models.arguments import Shape, factory, picture_shape
-from consilience.models.layers import Norm, Stem, initialise_convolutions, normalisation
+from consilience.models.layers import Norm, Stem, initialise_convolutions, normalisation, stem_layers
 
 MakeNorm = Callable[[int], nn.Module]
 
@@ -67,7 +67,6 @@ class ResidualNetwork(nn.Module):
         self,
         block: Block,
         depths: tuple[int, int, int, int],
-        *,
         channels: int,
         classes: int,
         stem: Stem,
@@ -75,12 +74,7 @@ class ResidualNetwork(nn.Module):
         width: int,
     ) -> None:
         super().__init__()
-        if stem == "imagenet":
-            self.conv1 = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
-            self.maxpool: nn.Module = nn.MaxPool2d(3, stride=2, padding=1)
-        else:  # small pictures keep their resolution up to the first stage
-            self.conv1 = nn.Conv2d(channels, width, 3, padding=1, bias=False)
-            self.maxpool = nn.Identity()
+        self.conv1, self.maxpool = stem_layers(stem, channels, width)
         self.bn1 = norm(width)
         after = width * block.expansion
         self.layer1 = _stage(block, width, width, depths[0], 1, norm)
@@ -112,15 +106,7 @@ def resnet18(
 ) -> nn.Module:
     """ResNet-18; stem="cifar" for small pictures, norm="group" where clients' batch statistics differ."""
     channels, _, _ = picture_shape("resnet18", inputs)
-    return ResidualNetwork(
-        BasicBlock,
-        (2, 2, 2, 2),
-        channels=channels,
-        classes=classes,
-        stem=stem,
-        norm=normalisation(norm, groups),
-        width=width,
-    )
+    return ResidualNetwork(BasicBlock, (2, 2, 2, 2), channels, classes, stem, normalisation(norm, groups), width)
 
 
 @factory
@@ -135,15 +121,7 @@ def resnet34(
 ) -> nn.Module:
     """ResNet-34; options as for resnet18."""
     channels, _, _ = picture_shape("resnet34", inputs)
-    return ResidualNetwork(
-        BasicBlock,
-        (3, 4, 6, 3),
-        channels=channels,
-        classes=classes,
-        stem=stem,
-        norm=normalisation(norm, groups),
-        width=width,
-    )
+    return ResidualNetwork(BasicBlock, (3, 4, 6, 3), channels, classes, stem, normalisation(norm, groups), width)
 
 
 @factory
@@ -158,15 +136,7 @@ def resnet50(
 ) -> nn.Module:
     """ResNet-50 (bottleneck blocks); options as for resnet18."""
     channels, _, _ = picture_shape("resnet50", inputs)
-    return ResidualNetwork(
-        Bottleneck,
-        (3, 4, 6, 3),
-        channels=channels,
-        classes=classes,
-        stem=stem,
-        norm=normalisation(norm, groups),
-        width=width,
-    )
+    return ResidualNetwork(Bottleneck, (3, 4, 6, 3), channels, classes, stem, normalisation(norm, groups), width)
 
 
 def _stage(block: Block, before: int, width: int, depth: int, stride: int, norm: MakeNorm) -> nn.Sequential:

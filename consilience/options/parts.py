@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from consilience.core import renamed
-from consilience.core.protocols import Selection
+from consilience.core.protocols import Channel, Selection
 from consilience.core.settings import Invalid, Option, check_value, nearest, options_of, refuse_idle, refuse_unknown
 from consilience.selection.uniform import Uniform
 
@@ -95,7 +95,10 @@ def build(key: str, given: Any, protocol: type, words: Sequence[str] = ()) -> An
     known = ", ".join(_named_once(words, parts_of(protocol)))
     if not isinstance(table, Mapping):
         if not all(hasattr(given, member) for member in _members_of(protocol)):
-            raise Invalid(f"{key} = {given!r} is not one of {known}: write a name, or a table {{name = ..., ...}}")
+            fix = "write a name, or a table {name = ..., ...}"
+            if protocol is Channel and isinstance(given, (list, tuple)):
+                fix = "several in sequence are {name = 'chain', channels = [...]}"
+            raise Invalid(f"{key} = {given!r} is not one of {known}: {fix}")
         return given
     if "name" not in table:
         raise Invalid(f"{key}.name is missing: say which of {known}")

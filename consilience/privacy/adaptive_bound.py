@@ -11,22 +11,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from consilience.core.settings import Fraction, Invalid, Positive, check
+from consilience.core.settings import Checked, Fraction, Invalid, Positive
 
 COUNT_SHARE = 0.05  # of the expected clients: the deviation that the paper proposes for the count
 FARTHEST = 1.0  # largest distance of a noisy share from its quantile: the bound changes by at most e^lr per round
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptiveBound:
+class AdaptiveBound(Checked):
     """C exp(-lr (b - quantile)): `quantile` of the updates are not clipped in the long run."""
 
     quantile: Fraction = 0.5
     lr: Positive = 0.2
     count_noise: Positive | None = None
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def deviation(self, expected: float) -> float:
         """The standard deviation of the noise on the count."""

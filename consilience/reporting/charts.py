@@ -226,6 +226,12 @@ class Figure:
 
         return static.draw(self.chart)
 
+    @property
+    def is_tall(self) -> bool:
+        """Whether the picture is so much higher than wide that paper gives it the whole width."""
+        width, height = self.figure.get_size_inches()
+        return bool(height > 1.25 * width)
+
     @functools.cached_property
     def svg(self) -> str:
         """The figure as SVG; use it within `style.drawing()`."""

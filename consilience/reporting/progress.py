@@ -55,7 +55,8 @@ def _lines(observations: Iterable[Observation], rounds: int, done: int, console:
         speed = rate(observation.timing["clients_per_second"])
         line = f"round {number}  {known}  {speed}  left {clock.left(observation)}"
         console.print(line, highlight=False, soft_wrap=True, markup=False)
-        _name_refused(observation, console)
+        if observation.round.cohort.refusals:
+            _name_refused(observation, console)
         yield observation
 
 

@@ -144,7 +144,7 @@ def _matrices(chart: Heat) -> Canvas:
         name, matrix = shown[place]
         colours = style.heat(diverging=chart.scale.diverging)
         image = axes.imshow(matrix, cmap=colours, interpolation="none", vmin=low, vmax=high)
-        axes.set_title(f"{chart.over} {name}" if name.isdecimal() else name, pad=3)
+        axes.set_title(f"{chart.over} {name}" if name.isdecimal() else name, pad=3, fontsize=7)
         axes.grid(False)
         axes.set_facecolor(style.EMPTY)
         axes.tick_params(labelsize=7, length=2)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
 from consilience.core.metrics import MetricRow
 from consilience.reporting.privacy import not_private
+from consilience.reporting.wide_table import WideTable
 from consilience.runs import verification
 from consilience.runs.folder import RunFolder, RunSummary
 from consilience.runs.lock import is_alive, owner
@@ -44,36 +44,7 @@ def metrics(rows: Sequence[dict[str, Any]], table: Sequence[MetricRow], most: in
     """The last rows, in the columns that the task has."""
     known = [c for c in columns(table) if not c.detail and any(row.get(c.key) is not None for row in rows)]
     lines = [[_number(row.get(key)) for key in ("round", *(c.key for c in known))] for row in rows[-most:]]
-    return _RoundsTable(heads=("round", *(_title(c, rows) for c in known)), lines=lines)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _RoundsTable:
-    """A table whose first column is repeated in a further table below, where the terminal is too narrow for all."""
-
-    heads: Sequence[str]
-    lines: Sequence[Sequence[str]]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        # a head wraps between words, a number must not
-        numbers = [max(len(line[n]) for line in self.lines) for n in range(len(self.heads))]
-        widths = [max(least, *map(len, head.split())) for least, head in zip(numbers, self.heads)]
-        blocks: list[list[int]] = [[]]
-        for n in range(1, len(widths)):
-            if blocks[-1] and widths[0] + sum(2 + widths[k] for k in (*blocks[-1], n)) > options.max_width:
-                blocks.append([])
-            blocks[-1].append(n)
-        for block in blocks:
-            drawn = Table(header_style="bold", box=None, pad_edge=False)
-            whole = {n: max(widths[n], len(self.heads[n])) for n in (0, *block)}
-            fits = sum(2 + width for width in whole.values()) - 2 <= options.max_width
-            for n in (0, *block):
-                drawn.add_column(self.heads[n], justify="right", width=whole[n] if fits else widths[n])
-            for line in self.lines:
-                drawn.add_row(*(line[n] for n in (0, *block)))
-            if block is not blocks[0]:
-                yield ""
-            yield drawn
+    return WideTable(heads=("round", *(_title(c, rows) for c in known)), lines=lines)
 
 
 def results(rows: Sequence[dict[str, Any]], timing: Sequence[dict[str, Any]], metrics: Sequence[MetricRow]) -> Table:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from consilience.core.settings import Count, Invalid, Range, check_value
 from consilience.core.tree import Tree
-from consilience.runs import canonical, client_log, tree_file
-from consilience.runs.client_log import ClientLog, LogEntry, Table, TableEntry, tables_in
+from consilience.runs import canonical, tree_file
+from consilience.runs.client_log import ClientLog, LogEntry, Table, TableEntry, log_files, tables_in
 from consilience.runs.disk import (
     disk,
     explain,
@@ -32,6 +32,7 @@ from consilience.runs.disk import (
 )
 from consilience.runs.manifest import MANIFEST, MOST_MANIFEST_BYTES, Manifest, TreeEntry, UnknownFormat
 from consilience.runs.names import plain, safe_name
+from consilience.runs.saved_rows import read_log
 
 Round = Annotated[int, Range(least=0, below=1e17)]  # largest number that fits a folder name
 
@@ -93,15 +94,16 @@ def save(
         tables += own
     clients = clients or ClientLog()
     try:
-        final = _new_generation(root, round)
+        final, others = _new_generation(root, round)
         entry = clients.append(root, tables) if tables else None
         _write(final, round, described, stored_facts, tuple(table.entry for table in tables), entry)
     except OSError as problem:
         raise CheckpointError(explain(f"save the checkpoint of round {round}:", root, problem)) from problem
     if tables:
         clients.commit()
-    _retire(root, final, keep)
-    _remove_unused_logs(root)
+    _retire([*others, final], keep)
+    if clients.may_exist:
+        clients.may_exist = _remove_unused_logs(root)
     return final
 
 
@@ -227,22 +229,28 @@ def _read_log(file: Path, manifest: Manifest) -> dict[tuple[str, str], Tensor]:
     """The client rows of a generation."""
     assert manifest.log is not None
     try:
-        return client_log.read(file, manifest.log, manifest.tables)
+        return read_log(file, manifest.log, manifest.tables)
     except ValueError as problem:
         raise CorruptCheckpoint(file, str(problem)) from problem
     except OSError as problem:
         raise _unreadable(file, problem) from problem
 
 
-def _remove_unused_logs(root: Path) -> None:
-    """Remove files with clients' rows that no generation refers to; all stay while a generation cannot be read."""
+def _remove_unused_logs(root: Path) -> bool:
+    """Remove files with clients' rows that no generation refers to; all stay while a generation cannot be read.
+
+    Returns whether any may be left.
+    """
     try:
-        files = client_log.log_files(root)
+        files = log_files(root)
         manifests = [_manifest(path) for path in _named(root)] if files else []
-        for name in files - {manifest.log.file for manifest in manifests if manifest.log is not None}:
+        used = {manifest.log.file for manifest in manifests if manifest.log is not None}
+        for name in files - used:
             disk.unlink(root / name)
     except (OSError, CheckpointError) as problem:
         log.warning("outdated clients' rows in %s are not removed: %s", plain(root, most=400), problem)
+        return True
+    return bool(used)
 
 
 def _order(name: str) -> tuple[int, int] | None:
@@ -251,20 +259,26 @@ def _order(name: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2] or 1)) if match else None
 
 
-def _new_generation(root: Path, round: int) -> Path:
-    """A path not in use, since nothing is renamed over a generation; drafts that a crash left behind are removed."""
+def _new_generation(root: Path, round: int) -> tuple[Path, list[Path]]:
+    """(a path not in use, since nothing is renamed over a generation; the generations that there are, oldest first).
+
+    Drafts that a crash left behind are removed.
+    """
     make_inner_folder(root)
     names = os.listdir(root)
     for name in names:
         if is_temporary(name, _GENERATION):
             _remove(root / name)
-    taken = [order[1] for order in map(_order, names) if order and order[0] == round]
-    return root / (f"round-{round:08d}" + (f".{max(taken) + 1}" if taken else ""))
+    orders = sorted((order, name) for name in names if (order := _order(name)))
+    attempts = [attempt for (saved, attempt), _ in orders if saved == round]
+    new = root / (f"round-{round:08d}" + (f".{max(attempts) + 1}" if attempts else ""))
+    return new, [root / name for _, name in orders]
 
 
-def _retire(root: Path, newest: Path, keep: int) -> None:
-    """Remove the generations that the new one replaces; failed removals are repeated at the next save."""
-    orders = {path: _order(path.name) or (0, 0) for path in _named(root)}
+def _retire(generations: list[Path], keep: int) -> None:
+    """Remove the generations that the last one replaces; failed removals are repeated at the next save."""
+    newest = generations[-1]
+    orders = dict(sorted(((path, _order(path.name) or (0, 0)) for path in generations), key=lambda pair: pair[1]))
     last_attempt = dict(orders.values())  # round -> its last attempt, oldest round first
     kept = [round for round in last_attempt if round <= orders[newest][0]][-keep:]
     for path, (round, attempt) in reversed(orders.items()):

@@ -2,16 +2,20 @@
 
 0 done, 1 unexpected, 2 bad settings or missing files, 3 the run diverged, 4 the run folder cannot be used (locked, disk
 full or damaged), 5 too few clients of a deployment are connected or answer, 130 and 143 stopped by SIGINT and SIGTERM
-after the round in progress was saved.
+after the round in progress was saved, 141 whoever read the output closed it.
 """
 
 from __future__ import annotations
 
+import os
+import select
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
-UNEXPECTED, BAD_SETTINGS, DIVERGED, BAD_FOLDER, TOO_FEW_CLIENTS, INTERRUPTED = 1, 2, 3, 4, 5, 130
+UNEXPECTED, BAD_SETTINGS, DIVERGED, BAD_FOLDER, TOO_FEW_CLIENTS, INTERRUPTED, PIPE_CLOSED = 1, 2, 3, 4, 5, 130, 141
 
 
 def guarded(work: Callable[[], int], debug: bool) -> NoReturn:
@@ -21,10 +25,25 @@ def guarded(work: Callable[[], int], debug: bool) -> NoReturn:
     except KeyboardInterrupt:
         code = fail("stopped; whatever rounds were finished can be resumed", INTERRUPTED)
     except Exception as problem:
+        if isinstance(problem, BrokenPipeError) and _nobody_reads():
+            sys.exit(PIPE_CLOSED)
         if debug:
             raise
         code = fail(*explained(problem))
     sys.exit(code)
+
+
+def _nobody_reads() -> bool:
+    """Whether standard output is a pipe that was closed, as by `head`; it is then replaced, so that Python can exit."""
+    try:
+        watched = select.poll()
+        watched.register(sys.stdout.fileno(), 0)
+        closed = any(event & select.POLLERR for _, event in watched.poll(0))
+    except (AttributeError, OSError):  # Windows has no such call, and what replaces standard output perhaps no file
+        return False
+    if closed:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return closed
 
 
 def explained(problem: Exception) -> tuple[str, int]:
@@ -54,5 +73,16 @@ def fail(message: str, code: int) -> int:
     printable = "\n".join(
         "".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in message.split("\n")
     )
-    print(f"error: {printable[:8000]}", file=sys.stderr)
+    print(fitted(f"error: {printable[:8000]}", sys.stderr), file=sys.stderr)
     return code
+
+
+def fitted(text: str, stream: TextIO) -> str:
+    """The text as it is or, for a terminal, broken between words, which a terminal does not do."""
+    if not stream.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return "\n".join(
+        textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) if len(line) > width else line
+        for line in text.split("\n")
+    )

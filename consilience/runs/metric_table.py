@@ -131,7 +131,12 @@ TRAINING = (
         axis="drift / model length",
         caption="How far clients' models moved from the model they were sent.",
     ),
-    Column(key="epsilon", title="epsilon", role="training"),
+    Column(
+        key="epsilon",
+        title="epsilon",
+        role="training",
+        caption="The privacy guarantee so far: epsilon of (epsilon, delta) differential privacy.",
+    ),
     Column(key="bound", title="bound", role="training", detail=True),
 )
 
@@ -154,12 +159,12 @@ def _derived(main: MetricRow) -> list[Column]:
     """What is recorded of clients, by the main metric."""
     own = "Each client's own model on its own test rows"
     known: tuple[tuple[Role, str, str, str, str], ...] = (
-        ("clients", "mean", "clients: mean", "", ""),
+        ("clients", "mean", "clients: mean", "", "Mean over clients of the global model on their own test rows."),
         ("clients", "worst_tenth", "worst tenth", "Worst tenth", "Mean over the tenth of clients that do worst."),
-        ("clients", "spread", "spread", "", ""),
+        ("clients", "spread", "spread", "", "Standard deviation over clients of the values on their own test rows."),
         ("local", "mean", "local: mean", "Local models", "Clients' models before they were merged."),
         ("personal", "mean", "personal: mean", "Personal models", f"{own}; mean over clients."),
-        ("personal", "worst_tenth", "personal: worst tenth", "", ""),
+        ("personal", "worst_tenth", "personal: worst tenth", "", f"{own}; mean over the tenth that do worst."),
     )
     return [
         Column(

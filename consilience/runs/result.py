@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -90,13 +91,13 @@ class Result:
         found = pandas.DataFrame(self.history)
         return found.set_index("round") if len(found) else found
 
-    def plot(self, *metrics: str, axes: Any = None) -> Any:
+    def plot(self, *metrics: str | Sequence[str], axes: Any = None) -> Any:
         """Draw metrics over rounds, one below the other; the matplotlib figure.
 
         `result.plot("accuracy", "train_loss")`: without names the main metric and the loss that were tested, else the
         training loss. axes: one of matplotlib's to draw into, for a single metric.
         """
-        keys = list(metrics) or self._usual()
+        keys = [key for given in metrics for key in ([given] if isinstance(given, str) else given)] or self._usual()
         known = {key for row in self.history for key, value in row.items() if isinstance(value, (int, float))}
         for key in keys:
             if key not in known - {"round"}:

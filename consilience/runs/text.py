@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from consilience.core.metrics import MetricRow
-from consilience.runs.metric_table import by_importance
 from consilience.runs.names import plain
 
 
 def quality(row: Mapping[str, Any], metrics: Sequence[MetricRow]) -> str:
     """'accuracy 0.9123  loss 0.2871': the main metric and the loss of this round, else the training loss."""
-    shown = {metric.key: metric.title for metric in by_importance(metrics) if metric.main or metric.key == "loss"}
+    shown = {metric.key: metric.title for metric in metrics if metric.main}
+    shown |= {metric.key: metric.title for metric in metrics if metric.key == "loss"}
     if not isinstance(row.get("loss"), float):
         shown["train_loss"] = "train loss"
     known = [f"{title} {row[key]:.4f}" for key, title in shown.items() if isinstance(row.get(key), float)]

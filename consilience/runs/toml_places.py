@@ -17,7 +17,7 @@ _OTHER = re.compile(r"[^,\]}#\r\n]*")
 
 
 @dataclass
-class Places:
+class TomlSpans:
     """The spans of every key (a table may be named often) and of every one-line string, by their paths."""
 
     text: str

@@ -21,6 +21,8 @@ DEEPEST = 16
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _WORD = re.compile(r"[^\s\"'\[\]{},#=\x00-\x1f\x7f]([^\"\[\]{}#\x00-\x1f\x7f]*[^\s\"\[\]{}#\x00-\x1f\x7f])?")
 
+_TABLES = (".csv", ".tsv", ".parquet", ".npz")
+
 
 def read(path: Path) -> dict[str, Any]:
     """The tables of a TOML file, or an error that names the file and what is wrong with it."""
@@ -29,6 +31,9 @@ def read(path: Path) -> dict[str, Any]:
         raise Invalid(
             f"{plain(path, most=400)} is a folder: give the config file in it, such as {path / 'config.toml'}"
         )
+    if path.suffix.lower() in _TABLES and path.exists():
+        shown = plain(path, most=400)
+        raise Invalid(f"{shown} holds data and is no config: `consilience init {shown}` writes a config for it")
     try:
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)

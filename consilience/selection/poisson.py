@@ -8,12 +8,12 @@ import numpy as np
 
 from consilience.core.exchange import Pool
 from consilience.core.rng import host
-from consilience.core.settings import Fraction, check
+from consilience.core.settings import Checked, Fraction
 from consilience.privacy.round_keys import uniforms
 
 
 @dataclass(frozen=True, kw_only=True)
-class Poisson:
+class Poisson(Checked):
     """Each client with probability `rate`, independently of the others; a round may have none.
 
     This is the sampling that privacy accounting assumes. If the round has a secret key, it replaces the run's seed,
@@ -21,9 +21,6 @@ class Poisson:
     """
 
     rate: Fraction = 0.1
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def sampling_rate(self) -> float:

@@ -8,17 +8,14 @@ import numpy as np
 
 from consilience.core.exchange import Pool
 from consilience.core.rng import host
-from consilience.core.settings import Fraction, check
+from consilience.core.settings import Checked, Fraction
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlidingWindow:
+class SlidingWindow(Checked):
     """Windows of floor(`fraction` x clients) over a random order; the last window of a pass wraps to its start."""
 
     fraction: Fraction = 0.3
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """The window of this round; clients in it that are not available skip the round."""

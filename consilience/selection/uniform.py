@@ -21,7 +21,9 @@ class Sample:
     def __post_init__(self) -> None:
         check(self)
         if (self.fraction is None) == (self.count is None):
-            raise Invalid(f"{type(self).__name__} takes either fraction or count: give exactly one of them")
+            raise Invalid(
+                f"{type(self).__name__} takes either fraction or count: give exactly one of them, such as fraction=0.5"
+            )
 
     def wanted(self, pool: Pool) -> int:
         """How many clients are to be chosen."""

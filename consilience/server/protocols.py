@@ -105,11 +105,11 @@ class Ledger(Protocol):
         """False if it reads only sums of replies."""
         ...
 
-    def open(self, start: Tree, clients: int) -> Tree:
+    def initial(self, start: Tree, clients: int) -> Tree:
         """Its state before round 0."""
         ...
 
-    def tell(self, ledger: Tree) -> Tree:
+    def broadcast(self, ledger: Tree) -> Tree:
         """What is sent to clients ({} if nothing), as `message[name]`."""
         ...
 
@@ -152,7 +152,7 @@ class WeightingCapability(Protocol):
 
 
 @runtime_checkable
-class Reads(ServerCapability, WeightingCapability, Protocol):
+class ReadsReplies(ServerCapability, WeightingCapability, Protocol):
     """A weighting, a ledger or a server rule that reads more of the replies than the model."""
 
     @property
@@ -173,5 +173,5 @@ class Merges(ServerCapability, Protocol):
 
 def read_by(*parts: object) -> tuple[str, ...]:
     """Entries of the replies, besides the model, that some parts read."""
-    readers = (capability(part, Reads) for part in parts)
+    readers = (capability(part, ReadsReplies) for part in parts)
     return tuple(dict.fromkeys(name for reader in readers if reader is not None for name in reader.reads))

@@ -155,6 +155,14 @@ KINDS: dict[str, Kind] = {
     name: {"binary": BINARY, "regression": REGRESSION}.get(name) or make() for name, make in FACTORIES.items()
 }
 LOSSES: dict[str, Loss] = {loss_name(loss): loss for kind in reversed(KINDS.values()) for loss in kind.losses}
+LOSS_SYNONYMS = {
+    **dict.fromkeys(("mse", "mse_loss", "l2"), "squared_error"),
+    **dict.fromkeys(("mae", "l1", "l1_loss"), "absolute_error"),
+    **dict.fromkeys(("ce", "nll", "nll_loss", "crossentropyloss"), "cross_entropy"),
+    **dict.fromkeys(("bce", "bce_with_logits", "bcewithlogitsloss"), "binary_cross_entropy"),
+    "smooth_l1": "huber",
+}
+"""Names of our losses elsewhere, for error messages."""
 
 
 def kind_named(name: str, **settings: Any) -> Kind:
@@ -186,7 +194,9 @@ OFFERED: dict[str, tuple[str, ...]] = {
 def kind_with_loss(name: str) -> Kind:
     """The built-in kind that a loss belongs to."""
     if name not in LOSSES:
-        raise Invalid(f"loss = {name!r} is not one of {', '.join(LOSSES)}{nearest(name, LOSSES)}")
+        ours = LOSS_SYNONYMS.get(name.lower())
+        hint = f": it is called {ours!r} here" if ours else nearest(name, LOSSES)
+        raise Invalid(f"loss = {name!r} is not one of {', '.join(LOSSES)}{hint}")
     return next(kind for kind in KINDS.values() if LOSSES[name] in kind.losses)
 
 

@@ -64,13 +64,13 @@ def tune(
             metric=metric,
         )
         console = Console(stderr=True, quiet=quiet)
-        console.print(tuner.told, highlight=False, soft_wrap=True)
+        console.print(tuner.in_one_line, highlight=False, soft_wrap=True)
 
-        def tell(label: str, number: int, text: str) -> None:
+        def notify(label: str, number: int, text: str) -> None:
             line = f"{label}, trial {number + 1} of {tuner.tuning.search.trials}: {text}"
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-        made, found, files = tuner.run(jobs=jobs, minutes=minutes, tell=tell)
+        made, found, files = tuner.run(jobs=jobs, minutes=minutes, notify=notify)
         if quiet:
             print(tuner.tuning.folder)
         else:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from consilience.compare.tables import markdown, study
-from consilience.compare.tuned import Tuned, TunedMethod
+from consilience.compare.tuned import TunedMethod, TuningResult
 from consilience.reporting import charts, page, report, style
 from consilience.reporting.charts import METHOD, Axis, Figure, Lines, Series
 from consilience.reporting.tables import Table
@@ -15,7 +15,7 @@ from consilience.runs.disk import replace_file
 _CURVES = 8  # in one figure: more are not distinguishable
 
 
-def write(found: Tuned, folder: Path) -> list[Path]:
+def write(found: TuningResult, folder: Path) -> list[Path]:
     """tuned.md, and with Matplotlib tuned.html with the curves."""
     table = study(found)
     replace_file(folder / "tuned.md", markdown(folder.name, [table], []).encode())
@@ -41,7 +41,7 @@ def write(found: Tuned, folder: Path) -> list[Path]:
     return [folder / "tuned.md", folder / "tuned.html"]
 
 
-def curves(found: Tuned) -> list[Figure]:
+def curves(found: TuningResult) -> list[Figure]:
     """The best validation value so far against the trials, some methods in each figure."""
     figures = []
     for metric in dict.fromkeys(method.metric for method in found.methods):

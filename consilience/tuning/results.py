@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from consilience.compare import tuned
-from consilience.compare.tuned import Tuned, TunedMethod, TunedTrial
+from consilience.compare.tuned import TunedMethod, TunedTrial, TuningResult
 from consilience.options import parts
 from consilience.runs import canonical, identity
 from consilience.runs.disk import replace_file
@@ -16,10 +16,10 @@ from consilience.tuning.sampling import JOURNAL, opened
 _STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
 
 
-def collect(tuning: Tuning) -> Tuned:
+def collect(tuning: Tuning) -> TuningResult:
     """Read the journals as they are now."""
     search = tuning.search
-    return Tuned(
+    return TuningResult(
         base=identity.settings(tuning.base.table()),
         compare=canonical.to_json_types(tuning.compare, "compare"),
         trials=search.trials,

@@ -27,7 +27,7 @@ from consilience.tuning.plan import MethodStudy, Tuning
 from consilience.tuning.results import write
 from consilience.tuning.trials import Stopped, search
 
-Told = Callable[[str, int, str], None]
+Notify = Callable[[str, int, str], None]
 """Called after every trial with the method's label, the trial's number and how it ended."""
 
 _PLAN = "study.json"
@@ -35,7 +35,7 @@ _WAIT = 0.5  # seconds between two checks for signals and dead workers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Made:
+class StudyEnd:
     """How a study ended: whether its budget is spent, else the signal that stopped it (0: none)."""
 
     complete: bool
@@ -43,7 +43,7 @@ class Made:
     problems: tuple[str, ...] = ()
 
 
-def execute(tuning: Tuning, *, jobs: int = 1, minutes: float | None = None, tell: Told) -> Made:
+def execute(tuning: Tuning, *, jobs: int = 1, minutes: float | None = None, notify: Notify) -> StudyEnd:
     """Search the rest of every method's budget; after `minutes` it stops, and can be continued later."""
     sampling.needed()
     until = time.monotonic() + (minutes * 60 if minutes is not None else 1e9)
@@ -54,8 +54,8 @@ def execute(tuning: Tuning, *, jobs: int = 1, minutes: float | None = None, tell
         _check_plan(tuning)
         try:
             if jobs > 1 and len(tuning.studies) > 1:
-                return _side_by_side(tuning.studies, min(jobs, len(tuning.studies)), tell, until)
-            return _in_turn(tuning.studies, data, tell, until)
+                return _side_by_side(tuning.studies, min(jobs, len(tuning.studies)), notify, until)
+            return _in_turn(tuning.studies, data, notify, until)
         finally:
             write(tuning)
 
@@ -101,19 +101,19 @@ def _check_plan(tuning: Tuning) -> None:
     replace_file(path, canonical.encode({"format": 1, "base": base, "methods": {**methods, **now}}, pretty=True))
 
 
-def _in_turn(studies: Sequence[MethodStudy], data: Data, tell: Told, until: float) -> Made:
+def _in_turn(studies: Sequence[MethodStudy], data: Data, notify: Notify, until: float) -> StudyEnd:
     for study in studies:
 
-        def told(number: int, text: str, label: str = study.method.label) -> None:
-            tell(label, number, text)
+        def notify_study(number: int, text: str, label: str = study.method.label) -> None:
+            notify(label, number, text)
 
-        stopped = search(study, data, told, until)
+        stopped = search(study, data, notify_study, until)
         if stopped is not None:
-            return Made(complete=False, signal=stopped.signal)
-    return Made(complete=True)
+            return StudyEnd(complete=False, signal=stopped.signal)
+    return StudyEnd(complete=True)
 
 
-def _side_by_side(studies: Sequence[MethodStudy], jobs: int, tell: Told, until: float) -> Made:
+def _side_by_side(studies: Sequence[MethodStudy], jobs: int, notify: Notify, until: float) -> StudyEnd:
     """Workers take methods from a queue; a signal to this process is passed on to them, and they save and stop."""
     context = multiprocessing.get_context("spawn")  # a forked CUDA context or thread pool would hang
     tasks, events = context.Queue(), context.Queue()
@@ -132,12 +132,12 @@ def _side_by_side(studies: Sequence[MethodStudy], jobs: int, tell: Told, until: 
                 for worker in workers:
                     worker.terminate()  # SIGTERM: they finish the round and save
             if kind == "trial":
-                tell(label, number, text)
+                notify(label, number, text)
             elif kind == "ended":
                 ended.add(label)
             elif kind == "failed":
                 problems.append(f"{label}: {text}")
-    return Made(complete=len(ended) == len(studies), signal=asked, problems=tuple(problems))
+    return StudyEnd(complete=len(ended) == len(studies), signal=asked, problems=tuple(problems))
 
 
 def _events(events: Any, workers: Sequence[Any]) -> Iterator[tuple[str, str, int, str]]:
@@ -160,13 +160,13 @@ def work(tasks: Any, events: Any, until: float) -> None:
     while (study := tasks.get()) is not None:
         label = study.method.label
 
-        def tell(number: int, text: str, label: str = label) -> None:
+        def notify(number: int, text: str, label: str = label) -> None:
             events.put(("trial", label, number, text))
             if os.getppid() != parent:
                 raise SystemExit(1)  # the parent has ended; every trial so far is in the journal
 
         try:
-            stopped = search(study, data, tell, until)
+            stopped = search(study, data, notify, until)
         except Exception as problem:  # the other methods are still searched
             events.put(("failed", label, 0, explained(problem)[0]))
             continue

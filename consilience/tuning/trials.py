@@ -28,7 +28,7 @@ from consilience.tuning.sampling import current, opened
 if TYPE_CHECKING:
     import optuna
 
-Told = Callable[[int, str], None]
+Notify = Callable[[int, str], None]
 """Called after every trial with its number and how it ended."""
 
 Judge = Callable[[int, float], bool]
@@ -51,7 +51,7 @@ class Outcome(NamedTuple):
     signal: int = 0
 
 
-def search(study: MethodStudy, data: Data, tell: Told, until: float) -> Stopped | None:
+def search(study: MethodStudy, data: Data, notify: Notify, until: float) -> Stopped | None:
     """Try options until the budget is spent; earlier trials count."""
     make_folder(study.folder)
     with RunLock(study.folder / "lock"):
@@ -60,7 +60,7 @@ def search(study: MethodStudy, data: Data, tell: Told, until: float) -> Stopped 
             if time.monotonic() >= until:
                 return Stopped(0)
             trial = current(journal, study)
-            stopped = _tried(journal, trial, study, data, tell, until)
+            stopped = _tried(journal, trial, study, data, notify, until)
             if stopped is not None:
                 return stopped
     return None
@@ -71,7 +71,7 @@ def _ended(journal: optuna.Study) -> int:
 
 
 def _tried(
-    journal: optuna.Study, trial: optuna.Trial, study: MethodStudy, data: Data, tell: Told, until: float
+    journal: optuna.Study, trial: optuna.Trial, study: MethodStudy, data: Data, notify: Notify, until: float
 ) -> Stopped | None:
     """Run one trial to its end, and record the outcome."""
     from optuna.trial import TrialState
@@ -87,16 +87,16 @@ def _tried(
                 if found.status == "diverged":
                     trial.set_user_attr("diverged", True)
                 journal.tell(trial, state=TrialState.PRUNED)
-                tell(trial.number, found.status)
+                notify(trial.number, found.status)
                 return None
             values.append(found.value)
     except Exception as problem:  # the other trials are still run
         trial.set_user_attr("reason", explained(problem)[0][:1000])
         journal.tell(trial, state=TrialState.FAIL)
-        tell(trial.number, f"failed: {explained(problem)[0]}")
+        notify(trial.number, f"failed: {explained(problem)[0]}")
         return None
     journal.tell(trial, sum(values) / len(values))
-    tell(trial.number, f"{study.metric} {sum(values) / len(values):.4f}")
+    notify(trial.number, f"{study.metric} {sum(values) / len(values):.4f}")
     return None
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from consilience.compare import tuned
-from consilience.compare.tuned import Tuned
+from consilience.compare.tuned import TuningResult
 from consilience.core.settings import Invalid
+from consilience.experiments.config.overrides import file_and_overrides
 from consilience.tuning import pages
 from consilience.tuning.plan import Tuning, plan
-from consilience.tuning.running import Made, Told, execute
+from consilience.tuning.running import Notify, StudyEnd, execute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,14 +28,14 @@ class Tuner:
         return Tuner(tuning=plan(path, overrides, **settings))
 
     @property
-    def told(self) -> str:
+    def in_one_line(self) -> str:
         """The plan in one line."""
         methods, trials = len(self.tuning.studies), self.tuning.search.trials
         return f"{methods} methods x {trials} trials in {self.tuning.folder}"
 
-    def run(self, *, jobs: int, minutes: float | None, tell: Told) -> tuple[Made, Tuned, list[Path]]:
+    def run(self, *, jobs: int, minutes: float | None, notify: Notify) -> tuple[StudyEnd, TuningResult, list[Path]]:
         """Search the rest of the budget, and write the table and the curves."""
-        made = execute(self.tuning, jobs=jobs, minutes=minutes, tell=tell)
+        made = execute(self.tuning, jobs=jobs, minutes=minutes, notify=notify)
         found = tuned.read(self.tuning.folder)
         return made, found, [self.tuning.folder / tuned.NAME, *pages.write(found, self.tuning.folder)]
 
@@ -48,13 +49,14 @@ def tune(
     minutes: float | None = None,
     progress: bool = True,
     **search: Any,
-) -> Tuned:
+) -> TuningResult:
     """Search the options of several methods with equal budgets; `found.of("fedprox").options` are the best ones.
 
         found = cs.tune("recipes/quickstart.toml", "rounds=10", algorithms=["fedavg", "fedprox"], trials=10)
         found.of("fedprox").options, found.of("fedprox").best
 
-    config: a run's TOML file, with [compare] and [tune] tables or none; or None for the default run.
+    config: a run's TOML file, with [compare] and [tune] tables or none; or None for the default run; it may be left
+        out before settings.
     overrides: settings for all methods, such as "rounds=50".
     algorithms: recipes by name; by default those in the file's [[compare.methods]].
     folder: where the study is; runs/tune-NAME. What is there already counts.
@@ -65,14 +67,15 @@ def tune(
     """
     if isinstance(algorithms, str):
         raise Invalid(f"algorithms = {algorithms!r} must be a list of names, such as [{algorithms!r}]")
+    config, overrides = file_and_overrides(config, overrides)
     where = None if folder is None else Path(folder)
     tuner = Tuner.planned(config, overrides, algorithms=algorithms, folder=where, **search)
 
-    def tell(label: str, number: int, text: str) -> None:
+    def notify(label: str, number: int, text: str) -> None:
         if progress:
             print(f"{label}, trial {number + 1} of {tuner.tuning.search.trials}: {text}")
 
-    made, found, _ = tuner.run(jobs=jobs, minutes=minutes, tell=tell)
+    made, found, _ = tuner.run(jobs=jobs, minutes=minutes, notify=notify)
     if made.signal:
         raise KeyboardInterrupt
     return found

@@ -9,19 +9,16 @@ from torch import Tensor
 from consilience.algorithms._common import Common, averaged, recipe
 from consilience.core.algorithm import Algorithm
 from consilience.core.exchange import Cohort, Notes
-from consilience.core.settings import Positive, check
+from consilience.core.settings import Checked, Positive
 from consilience.core.tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossWeights:
+class LossWeights(Checked):
     """Weights ~ N_k (reported loss)^power."""
 
-    power: Positive = 0.5
+    power: Positive = 0.5  # power = -1 is refused, by the annotation
     needs_each_reply = True  # it reads each client's loss, so a secure sum is not enough
-
-    def __post_init__(self) -> None:
-        check(self)  # power = -1 is refused, by the annotation
 
     def init(self, start: Tree, clients: int) -> Tree:
         """Nothing is remembered between rounds."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import shlex
 
 import pytest
@@ -10,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from consilience import algorithms
 from consilience.cli import app
-from consilience.commands import show_algorithm
+from consilience.commands import listing, show_algorithm
 from consilience.experiments.assembly import assemble
 from consilience.experiments.config import catalogue, config
 from consilience.experiments.config.families import FAMILIES, OTHERS, by_family
@@ -23,7 +24,7 @@ def call(*arguments: str, columns: int = 80) -> Result:
 def test_the_whole_list_has_one_line_for_each_name_and_fits_a_terminal() -> None:
     lines = call("list", "all").stdout.splitlines()
     assert max(map(len, lines)) <= 80
-    found = catalogue.listing()
+    found = listing.everything()
     for title, entries in found.items():
         at = lines.index(f"{title} ({len(entries)})")
         if title == "algorithms":
@@ -45,6 +46,24 @@ def test_the_short_list_has_every_name_once_on_two_screens() -> None:
         assert title == "algorithms" or f"{title} ({len(names)}): {', '.join(names)}" in text, title
     for family, names in FAMILIES.items():
         assert f"{family}: {', '.join(names)}" in text, family
+    top, *sections = listing.everything()["settings"]
+    assert f"top: {', '.join(top.options)} sections: {', '.join(entry.name for entry in sections)}" in text
+
+
+def test_settings_that_no_name_determines_are_those_of_a_config() -> None:
+    (top, *sections) = listing.everything()["settings"]
+    table = config.load(None, ["name=a", "threads=1", "data_dir=d", "log=csv", "validation.share=0.1"]).table()
+    assert {key for key, value in table.items() if not isinstance(value, dict)} <= top.options.keys()
+    for entry in sections:
+        assert set(table.get(entry.name, {})) <= entry.options.keys()
+    shown = call("list", "evaluation").stdout
+    assert "every: whole number >= 0 (default 1)" in shown and "client_sample" in shown
+    for word, place in (("lr", "options"), ("rounds", "top"), ("patience", "validation"), ("lambda_0", "simprox")):
+        assert f"`consilience list {place}` shows it" in call("list", word).stderr
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert call("--version").stdout.split() == ["consilience", importlib.metadata.version("consilience")]
 
 
 def test_every_algorithm_is_in_one_family() -> None:
@@ -83,7 +102,7 @@ def test_show_algorithm_tells_equation_options_cost_and_results() -> None:
     # SCAFFOLD sends a control variate along with the model both ways, and keeps one on each client
     assert "receives 2 models and sends 2 models" in shown and "a client keeps 1 model" in shown
     assert "banking77: global" in shown
-    other = call("show-algorithm", "feddf", "--no-measure").stdout
+    other = call("show-algorithm", "fedit", "--no-measure").stdout
     assert "none stored" in other and "\ncost: " in other
     wrong = call("show-algorithm", "scafold")
     assert wrong.exit_code == 2 and "did you mean 'scaffold'" in wrong.stderr

@@ -38,6 +38,13 @@ def test_sizes_and_bytes_are_those_of_the_run(
     assert cost["run_seconds"] > 0 and cost["peak_bytes"] > 1e6
 
 
+def test_a_table_in_the_place_of_a_config_is_answered_with_init(tmp_path: Path) -> None:
+    table = tmp_path / "patients.csv"
+    table.write_text("age,outcome\n40,ill\n")
+    said = CliRunner().invoke(app, ["check", str(table)])
+    assert said.exit_code == 2 and f"`consilience init {table}`" in said.output
+
+
 def test_steps_of_a_round_are_counted_by_hand() -> None:
     settings = ("algorithm=fedavg", "partition=iid", "partition.clients=4", "algorithm.batch_size=100", "--no-measure")
     found = json.loads(call(*SMALL, *settings, "--json").stdout)

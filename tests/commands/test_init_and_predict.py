@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -100,17 +102,21 @@ def test_predictions_refuse_columns_that_do_not_fit(patients: Path) -> None:
 def test_one_file_per_client_and_numbers_to_predict(patients: Path) -> None:
     Path("clients").mkdir()
     for name in ("north", "south"):
-        numbers = [[row[1], row[2], f"{int(row[1]) / 7:.3f}"] for row in rows(30, seed=len(name))]
-        write(Path("clients") / f"{name}.csv", ["age", "sex", "pressure"], numbers)
+        numbers = [
+            [f"{name} {n}", *row[1:3], f"{int(row[1]) / 7:.3f}"] for n, row in enumerate(rows(30, seed=len(name)))
+        ]
+        write(Path("clients") / f"{name}.csv", ["patient", "age", "sex", "pressure"], numbers)
     done = call("init", "clients", "--out", "c.toml")
     assert done.exit_code == 0, done.output
     assert settings("c.toml")["data"] == {
         "name": "client_files",
         "folder": "clients",
         "label": "pressure",
+        "columns": ["age", "sex"],  # an input for each patient would be learned by heart
         "target": "number",
     }
     assert "regression" in done.stdout and "clients  2" in done.stdout
+    assert "one for each client: north.csv, south.csv\n" in done.stdout
 
 
 def test_texts_arrays_pictures_and_leaf_are_recognised(patients: Path) -> None:
@@ -144,7 +150,13 @@ def test_texts_arrays_pictures_and_leaf_are_recognised(patients: Path) -> None:
 
 def test_init_refuses_what_it_cannot_read_and_keeps_what_is_there(patients: Path) -> None:
     Path("empty").mkdir()
+    Path("excel.csv").write_text("age;outcome\n1,5;ill\n")
+    Path("wide.csv").write_text("age,outcome\n1,ill\n", encoding="utf-16")
+    np.savez("named.npz", x=np.zeros((2, 3)), y=np.array(["ill", "well"]))
     for arguments, word in (
+        (("excel.csv",), "sep=';'"),
+        (("wide.csv",), "save it as UTF-8"),
+        (("named.npz",), "np.unique(y, return_inverse=True)"),
         (("absent",), "absent was not found"),
         (("empty",), "nothing that is recognised"),
         (("patients.csv", "--label", "outcom"), "did you mean 'outcome'"),
@@ -165,6 +177,22 @@ def test_a_terminal_is_asked_until_the_answer_fits(patients: Path, monkeypatch: 
     monkeypatch.setattr(init.typer, "prompt", lambda *_, **__: next(answers))
     assert init._asked("Column to predict", "outcome", ["age", "sex"]) == "sex"
     assert init._asked("Clients", "", ["", "age"]) == ""
+
+
+def test_a_terminal_gets_lines_broken_between_words_and_a_pipe_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    from consilience.runs.failures import fitted
+
+    text, stream = "consilience run a_config.toml shows which methods fit", io.StringIO()
+    assert fitted(text, stream) == text
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    assert fitted(text, stream) == "consilience run a_config.toml\nshows which methods fit"
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    shown = f"{sys.executable} -m consilience check --no-measure | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", shown], capture_output=True, text=True)
+    assert done.stderr == "" and done.stdout.splitlines()[1] in ("0", "141")
 
 
 def test_completion_scripts_are_there() -> None:

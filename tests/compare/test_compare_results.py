@@ -138,6 +138,10 @@ def test_tables_say_what_was_found(two: Comparison) -> None:
     text = io.StringIO()
     Console(file=text, width=120).print(tables.on_screen(list(sheets.values()), ["[bold]not markup"]))
     assert "[bold]not markup" in text.getvalue() and "65.0 ± 7.1" in text.getvalue()
+    narrow = io.StringIO()
+    Console(file=narrow, width=48).print(tables.on_screen(list(sheets.values()), []))
+    whole = [cell for sheet in sheets.values() for line in sheet.rows for cell in line]
+    assert "\N{HORIZONTAL ELLIPSIS}" not in narrow.getvalue() and all(cell in narrow.getvalue() for cell in whole)
     lines = list(csv.DictReader(io.StringIO(tables.methods_csv(together(methods)))))
     assert [float(line["accuracy_mean"]) for line in lines] == pytest.approx([0.55, 0.65])
     assert lines[0]["target_rounds_mean"] == ""

@@ -193,6 +193,7 @@ def test_pages_hold_what_the_cells_came_to(whole: Comparison, capsys: pytest.Cap
     assert not (whole.folder / "fedavg-seed0" / "results.json").exists()
 
 
+@pytest.mark.slow
 def test_cells_that_train_together_come_to_the_same(tmp_path: Path) -> None:
     """In float64 the curves agree to rounding; those that were begun alone go on alone."""
     exact = ["engine.lane=batched", "engine.dtype=float64", "checkpoint.every=3"]

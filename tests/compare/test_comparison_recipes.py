@@ -33,7 +33,7 @@ def test_quick_comparisons_run(file: Path, tmp_path: Path) -> None:
     found = plan(file, ["rounds=1", "algorithm.epochs=0.1"], seeds=[0])
     data = read_data(found.base)
     for cell in found.cells:
-        ended = run_cell(tmp_path / cell.name, cell.method, cell.config, data=data, threads=1, tell=lambda *_: None)
+        ended = run_cell(tmp_path / cell.name, cell.method, cell.config, data=data, threads=1, notify=lambda *_: None)
         assert ended.status == "finished", f"{cell.method}: {ended.text}"
 
 

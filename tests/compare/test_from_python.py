@@ -23,11 +23,12 @@ def numbers(found: object) -> object:
     return [numbers(item) for item in found] if isinstance(found, list) else found
 
 
+@pytest.mark.slow
 def test_compare_gives_the_commands_numbers(tmp_path: Path) -> None:
     words = ["--algorithms", "fedavg,fedprox", "--seeds", "0,1", "--out", str(tmp_path / "command"), "--quiet"]
     assert CliRunner().invoke(app, ["compare", *SMALL, *words]).exit_code == 0
     options = {"seeds": [0, 1], "folder": tmp_path / "python", "progress": False}
-    found = cs.compare(["fedavg", {"algorithm": "fedprox"}], None, *SMALL, **options)  # type: ignore[operator]
+    found = cs.compare(["fedavg", {"algorithm": "fedprox"}], *SMALL, **options)  # type: ignore[operator]
     commands, ours = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("command", "python"))
     assert numbers(commands) == numbers(ours) and found.table().items() <= ours.items()
     mean = found.of("fedprox").qualities["accuracy"].mean
@@ -45,7 +46,7 @@ def test_tune_gives_the_commands_numbers(tmp_path: Path) -> None:
     words = ["--algorithms", "fedavg", "--trials", "2", "--out", str(tmp_path / "command"), "--quiet"]
     assert CliRunner().invoke(app, ["tune", *SMALL, *words]).exit_code == 0
     found = cs.tune(None, *SMALL, algorithms=["fedavg"], trials=2, folder=tmp_path / "python", progress=False)
-    again = cs.tune(None, *SMALL, algorithms=["fedavg"], trials=2, folder=tmp_path / "command", progress=False)
+    again = cs.tune(*SMALL, algorithms=["fedavg"], trials=2, folder=tmp_path / "command", progress=False)
     assert found.of("fedavg").options == again.of("fedavg").options
     assert found.of("fedavg").best == again.of("fedavg").best
 
@@ -54,7 +55,7 @@ def test_diagnose_gives_the_commands_numbers_of_a_config_and_of_a_federation(tmp
     page = tmp_path / "d.html"
     assert CliRunner().invoke(app, ["diagnose", *SMALL, "--rounds", "2", "--out", str(page), "-q"]).exit_code == 0
     commands = json.loads(page.with_suffix(".json").read_text())
-    assert cs.diagnose(None, *SMALL, rounds=2).table() == commands  # type: ignore[operator]
+    assert cs.diagnose(*SMALL, rounds=2).table() == commands  # type: ignore[operator]
     partition = cs.partition("dirichlet", clients=5, alpha=0.5)
     federation, _ = cs.federate(cs.load_data("digits"), partition, seed=0)
     found = cs.diagnose(  # type: ignore[operator]
@@ -69,3 +70,8 @@ def test_diagnose_gives_the_commands_numbers_of_a_config_and_of_a_federation(tmp
     assert found.save(tmp_path / "own" / "d.html").read_text() == page.read_text() and "<table" in found._repr_html_()
     with pytest.raises(Invalid, match="is a setting of a config"):
         cs.diagnose(federation, "rounds=3")  # type: ignore[operator]
+
+
+def test_a_setting_as_an_argument_is_answered_with_how_it_is_written() -> None:
+    with pytest.raises(TypeError, match=r"no argument 'rounds'.* such as 'rounds=3'"):
+        cs.compare(["fedavg"], rounds=3)  # type: ignore[call-arg]

@@ -25,14 +25,13 @@ from consilience.core.rounds import Round, run
 from consilience.core.settings import options_of
 from consilience.core.tree import Tree
 from consilience.engines.compiler import fuse, in_place
-from consilience.engines.vectorised import program
+from consilience.engines.vectorised import program, traced
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
 from consilience.selection import Uniform
 
 TOLERANCE = 1e-12
 SOME = Uniform(count=3)
-TRACED_CALL = program.Traced.__call__
 # tracing a step takes longer than these runs; `test_traced_steps_give_the_same_bits` turns it on
 pytestmark = pytest.mark.usefixtures("untraced")
 
@@ -128,12 +127,13 @@ def test_traced_steps_give_the_same_bits(name: str, lane: str, fused: bool, monk
     even = Environment(steps=(2,) * CLIENTS)  # few shapes to trace
     plain = train(name, "convnet", lane=lane, environment=even, rounds=2)
     monkeypatch.setattr(program, "HOT", 0)
-    monkeypatch.setattr(program.Traced, "__call__", TRACED_CALL)
+    monkeypatch.setattr(traced, "HOT", 0)
     engine = tiny.engine(model_of(name, "convnet"), lane=lane, environment=even)
-    traced = list(run(build(name), engine, rounds=2, seed=1))
+    got = list(run(build(name), engine, rounds=2, seed=1))
     made = next(found for (rule, _), found in engine._programs.items() if rule.work.trains)
     assert (made.one if lane == "serial" else made.group).traced, "nothing was traced"
-    assert_identical(traced, plain)
+    assert made.begin._traced and made.end._traced
+    assert_identical(got, plain)
 
 
 # --- trees keep their shape, inputs are not touched ------------------------------------------------------------------

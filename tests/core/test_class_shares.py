@@ -86,6 +86,10 @@ def test_other_targets_are_refused_before_training(shares: Any, y: torch.Tensor,
     with pytest.raises(Invalid) as caught:
         cs.train(nn.Linear(3, 3 if y.dim() == 1 else 1), data, cs.fedavg(class_shares=shares), rounds=1, progress=False)
     assert words in str(caught.value)
+    engine = cs.Vectorised(cs.Task(nn.Linear(3, 3 if y.dim() == 1 else 1)), data)
+    with pytest.raises(Invalid) as caught:
+        next(cs.run(cs.fedavg(class_shares=shares), engine, rounds=1))
+    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(

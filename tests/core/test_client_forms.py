@@ -71,6 +71,10 @@ def test_pandas_columns_of_numbers() -> None:
         Federation.from_clients([(frame, Y)])
     with pytest.raises(Invalid, match=r"client 0 is a table \(DataFrame\): cs.from_frames"):
         Federation.from_clients([frame])
+    with pytest.raises(
+        Invalid, match=r"clients is one table \(DataFrame\): cs.from_frames\(table, label=..., client=...\)"
+    ):
+        Federation.from_clients(frame)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +88,7 @@ def test_pandas_columns_of_numbers() -> None:
         ([(np.array([["u"], ["v"]]), [0, 1])], "client 0, x holds <U1 where numbers are needed"),
         ([TensorDataset(X)], r"client 0: a row must be a pair \(x, y\), not list of 1"),
         (X, "clients is one Tensor: give a list"),
+        ((X, Y), r"clients is one pair \(x, y\): give a list of clients, \[\(x, y\), ...\]"),
         ([], "clients is empty"),
     ],
 )

@@ -214,6 +214,45 @@ def test_the_quick_look_acquits_nobody_whom_the_exact_rule_refuses(
     assert len(found) >= (count + 1) // 2  # the median and all below it stay
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**31), st.integers(2, 6), st.sampled_from(["block", "mostly others", "repeated", "own"]))
+def test_replies_in_one_block_of_memory_are_screened_as_copies_of_them(seed: int, count: int, lies: str) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    block = torch.randn(count, 64 if lies == "mostly others" else 8, generator=draw)
+    block *= 10 ** torch.empty(count, 1).uniform_(-3, 25, generator=draw)  # the squares of some overflow
+    start = {"w": torch.randn(5, generator=draw), "b": torch.randn(3, generator=draw)}
+    views = {"w": block[:, :5], "b": block[:, 5:8]}
+    if lies == "repeated":
+        views["b"] = block[0, 5].expand(count, 3)
+    params = {name: leaf.clone() for name, leaf in views.items()} if lies == "own" else views
+    received = Broadcast(shared={"model": {"params": start, "buffers": {}}})
+    found = screen_replies(cohort_of(block, {"model": {"params": params, "buffers": {}}}), received)
+    anchor = torch.cat([start["w"], start["b"]]).double()
+    w = torch.cat([views["w"], views["b"]], 1).double()
+    usable = w.norm(dim=1) <= torch.finfo(torch.float32).max ** 0.5 / 4
+    moved = (w - anchor).norm(dim=1)
+    middle = moved[usable].sort().values[(int(usable.sum()) - 1) // 2] if bool(usable.any()) else torch.tensor(0.0)
+    kept = usable & (moved <= 1000 * torch.maximum(middle, anchor.norm()))
+    assert (found.ids - 10).tolist() == torch.nonzero(kept).flatten().tolist()
+
+
+def test_a_block_of_memory_is_measured_once_for_all_its_leaves() -> None:
+    block, alone = torch.arange(12.0).reshape(3, 4).clone(), torch.full((2,), 3.0, dtype=torch.float16)
+    parts = [block[:, :1], block[:, 1:]]
+    assert [part is block for part in lengths.sources(parts)] == [True]  # one, and not two leaves
+    assert [part is parts[0] for part in lengths.sources(parts[:1])] == [False]  # a quarter of the block is enough
+    wide = torch.zeros(3, 8)[:, :1]
+    assert lengths.sources([wide])[0] is wide and lengths.sources([alone])[0] is alone
+    repeated = block[0, :1].expand(3, 1)
+    assert lengths.sources([repeated])[0] is repeated
+    test = lengths.NormTest([[block], [alone, block], []], lambda found: bool(found[0] < found[1]))
+    assert len(test.values) == 2, "the block is in two groups, and measured once"
+    assert test.passes() and test.passes(test.values.numpy()) and not test.passes(np.array([1.0, 0.0]))
+    test.passes()
+    np.testing.assert_allclose(test.lengths, [506**0.5, 524**0.5, 0.0], rtol=1e-6)
+    assert not torch.isfinite(lengths.NormTest([[torch.full((2,), 1e30)]], lambda _: True).values).any()
+
+
 def test_lengths_are_exact_for_the_largest_numbers_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lengths, "BLOCK", 8)  # two rows at a time
     most = torch.finfo(torch.float32).max

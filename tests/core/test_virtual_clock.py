@@ -128,13 +128,13 @@ def test_more_clients_than_free_slots_are_drawn_from_the_seed_and_sent_in_ascend
     assert drawn[5] == wanted, "stored runs depend on this draw"
     told: list[list[int]] = []
 
-    class Told(Script):
+    class Notify(Script):
         def seconds(self, client: Any, channel: Any, broadcast: Broadcast, ids: np.ndarray, **when: int) -> np.ndarray:
             told.append(ids.tolist())
             return super().seconds(client, channel, broadcast, ids, **when)
 
     for seed in range(12):
-        next(run(fedbuff(buffer=4, concurrency=4), Told([1] * 9, [1] * 9), rounds=1, seed=seed))
+        next(run(fedbuff(buffer=4, concurrency=4), Notify([1] * 9, [1] * 9), rounds=1, seed=seed))
     assert told == drawn, "server and engine are told ascending numbers, too"
 
 

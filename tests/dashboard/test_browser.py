@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +27,10 @@ FLAGS = [
     *("--disable-component-update", "--disable-sync"),
 ]
 NAME = "<i>study</i>"
+NODES = [
+    {"node": "18034374593373855292", "clients": [0, 1], "online": True, "answered": 6, "failed": 0},
+    {"node": "5297714276253461352", "clients": [2, 3], "online": False, "answered": 2, "failed": 1, "problem": "<b>"},
+]
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed in (0, 1):
         written(top / NAME, f"fedavg-{seed}", seed=seed, accuracies=(0.1, 0.5, 0.7 + seed / 10))
     run = written(top, "clinic", algorithm="fedprox", clients=clients, deployed=True)
+    (run / "nodes.json").write_text(json.dumps({"nodes": NODES}))
     RunFolder.open(run).describe_clients({**names, "class_counts": [[4, 5], [1, 1], [3, 0], [0, 4]]})
     return top
 
@@ -176,6 +183,62 @@ def test_long_numbers_keep_clear_of_the_axis_title(tab: Any) -> None:
     assert len(gaps) > 2 and min(gaps) > 0
 
 
+def test_axes_have_numbers_also_for_few_rounds_and_on_a_log_scale(tab: Any) -> None:
+    tab.goto("/")
+    rounds, levels = tab.evaluate(
+        """async () => {
+          const { Chart, options } = await import("/static/chart.js");
+          const chart = new Chart(document.body, { title: "a chart", axis: "accuracy" });
+          options.log = true;
+          chart.set([{ name: "a", x: [1, 2, 3], y: [0.61, 0.62, 0.66], index: 0 }]);
+          const texts = [...chart.figure.querySelectorAll("svg text")].map((text) => text.textContent);
+          return [texts.filter((text) => /^[0-9]+$/.test(text)), texts.filter((text) => text.startsWith("0."))];
+        }"""
+    )
+    assert rounds == ["1", "2", "3"] and len(levels) > 2
+
+
+@pytest.mark.parametrize("tab", [{"viewport": {"width": 718, "height": 1000}}], indirect=True, ids=["paper"])
+def test_all_charts_zoom_together_by_mouse_and_by_keyboard(tab: Any, folder: Path) -> None:
+    RunFolder.open(written(folder, "long", accuracies=tuple(0.01 * n for n in range(1, 41))))
+    tab.goto("/runs/long")
+    accuracy, loss = (tab.locator("#curves figure", has_text=title).first for title in ("Accuracy", "Loss"))
+    loss.locator("polyline.curve").wait_for(state="attached")
+    accuracy.scroll_into_view_if_needed()
+    box = accuracy.locator("svg").bounding_box()
+    left, middle = box["x"] + 60, box["y"] + 80
+    tab.mouse.move(left, middle)
+    tab.mouse.down()
+    tab.mouse.move(left + 0.25 * box["width"], middle, steps=4)
+    assert accuracy.locator("rect.area").count() == 1
+    tab.mouse.up()
+    points = "figure => figure.querySelector('polyline.curve').getAttribute('points').split(' ').length"
+    assert 5 < accuracy.evaluate(points) < 20 and loss.evaluate(points) == accuracy.evaluate(points)
+    loss.get_by_role("button", name="Show all rounds").click()
+    assert accuracy.evaluate(points) == 40 and not loss.get_by_role("button", name="Show all rounds").is_visible()
+    accuracy.locator("svg").focus()
+    tab.keyboard.press("+")
+    assert accuracy.evaluate(points) == 20
+    tab.keyboard.press("Escape")
+    assert accuracy.evaluate(points) == 40
+    tab.goto("about:blank")  # an open page asks for the run's new rounds
+    shutil.rmtree(folder / "long")
+
+
+def test_on_paper_tables_and_charts_fit(tab: Any) -> None:
+    tab.goto("/compare?run=clinic&run=%3Ci%3Estudy%3C/i%3E/fedavg-0")
+    tab.locator("#curves figure svg").first.wait_for()
+    tab.emulate_media(media="print")
+    wide = tab.evaluate(
+        "[...document.querySelectorAll('table')].map((t) => t.offsetWidth - t.parentElement.offsetWidth)"
+    )
+    assert max(wide) <= 0
+    gaps = tab.evaluate(
+        "[...document.querySelectorAll('.chart')].map((c) => c.offsetHeight - c.querySelector('svg').clientHeight)"
+    )
+    assert gaps and max(gaps) < 30, gaps  # no empty space below a drawing
+
+
 def test_rows_are_whole_pixels_high_and_names_break_after_folders(tab: Any) -> None:
     tab.goto("/")
     tab.locator("#runs tbody th[scope=row] a").first.wait_for()
@@ -188,7 +251,27 @@ def test_rows_are_whole_pixels_high_and_names_break_after_folders(tab: Any) -> N
         }))"""
     )
     assert rows and all(row["height"] % 1 == 0 and row["line"] == "1px" for row in rows), rows
-    assert all(row["parts"] == row["text"].count("/") + 1 for row in rows)
+    assert all(row["parts"] == row["text"].count("/") for row in rows)  # none before a long name
+
+
+def test_nodes_say_which_clients_they_hold_and_how_long_ago_they_answered(tab: Any, folder: Path) -> None:
+    seen = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=20)).isoformat(timespec="seconds")
+    told = [{**node, "joined": "2026-01-31T00:00:00+00:00", "last_seen": seen, "refused": {}} for node in NODES]
+    (folder / "clinic/nodes.json").write_text(json.dumps({"nodes": told}))
+    tab.goto("/runs/clinic")
+    tab.locator("#nodes tbody tr").nth(1).wait_for()
+    heads, rows = (tab.locator(f"#nodes {part}").all_inner_texts() for part in ("th[scope=col]", "tbody tr"))
+    assert heads[1] == "client numbers" and tab.locator("#nodes-said").inner_text().startswith("1 of 2 nodes")
+    cells = [row.split("\t") for row in rows]
+    assert [cell[1:4] for cell in cells] == [["0, 1", "online", "2026-01-31"], ["2, 3", "offline", "2026-01-31"]]
+    assert [cell[7:] for cell in cells] == [["none", "none"], ["none", "<b>"]]
+    number = tab.locator("#nodes tbody th").first.bounding_box()
+    assert number["height"] < 40, "the number of a node breaks in two"
+    before = cells[0][4]
+    assert before.endswith(" s ago")
+    tab.wait_for_function(  # nothing new is written meanwhile
+        "before => document.querySelectorAll('#nodes tbody td.when')[1].textContent !== before", arg=before
+    )
 
 
 def test_axe_finds_nothing_and_no_page_is_wider_than_the_screen(tab: Any) -> None:

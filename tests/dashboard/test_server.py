@@ -235,6 +235,15 @@ def test_a_run_that_goes_on_is_read_on(dashboard: Dashboard, folder: Path) -> No
     assert until(lambda: shown(dashboard, "going")["status"] == "finished")
 
 
+def test_the_page_of_a_run_that_has_just_begun_finds_it(dashboard: Dashboard, folder: Path) -> None:
+    assert dashboard.ask("GET", "/api/runs")[0] == 200  # the folder has just been searched
+    new = written(folder, "new")
+    try:
+        assert dashboard.ask("GET", "/runs/new")[0] == dashboard.ask("GET", "/api/run?run=new")[0] == 200
+    finally:
+        shutil.rmtree(new)
+
+
 def test_a_damaged_run_does_not_take_the_others_along(dashboard: Dashboard, folder: Path) -> None:
     bad = written(folder, "bad")
     (bad / "run.json").write_text("{")

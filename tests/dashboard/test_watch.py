@@ -164,3 +164,12 @@ def test_refused_replies_nodes_and_logs(tmp_path: Path) -> None:
     assert [r["reason"] for r in asked(api, "client", run="a", client="1")["refusals"]] == ["shape", "nonfinite"]
     assert api.answer("log", lambda name: {"run": ["a"], "file": ["run.json"]}[name])[0] == 409
     assert api.answer("run", lambda name: ["../a"])[0] == 404 and api.answer("nonsense", lambda name: ["a"])[0] == 404
+
+
+def test_every_chart_has_a_caption_in_words(tmp_path: Path) -> None:
+    run = RunFolder.open(written(tmp_path, "a"))
+    more = {"client_accuracy_mean": 0.5, "client_accuracy_spread": 0.1, "epsilon": 1.0}
+    run.metrics.append({"round": 4, "accuracy": 0.5, "loss": 1.0, **more})
+    found = {c["key"]: c for c in asked(Api(Watch(tmp_path)), "curves", run="a")["columns"]}
+    assert more.keys() <= found.keys()
+    assert all(c["caption"][:1].isupper() and c["title"][:1].isupper() for c in found.values()), found

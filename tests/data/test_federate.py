@@ -50,6 +50,10 @@ def class_counts(rows, classes):
     return torch.stack(found).numpy()
 
 
+def test_the_repr_fits_a_line():
+    assert repr(pictures(1200)) == "Dataset(pictures, 1,200 training rows, 8 test rows, 2 classes)"
+
+
 def test_training_rows_are_the_partitions():
     dataset = numbered(np.arange(50) % 5, np.arange(20) % 5)
     federation, parts = federate(dataset, Dirichlet(clients=4, alpha=0.5), seed=7)

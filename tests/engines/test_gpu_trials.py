@@ -58,6 +58,27 @@ def test_streams_are_compiled_where_they_gain_more() -> None:
     assert [one.lane for one in tried if one.compile] == ["streams"]  # what is left is too short for a second one
 
 
+def test_products_are_compiled_though_batched_convolutions_are_faster_without() -> None:
+    """500 small convolutional networks: cuDNN's grouped kernels gain little by compiling, products much."""
+
+    def rate(choice: LaneChoice) -> float:
+        speed = {"batched": (145.0, 179.0), "batched-matmul": (130.0, 215.0), "streams": (40.0, 0.0)}[choice.lane]
+        return speed[bool(choice.compile)]
+
+    asked = LaneChoice(clients_at_once=125)
+    found, tried, kept = choose(rate, asked, 125, rows=int(179 * 2 * COMPILE_SECONDS), grows=False)
+    assert found == LaneChoice(lane="batched-matmul", clients_at_once=125, compile=True) and kept[-1] == found
+    assert [one.lane for one in tried if one.compile] == ["batched", "batched-matmul", "streams"]
+
+
+def test_a_lane_that_cannot_run_is_not_tried_again() -> None:
+    def rate(choice: LaneChoice) -> float:
+        return 0.0 if choice.lane == "batched-matmul" else 10.0
+
+    _, tried, _ = choose(rate, LaneChoice(clients_at_once=30), 30, rows=20 * COMPILE_SECONDS, grows=False)
+    assert [one.lane for one in tried].count("batched-matmul") == 1
+
+
 def test_a_lane_that_is_given_is_compiled_in_a_long_run() -> None:
     asked = LaneChoice(lane="streams", clients_at_once=10)
     found, _, _ = choose(lambda choice: 2.0 if choice.compile else 1.0, asked, 20, rows=10 * COMPILE_SECONDS)

@@ -169,8 +169,8 @@ def test_a_lane_that_cannot_run_the_model_loses(monkeypatch: pytest.MonkeyPatch)
     def fold(*_: Any) -> Any:
         raise RuntimeError("no batching rule for this operator")
 
-    monkeypatch.setattr("consilience.engines.vectorised.lanes.batched.Batched.fold", fold)
-    monkeypatch.setattr("consilience.engines.vectorised.lanes.serial.Threads.fold", fold)
+    monkeypatch.setattr("consilience.engines.vectorised.lanes.cpu.Batched.fold", fold)
+    monkeypatch.setattr("consilience.engines.vectorised.lanes.cpu.Threads.fold", fold)
     engine = tiny.engine(lane="auto")
     train(engine, rounds=1)
     assert engine.choice.lane == "serial"

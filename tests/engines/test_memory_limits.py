@@ -10,7 +10,7 @@ import torch
 
 from consilience.algorithms.fedavg import fedavg
 from consilience.core.rounds import run
-from consilience.engines.vectorised.lanes.batched import Batched
+from consilience.engines.vectorised.lanes.cpu import Batched
 
 
 def limit(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:

@@ -234,8 +234,9 @@ def test_evaluation_without_test_rows_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["quantum", "cuda:77", "cpu:x"])
 def test_devices_that_cannot_be_used_are_refused(name: str) -> None:
-    with pytest.raises(Invalid, match=f"device = '{name}' cannot be used here"):
+    with pytest.raises(Invalid, match=f"device = '{name}' cannot be used here.*try auto") as refusal:
         tiny.engine(device=name)
+    assert str(refusal.value).endswith("cuda") == torch.cuda.is_available()
 
 
 def test_auto_is_a_device_that_works() -> None:

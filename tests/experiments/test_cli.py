@@ -48,6 +48,21 @@ def test_help_does_not_wait_for_pytorch() -> None:
         assert command in done.stdout
 
 
+@pytest.mark.parametrize("module", ["consilience", "consilience.cli"])
+def test_python_m_is_the_command(module: str) -> None:
+    command = [sys.executable, "-m", module, "show-algorithm", "simproxy"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode != 0 and "did you mean 'simprox'" in done.stderr
+
+
+def test_help_is_whole_and_an_unknown_command_is_answered_once() -> None:
+    shown = " ".join(CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).output.split())
+    assert "Train, and write a run folder that can be resumed, shown and repeated." in shown and shown.count("...") == 1
+    for arguments, name in ((["ls"], "'list'"), (["deploy", "upp"], "'up'")):
+        said = call(*arguments).output
+        assert said.count("Did you mean") == 1 and name in said
+
+
 def test_the_package_alone_imports_nothing_heavy_and_offers_its_names() -> None:
     done = python("import sys, consilience as cs\nassert 'torch' not in sys.modules\nprint(dir(cs))")
     assert done.returncode == 0 and all(name in done.stdout for name in ("simprox", "train", "Federation"))

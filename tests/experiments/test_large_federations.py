@@ -11,7 +11,7 @@ import tiny
 import torch
 
 from consilience.algorithms.ditto import ditto
-from consilience.core import tree
+from consilience.core import tree, versions
 from consilience.core.federation import Federation, NumberedNames, Rows
 from consilience.core.rounds import run as train
 from consilience.engines.vectorised.engine import Vectorised
@@ -41,6 +41,7 @@ def test_a_resumed_run_with_a_log_equals_one_with_whole_checkpoints(
 ) -> None:
     algorithm = [f"algorithm={settings[0]}", *settings[1:]]
     whole = run(tmp_path, "whole", *algorithm, "rounds=4")
+    monkeypatch.setattr(versions, "COPIED", 0)
     monkeypatch.setattr(client_log, "WHOLE", 0)
     first = run(tmp_path, "logged", *algorithm, "rounds=2", "engine.memory=file")
     assert first.folder is not None and whole.folder is not None

@@ -77,10 +77,13 @@ def test_metrics_are_recorded_tested_again_compared_reported_and_tracked(
     logged: dict[str, float] = {}
     writer = types.SimpleNamespace(
         add_scalar=lambda key, value, step: logged.update({key: value}),
+        file_writer=types.SimpleNamespace(add_summary=lambda summary: None),
         **dict.fromkeys(("add_text", "flush", "close"), lambda *_: None),
     )
     module = types.SimpleNamespace(SummaryWriter=lambda log_dir="": writer)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    summaries = types.SimpleNamespace(hparams=lambda settings, metrics: ("table", "settings", "end"))
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard.summary", summaries)
     log: Any = config.load(None, ["log=tensorboard"]).log
     tracker = trackers.opened(log, folder, {})
     assert tracker is not None

@@ -243,6 +243,7 @@ def test_trackers_get_it(ran: tuple[Path, str], tmp_path: Path, monkeypatch: pyt
 
         def __init__(self, log_dir: str = "") -> None:
             self.add_text = self.flush = self.close = self.log_param = lambda *_: None
+            self.file_writer = types.SimpleNamespace(add_summary=lambda summary: None)
 
         def add_scalar(self, key: str, value: float, step: int) -> None:
             logged["tensorboard"][key, step] = value
@@ -261,6 +262,8 @@ def test_trackers_get_it(ran: tuple[Path, str], tmp_path: Path, monkeypatch: pyt
 
     entities = types.SimpleNamespace(Metric=lambda key, value, now, step: (key, value, step))
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=Writer))
+    summaries = types.SimpleNamespace(hparams=lambda settings, metrics: ("table", "settings", "end"))
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard.summary", summaries)
     monkeypatch.setitem(sys.modules, "mlflow", types.SimpleNamespace(MlflowClient=Writer, entities=entities))
     monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
     folder = RunFolder.open(shutil.copytree(ran[0], tmp_path / "copy"))

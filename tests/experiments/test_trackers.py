@@ -120,9 +120,15 @@ def events(monkeypatch: pytest.MonkeyPatch) -> None:
         def close(self) -> None:
             pass
 
-    module = types.ModuleType("torch.utils.tensorboard")
+        @property
+        def file_writer(self) -> Any:
+            return types.SimpleNamespace(add_summary=lambda summary: self.add_scalar(summary, 0.0, 0))
+
+    module, summaries = types.ModuleType("torch.utils.tensorboard"), types.ModuleType("torch.utils.tensorboard.summary")
     module.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
+    summaries.hparams = lambda settings, metrics: ("table", "settings", "end")  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard.summary", summaries)
     monkeypatch.setitem(trackers.TRACKERS, "tensorboard", "json")
 
 
@@ -225,6 +231,7 @@ def test_what_is_not_installed_is_refused_before_anything_starts(
 def test_real_tensorboard_reads_it_back(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason='needs pip install "consilience[tensorboard]"')
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
     run = tmp_path / "a"
     stop_after(run, 3, "log=tensorboard", "rounds=5")
@@ -234,6 +241,13 @@ def test_real_tensorboard_reads_it_back(tmp_path: Path) -> None:
     rows = RunFolder.open(run).rows().rows
     assert [event.step for event in found.Scalars("accuracy")] == [1, 2, 3, 4, 5]
     assert [event.value for event in found.Scalars("loss")] == pytest.approx([row["loss"] for row in rows], rel=1e-6)
+    pieces = found.summary_metadata  # of the tab HPARAMS
+    names = [f"_hparams_/{name}" for name in ("experiment", "session_start_info", "session_end_info")]
+    assert set(names) <= set(pieces)
+    chosen = HParamsPluginData.FromString(pieces[names[1]].plugin_data.content).session_start_info.hparams
+    assert chosen["algorithm.lr"].number_value == 0.2 and chosen["algorithm.name"].string_value == "simprox"
+    table = HParamsPluginData.FromString(pieces[names[0]].plugin_data.content).experiment
+    assert {"accuracy", "loss"} <= {metric.name.tag for metric in table.metric_infos}
 
 
 def test_csv_has_every_round_once_and_a_late_metric_gets_a_column(tmp_path: Path) -> None:
@@ -279,19 +293,26 @@ def test_real_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     time.sleep(1.1)  # W&B names its offline folders by the second
     runner.proceed(run)
     known = RunFolder.open(run).facts()["wandb_run"]
-    steps, found, files = [], set(), set()
-    for file in sorted((run / "wandb").rglob("*.wandb")):
-        assert known in file.name
-        for data in leveldb_records(file.read_bytes()[7:]):
-            record = Record.FromString(data)
-            items = {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
-            steps += [(int(items["_step"]), float(items["accuracy"]))] if "accuracy" in items else []
-            found |= set(record.run.tags) | {item.key for item in record.run.config.update}
-            files |= {entry.path for entry in record.request.log_artifact.artifact.manifest.contents}
-            files |= {entry.path for entry in record.artifact.manifest.contents}
-    assert steps == [(row["round"], row["accuracy"]) for row in RunFolder.open(run).rows().rows]
+    rows, deadline = RunFolder.open(run).rows().rows, time.monotonic() + 30
+    while True:  # W&B's own process may write its file after `finish`
+        steps, found, files, settings = [], set(), set(), {}
+        for file in sorted((run / "wandb").rglob("*.wandb")):
+            assert known in file.name
+            for data in leveldb_records(file.read_bytes()[7:]):
+                record = Record.FromString(data)
+                items = {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
+                steps += [(int(items["_step"]), float(items["accuracy"]))] if "accuracy" in items else []
+                found |= set(record.run.tags) | {item.key for item in record.run.config.update}
+                settings |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+                files |= {entry.path for entry in record.request.log_artifact.artifact.manifest.contents}
+                files |= {entry.path for entry in record.artifact.manifest.contents}
+        if len(steps) >= len(rows) or time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
+    assert steps == [(row["round"], row["accuracy"]) for row in rows]
     assert {"study-7", "x", "simprox", "algorithm.name", "seed"} <= found
     assert {"model.safetensors", "config.toml"} <= files
+    assert settings["algorithm.lr"] == 0.2 and settings["rounds"] == 5  # numbers, by which W&B filters and plots
 
 
 def test_real_mlflow_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

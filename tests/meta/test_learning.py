@@ -128,6 +128,8 @@ def test_a_round_without_replies_changes_nothing() -> None:
         (lambda: cs.coordinate_median(**LOCAL), "auto", "counts every reply the same"),
         (lambda: cs.fedbuff(**LOCAL), "auto", "has no weighting|does not wait for a round's clients"),
         (lambda: cs.fedavg(**LOCAL), "guess", "gradient = 'guess' is not one of"),
+        (lambda: cs.fedsplit(step=1.0, keeps_z=True, **LOCAL), "full", "z as plain numbers, which no gradient"),
+        (lambda: cs.fedsplit(step=1.0, **LOCAL), "auto", "of 1 rounds and 5 clients. needs keeps_z"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_reason(algorithm: Any, gradient: Any, message: str) -> None:
@@ -144,11 +146,13 @@ def test_what_cannot_work_is_refused_with_the_reason(algorithm: Any, gradient: A
         ("moon", "reported"),
         ("fednova", "autograd"),
         ("fedadam", "autograd"),
+        ("fedsplit", "autograd"),
     ],
 )
 def test_auto_takes_the_cheapest_way_that_fits(recipe: str, way: str) -> None:
     model = tiny.MODELS_WITH_HEADS["mlp"] if recipe == "moon" else tiny.mlp
-    (step,) = learning(getattr(cs, recipe)(**LOCAL), tiny.engine(model), rounds=1, iterations=1)
+    more = {"step": 1.0, "keeps_z": True} if recipe == "fedsplit" else {}
+    (step,) = learning(getattr(cs, recipe)(**more, **LOCAL), tiny.engine(model), rounds=1, iterations=1)
     assert step.gradient == way and float(step.slope.abs().max()) > 0
 
 

@@ -226,6 +226,7 @@ def test_parts_of_ones_own_are_taken() -> None:
     [
         ("fedavg", {"optimiser": "rmspropp"}, "fedavg.optimiser = 'rmspropp' is not one of sgd, adam, adamw, rmsprop"),
         ("fedavg", {"weighting": UniformWeights}, "UniformWeights is a class, not a part: write UniformWeights(...)"),
+        ("fedavg", {"channel": ["clip", "noise"]}, "several in sequence are {name = 'chain', channels = [...]}"),
         ("fedavg", {"weighting": Everyone()}, "fedavg.weighting = Everyone() is not one of agnostic"),
         ("fedavg", {"weighting": "unifrom"}, "(did you mean 'uniform'?)"),
         ("fedavg", {"weighting": {"name": "simprox", "tua": 1}}, "fedavg.weighting.tua is not a setting"),

@@ -34,7 +34,7 @@ def test_the_page_has_the_numbers_of_its_figures(tmp_path: Path) -> None:
     assert found["accuracy"]["y"]["title"] == "test accuracy" and found["accuracy"]["x"]["title"] == "round"
     weights = found["1_weights"]["values"]
     assert weights[0] == [0.25] * 3 and weights[1] == [None] * 3 and weights[2] == [0.75] * 3
-    names = [tag.split('"')[1] for tag in text.split("data-figure=")[1:] if tag.startswith('"')]
+    names = [tag.split('"')[1] for tag in text.split("<figure data-figure=")[1:] if tag.startswith('"')]
     assert set(names) == set(found) and 'data-link="method:b"' in text
 
 

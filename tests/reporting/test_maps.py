@@ -13,8 +13,11 @@ from consilience.core.exchange import Cohort
 from consilience.core.settings import Invalid
 from consilience.experiments import update_log
 from consilience.experiments.config import config
+from consilience.reporting import static
+from consilience.reporting.charts import CLIENT, Axis, Heat, Scale
 from consilience.reporting.figures import maps
 from consilience.reporting.figures.maps import Updates
+from consilience.reporting.figures.similarity import MEAN
 from consilience.reporting.runs import RunData, find
 from consilience.runs.folder import RunFolder
 
@@ -149,3 +152,18 @@ def test_clusters_of_the_method_come_first_and_damaged_rows_are_left_out(tmp_pat
     assert maps.updates(run) == {}
     assert maps.groups_of(run, np.zeros((4, 2))) == ["cluster 0", "-", "cluster 1", "-"]
     assert RunFolder.open(tmp_path / "a").clients.read().rows[0]["cluster"] == [0, 1]
+
+
+def test_titles_of_small_matrices_do_not_run_below_the_colour_scale() -> None:
+    pytest.importorskip("matplotlib")
+    from consilience.reporting import style
+
+    frames = tuple((name, np.eye(20)) for name in ("1", "2", "4", "7", "8", MEAN))
+    axis = Axis("client", unit="whole", of=CLIENT)
+    with style.drawing():
+        drawn = static.draw(Heat(values=np.eye(20), down=axis, across=axis, scale=Scale("similarity"), frames=frames))
+        drawn.canvas.draw()
+        *matrices, scale = drawn.axes
+        right = max(axes.title.get_window_extent().x1 for axes in matrices)
+        assert {axes.get_title() for axes in matrices} > {"round 1", MEAN}
+        assert right < scale.get_window_extent().x0

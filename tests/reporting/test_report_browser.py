@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_runs import real, written
+from sample_runs import real, replace_rows, written
 
 from consilience.reporting import report
+from consilience.runs.folder import RunFolder
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 pytest.importorskip("matplotlib", reason='needs pip install "consilience[report]"')
@@ -136,6 +137,34 @@ _LINES = """[...document.querySelector('table').querySelectorAll('tbody th')].ma
 })"""
 
 
+def test_a_value_that_never_changes_is_drawn_on_its_own_scale(tmp_path: Path, opened: Any) -> None:
+    run = written(tmp_path, "a_name_of_64_characters_" + 40 * "x", accuracies=(0.0, 0.0, 0.0))
+    replace_rows(run, [{**row, "silent": 2} for row in RunFolder.open(run).metrics.read().rows])
+    page = opened(report.write([run], pictures=False), 390)
+    page.locator("figure[data-figure=accuracy]").scroll_into_view_if_needed()
+    page.locator("figure[data-figure=accuracy] .main-svg").first.wait_for()
+    low, high = page.evaluate("consilience.figures.get('accuracy').plot.layout.yaxis.range")
+    assert -0.01 <= low < 0 < high <= 0.2  # not -1 to 1
+    missing = page.locator("figure[data-figure=missing]")
+    missing.scroll_into_view_if_needed()
+    assert missing.locator(".legend").text_content() == "silent"  # the only reason is named
+    assert page.evaluate("document.documentElement.scrollWidth") == 390  # the name is broken
+
+
+def test_the_names_of_many_methods_are_all_in_sight(tmp_path: Path, opened: Any) -> None:
+    for number in range(45):
+        written(tmp_path, f"method{number}", algorithm=f"a_long_method_{number}")
+    page = opened(report.write([tmp_path], pictures=False))
+    figure = page.locator("figure[data-figure=accuracy]")
+    figure.scroll_into_view_if_needed()
+    figure.locator(".main-svg").first.wait_for()
+    assert figure.locator(".legendtext").count() == 45
+    assert int(figure.locator(".legend .scrollbar").get_attribute("height") or 0) == 0
+    page.set_viewport_size({"width": 718, "height": 1000})
+    page.emulate_media(media="print")
+    assert figure.locator(".drawing svg").bounding_box()["height"] > 600  # pixels: 16 cm of a sheet of A4
+
+
 def test_axe_finds_nothing_in_light_and_dark(many: Path, opened: Any) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python").Axe()
     page = opened(many)
@@ -167,3 +196,18 @@ _HEIGHTS = """[...document.querySelectorAll('.cards, .grid')].flatMap((grid) => 
   }
   return [...rows.values()];
 })"""
+
+
+def test_on_paper_no_border_is_cut_and_maps_are_as_large_as_fits(tmp_path: Path, opened: Any) -> None:
+    page = opened(report.write([real(tmp_path / "swap", "algorithm=simfedswap", "rounds=4")], pictures=False), 718)
+    page.emulate_media(media="print")
+    sides = """() => [...document.querySelectorAll("figure, .cards li")].map((part) => {
+      const box = part.getBoundingClientRect();
+      return Math.min(box.left, document.documentElement.clientWidth - box.right);
+    })"""
+    assert min(page.evaluate(sides)) >= 1  # what lies on the edge of the paper's print area is cut
+    heights = [
+        page.locator(f"figure[data-figure={name}] .drawing svg").bounding_box()["height"] for name in ("map", "loss")
+    ]
+    assert heights[0] > 1.2 * heights[1]
+    assert page.evaluate("getComputedStyle(document.querySelector('pre')).overflowX") == "visible"

@@ -11,6 +11,7 @@ from sample_runs import written
 
 from consilience.core.settings import Invalid
 from consilience.reporting import tables
+from consilience.reporting.figures.curves import against_costs
 from consilience.reporting.groups import _cut, grouped
 from consilience.reporting.runs import find
 from consilience.runs.folder import RunFolder
@@ -123,3 +124,11 @@ def test_places_and_secrets_are_not_read_into_a_report(tmp_path: Path) -> None:
 def test_a_label_of_42_characters_is_kept_and_a_longer_one_is_cut_to_42() -> None:
     assert _cut("x" * 42) == "x" * 42
     assert _cut("x" * 43) == "x" * 41 + "…" and len(_cut("x" * 300)) == 42
+
+
+def test_the_caption_says_that_every_seed_is_a_line(tmp_path: Path) -> None:
+    written(tmp_path, "a")
+    (alone,) = [f for f in against_costs(grouped(find([tmp_path])[0])) if f.name == "accuracy_against_traffic"]
+    written(tmp_path, "b", seed=1)
+    (both,) = [f for f in against_costs(grouped(find([tmp_path])[0])) if f.name == "accuracy_against_traffic"]
+    assert "each line is one run (a seed)" in both.caption and "each line" not in alone.caption

@@ -16,7 +16,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 from broken_disk import Crash, crash, error, failing, quick_flushes, short_write  # noqa: F401
 
-from consilience.core import tree
+from consilience.core import tree, versions
 from consilience.core.tree import Tree
 from consilience.core.versions import ClientVector
 from consilience.runs import checkpoint, client_log, manifest
@@ -30,6 +30,7 @@ Trees = dict[str, Tree]
 
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "COPIED", 1000)
     monkeypatch.setattr(client_log, "WHOLE", 1000)
     monkeypatch.setattr(client_log, "SLACK", 4000)
 

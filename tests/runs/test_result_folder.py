@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,6 @@ import consilience as cs
 from consilience.core.notebook import LINE
 from consilience.core.settings import Invalid
 from consilience.runs.row_log import RecordError
-
-ROOT = Path(__file__).parents[2]
-ALONE = "CONSILIENCE_TEST_ALONE"
 
 
 def federation() -> cs.Federation:
@@ -84,6 +80,7 @@ def test_curves_and_frames() -> None:
     assert drawn == {title: [row[title] for row in found.history] for title in ("accuracy", "loss")}
     assert figure.axes[-1].get_xlabel() == "round"
     assert [axes.get_ylabel() for axes in found.plot("train_loss").axes] == ["train loss"]
+    assert len(found.plot(["loss", "train_loss"]).axes) == 2
     with pytest.raises(Invalid, match="did you mean 'accuracy'"):
         found.plot("acuracy")
     pytest.importorskip("pandas")
@@ -113,17 +110,16 @@ class Interrupting(nn.Linear):
         return super().forward(x)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt here; a process that a shell starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible", "untraced")  # untraced: every pass goes through the module
 def test_an_interrupted_training_returns_the_finished_rounds() -> None:
-    """In a process of its own, whose signals no other test has touched."""
-    inner = "tests/runs/test_result_folder.py::test_interrupted_in_a_process_of_its_own"
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", inner]
-    ran = subprocess.run(command, cwd=ROOT, env={**os.environ, ALONE: "1"}, capture_output=True, text=True, timeout=300)
-    assert ran.returncode == 0 and "1 passed" in ran.stdout, ran.stdout
-
-
-@pytest.mark.skipif(ALONE not in os.environ, reason="is run by the test above")
-@pytest.mark.usefixtures("untraced")  # every pass goes through the module
-def test_interrupted_in_a_process_of_its_own() -> None:
     options = {"rounds": 1000, "progress": False, "lane": "serial"}
     whole = cs.train(nn.Linear(4, 2), federation(), cs.fedavg(lr=0.1), **{**options, "rounds": 3})  # type: ignore[arg-type]
     module = Interrupting(4, 2)

@@ -61,7 +61,7 @@ def test_given_weights_leave_out_clients_without_data() -> None:
         SimProxWeights(compare_on="updates"),  # the quadratics start at a model of zeros, which has no direction
         pytest.param(SimProxWeights(compare_on="updates", softmax=False), marks=pytest.mark.slow),
         pytest.param(SimProxWeights(similarity="gaussian", temperature=0.5), marks=pytest.mark.slow),
-        ScheduleWeights(table=PACES),
+        pytest.param(ScheduleWeights(table=PACES), marks=pytest.mark.slow),
         pytest.param(ScheduleWeights(table=PACES[:1] * 3), marks=pytest.mark.slow),
     ],
 )

@@ -258,6 +258,7 @@ def test_global_generator_is_neither_used_nor_moved() -> None:
             lambda: Task(tiny.mlp(), loss="cross_entopy"),
             r"loss = 'cross_entopy' is not one of .*did you mean 'cross_entropy'",
         ),
+        (lambda: Task(tiny.mlp(), loss="MSE"), "loss = 'MSE' is not one of .*: it is called 'squared_error' here"),
         (lambda: Task(tiny.mlp(), "regresion"), "kind = 'regresion' is not one of .*did you mean 'regression'"),
         (lambda: Task(tiny.mlp(), "squared_error"), "it is a loss, write loss='squared_error'"),
         (

@@ -44,7 +44,7 @@ def small(folder: Path, *overrides: str, **more: Any) -> Tuning:
 
 def executed(tuning: Tuning, **more: Any) -> list[str]:
     lines: list[str] = []
-    made = execute(tuning, tell=lambda label, number, text: lines.append(f"{label} {number} {text}"), **more)
+    made = execute(tuning, notify=lambda label, number, text: lines.append(f"{label} {number} {text}"), **more)
     assert made.complete and not made.problems
     return lines
 
@@ -108,7 +108,7 @@ def test_a_stopped_study_goes_on_exactly(whole: Tuning, tmp_path: Path, monkeypa
     clock = iter([*[0.0] * 5, *[1e12] * 100])  # asked three times a trial: the time is up in the middle of one
     with monkeypatch.context() as patched:
         patched.setattr(trials, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-        made = execute(tuning, tell=lambda *_: None, minutes=1)
+        made = execute(tuning, notify=lambda *_: None, minutes=1)
     done = len(tried(tuning.folder)["fedavg"])
     assert not made.complete and not made.signal and 0 < done < 3
     assert tuned.read(tuning.folder).of("fedprox").options is None
@@ -253,7 +253,7 @@ def test_the_command_and_python_give_the_same_study(whole: Tuning, tmp_path: Pat
     assert "fedavg, trial 3 of 3" in told.output and "best options" in told.output
     found = tune(file, *SMALL, algorithms=["fedavg"], folder=tmp_path / "python", progress=False)
     assert tried(tmp_path / "python") == tried(tmp_path / "command")
-    assert repr(found).startswith("Tuned(3 trials each: fedavg 0.") and len(repr(found)) <= 100
+    assert repr(found).startswith("TuningResult(3 trials each: fedavg 0.") and len(repr(found)) <= 100
     assert repr(found.of("fedavg")).startswith("TunedMethod(fedavg: accuracy 0.")
     assert "best on validation rows" in found._repr_html_() and "lr = " in found._repr_html_()
     assert found.of("fedavg").trials == tuned.read(whole.folder).of("fedavg").trials

@@ -12,7 +12,7 @@ from torch import Tensor
 from consilience.channel.attacks.malicious import are_malicious, require_some
 from consilience.core.federation import Federation, Rows
 from consilience.core.rng import host
-from consilience.core.settings import Count, Fraction, Invalid, Whole, check, check_value
+from consilience.core.settings import Checked, Count, Fraction, Invalid, Whole, check_value
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 
@@ -28,15 +28,12 @@ def flip_labels(federation: Federation, *, clients: Sequence[int] = (), fraction
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trigger:
+class Trigger(Checked):
     """A square of `size` pixels in the lower right corner, set to `value`, that makes the model predict `target`."""
 
     target: Whole = 0
     size: Count = 3
     value: float = 1.0
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def stamp(self, x: Tensor) -> Tensor:
         """Images [n, channels, height, width] with the trigger on each."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from consilience.client.memory.memory import TrainingEnd
 from consilience.client.solver_wrappers import plain_sgd, rate_in
 from consilience.client.solvers import Solver
-from consilience.core.settings import Invalid, Positive, check
+from consilience.core.settings import Checked, Invalid, Positive
 from consilience.core.tree import Tree, map_leaves
 
 
@@ -76,14 +76,11 @@ class Drift:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gradient:
+class Gradient(Checked):
     """g_k <- g_k - alpha (w_k - w): the gradient of the client's loss at w_k, if it solved its problem exactly."""
 
     alpha: Positive = 0.1
     name = "gradient"  # its key in the client's memory
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, start: Tree) -> Tree:
         """Zero."""

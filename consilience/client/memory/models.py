@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from consilience.client.memory.memory import TrainingEnd
-from consilience.core.settings import check
+from consilience.core.settings import Checked
 from consilience.core.tree import Tree, leaves, where
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreviousModel:
+class PreviousModel(Checked):
     """Keeps `{"model": ..., "known": ...}`; `known` is False until the client has trained once.
 
     With `report=True` the reply also holds `moved`: the distance of the new parameters from the client's previous ones,
@@ -22,9 +22,6 @@ class PreviousModel:
 
     report: bool = False
     name = "previous"  # where terms find it: `context.memory["previous"]`
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def adds_to_reply(self) -> tuple[str, ...]:

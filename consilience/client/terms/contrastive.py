@@ -11,14 +11,14 @@ from torch import Tensor
 from consilience.client.cosine import cosine
 from consilience.client.terms.term import Context
 from consilience.core.plans import Batch
-from consilience.core.settings import Invalid, NonNegative, Positive, check
+from consilience.core.settings import Checked, Invalid, NonNegative, Positive
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.task.losses import average
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contrastive:
+class Contrastive(Checked):
     """-mu log(e^{a/T} / (e^{a/T} + e^{b/T})): a, b = cosines of z with the received and with the last own model's.
 
     z is the model's `features(x)`. Received and last own model are constants in evaluation mode. In a client's first
@@ -28,9 +28,6 @@ class Contrastive:
     mu: NonNegative = 1.0
     temperature: Positive = 0.5
     reads_features = True  # see `ReadsFeatures`
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def needs(self) -> tuple[str, ...]:

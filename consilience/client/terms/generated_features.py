@@ -11,7 +11,7 @@ from torch import Tensor
 from consilience.client.terms.term import Context
 from consilience.core import rng
 from consilience.core.plans import Batch
-from consilience.core.settings import Count, Fraction, Invalid, NonNegative, check
+from consilience.core.settings import Checked, Count, Fraction, Invalid, NonNegative
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.task.latent import classifier, draw_labels, generate
@@ -19,7 +19,7 @@ from consilience.task.losses import average
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeneratedFeatures:
+class GeneratedFeatures(Checked):
     """alpha CE(head(G(y')), y') + beta KL(head(G(y)) || model(x)), both times decay^round.
 
     G is the server's generator of features, y' are labels drawn by their share in the federation, y those of the batch.
@@ -30,9 +30,6 @@ class GeneratedFeatures:
     beta: NonNegative = 1.0
     decay: Fraction = 0.98
     count: Count = 32  # generated features per step
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def reads_broadcast(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from consilience.client.terms.term import Context
 from consilience.core.plans import Batch
-from consilience.core.settings import Invalid, NonNegative, check
+from consilience.core.settings import Checked, Invalid, NonNegative, check
 from consilience.core.tree import Tree
 
 
@@ -54,14 +54,11 @@ def _slope(plus: Tree | None, minus: Tree | None, name: str) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DriftCorrected:
+class DriftCorrected(Checked):
     """alpha/2 |h_i + w - w_received|^2: keeps the drift-corrected client model w + h_i near the global model."""
 
     alpha: NonNegative = 0.1
     whole_model = True  # it corrects every parameter
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -8,18 +8,15 @@ from torch import Tensor
 
 from consilience.client.terms.term import Context
 from consilience.core.plans import Batch
-from consilience.core.settings import NonNegative, check
+from consilience.core.settings import Checked, NonNegative
 from consilience.core.tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proximal:
+class Proximal(Checked):
     """mu/2 |w - w_received|^2 over the parameters: keeps the client's model near the received one."""
 
     mu: NonNegative = 0.1
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def __call__(self, params: Tree, context: Context, batch: Batch) -> Tensor:
         """The penalty; its gradient is mu (w - w_received)."""

@@ -1,16 +1,17 @@
-// Line charts that are redrawn in place: hover or arrow keys show values, the legend hides lines, CSV export.
+// Line charts that are redrawn in place: hover or arrow keys show values, the legend hides lines, CSV export. All charts
+// of a page zoom together: drag over rounds, or + and -; a double click, Escape or the button shows all again.
 
 import { colour, decimal, el, svg } from "./core.js";
 
 const HEIGHT = 240, RIGHT = 12, TOP = 10, BOTTOM = 36;
 const FEW = 30; // points of a curve that has dots
 const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
-export const options = { smooth: 0, log: false };
+export const options = { smooth: 0, log: false, zoom: null }; // zoom: [first, last]
 const charts = new Set();
 export const redraw = () => charts.forEach((chart) => chart.draw());
 
-function ticks(low, high, count) {
-  const rough = (high - low) / count || 1, power = 10 ** Math.floor(Math.log10(rough));
+function ticks(low, high, count, least = 0) {
+  const rough = Math.max((high - low) / count || 1, least), power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((k) => k * power).reduce((best, s) => (Math.abs(Math.log(s / rough)) < Math.abs(Math.log(best / rough)) ? s : best));
   const found = [];
   for (let at = Math.ceil(low / step) * step; at <= high + step / 1e6; at += step) found.push(Math.abs(at) < step / 1e6 ? 0 : at);
@@ -21,6 +22,7 @@ function logTicks(low, high) {
   const found = [];
   for (let p = Math.floor(Math.log10(low)); p <= Math.ceil(Math.log10(high)); p++)
     for (const k of [1, 2, 5]) if (k * 10 ** p >= low && k * 10 ** p <= high) found.push(k * 10 ** p);
+  if (found.length < 2) return ticks(low, high, 5); // a narrow range holds no round numbers of a log scale
   return found.length > 7 ? found.filter((v) => Math.abs(Math.log10(v) - Math.round(Math.log10(v))) < 1e-9) : found;
 }
 
@@ -36,6 +38,19 @@ function smoothed(values) {
   });
 }
 
+// The part of a line that the zoom shows.
+function within(series) {
+  if (!options.zoom) return series;
+  const kept = series.x.map((x, i) => i).filter((i) => series.x[i] >= options.zoom[0] && series.x[i] <= options.zoom[1]);
+  return { ...series, x: kept.map((i) => series.x[i]), y: kept.map((i) => series.y[i]), v: kept.map((i) => series.v[i]) };
+}
+
+function zoomTo(range) {
+  if (!range && !options.zoom) return;
+  options.zoom = range && range[1] - range[0] < 1 ? [Math.floor(range[0]), Math.floor(range[0]) + 1] : range;
+  redraw();
+}
+
 export class Chart {
   // series: [{name, x, y, index}]; the index gives the colour, which a run keeps in every chart of the page
   constructor(place, { title, axis, caption, xTitle = "round" }) {
@@ -44,8 +59,9 @@ export class Chart {
     this.legend = el("div", { class: "legend" });
     this.box = el("div", { class: "drawing chart" });
     this.readout = el("p", { class: "readout", "aria-live": "polite" });
+    this.whole = el("button", { type: "button", class: "small quiet", hidden: "", "aria-label": `Show all rounds of ${title}`, on: { click: () => zoomTo(null) } }, "reset");
     const save = el("button", { type: "button", class: "small quiet", "aria-label": `Download ${title} as CSV`, on: { click: () => this.save() } }, "CSV");
-    this.figure = el("figure", {}, el("div", { class: "title" }, el("h3", {}, title), save), this.box, this.legend, this.readout,
+    this.figure = el("figure", {}, el("div", { class: "title" }, el("h3", {}, title), this.whole, save), this.box, this.legend, this.readout,
       caption ? el("figcaption", {}, caption) : null);
     place.append(this.figure);
     new ResizeObserver(() => this.draw()).observe(this.box);
@@ -65,23 +81,28 @@ export class Chart {
     URL.revokeObjectURL(link.href);
   }
 
+  // the first and the last round of all lines
+  range() { return [Math.min(...this.visible().map((s) => s.x[0])), Math.max(...this.visible().map((s) => s.x.at(-1)))]; }
+
   visible() { return this.series.filter((s) => !this.hidden.has(s.name) && s.x.length); }
 
   draw() {
-    const width = Math.max(240, this.box.clientWidth), shown = this.visible().map((s) => ({ ...s, v: smoothed(s.y) }));
+    if (this.drag) return; // drawn when the button is released
+    this.whole.hidden = !options.zoom;
+    const width = Math.max(240, this.box.clientWidth), shown = this.visible().map((s) => within({ ...s, v: smoothed(s.y) })).filter((s) => s.x.length);
     this.drawLegend();
     const xs = shown.flatMap((s) => [s.x[0], s.x[s.x.length - 1]]);
     let [low, high] = [Infinity, -Infinity];
     for (const s of shown) for (const v of s.v) { if (v < low) low = v; if (v > high) high = v; }
     if (!shown.length || !Number.isFinite(low)) {
-      this.box.replaceChildren(el("p", { class: "soft empty" }, "Nothing to draw yet."));
+      this.box.replaceChildren(el("p", { class: "soft empty" }, options.zoom ? "No values in these rounds." : "Nothing to draw yet."));
       return;
     }
     const log = options.log && low > 0;
     const least = low >= 0 && !log ? 0 : -Infinity; // no axis below 0 for non-negative values
     const pad = low === high ? Math.abs(low) * 0.1 || 0.1 : log ? 0 : (high - low) * 0.05;
     low = Math.max(least, low - pad); high += pad;
-    const x0 = Math.min(...xs), x1 = Math.max(...xs, x0 + 1);
+    const [x0, x1] = options.zoom ?? [Math.min(...xs), Math.max(...xs, Math.min(...xs) + 1)];
     const levels = log ? logTicks(low, high) : ticks(low, high, 5);
     const LEFT = Math.max(54, 32 + 7 * Math.max(...levels.map((t) => short(t).length))); // room for the longest number beside the title
     const f = log ? Math.log : (v) => v;
@@ -95,7 +116,7 @@ export class Chart {
       drawing.append(svg("line", { x1: LEFT, x2: width - RIGHT, y1: Y(t), y2: Y(t), class: "gridline" }));
       drawing.append(svg("text", { x: LEFT - 6, y: Y(t) + 4, "text-anchor": "end" }, short(t)));
     }
-    for (const t of ticks(x0, x1, Math.max(3, width / 75)).filter(Number.isInteger))
+    for (const t of ticks(x0, x1, Math.max(3, width / 75), 1)) // rounds are whole
       drawing.append(svg("text", { x: X(t), y: HEIGHT - BOTTOM + 16, "text-anchor": X(t) > width - 30 ? "end" : "middle" }, t.toLocaleString("en")));
     drawing.append(svg("line", { x1: LEFT, x2: width - RIGHT, y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM, class: "axis" }));
     drawing.append(svg("text", { x: (LEFT + width - RIGHT) / 2, y: HEIGHT - 4, "text-anchor": "middle" }, this.xTitle));
@@ -119,16 +140,44 @@ export class Chart {
     this.dots = svg("g");
     drawing.append(this.cross, this.dots);
     this.now = { shown, X, Y, x0, x1, width };
-    const point = (event) => {
+    const at = (event) => {
       const box = drawing.getBoundingClientRect();
-      this.read(x0 + ((event.clientX - box.left) * width / box.width - LEFT) / (width - LEFT - RIGHT) * (x1 - x0));
+      return Math.min(x1, Math.max(x0, x0 + ((event.clientX - box.left) * width / box.width - LEFT) / (width - LEFT - RIGHT) * (x1 - x0)));
     };
-    drawing.addEventListener("pointermove", point);
-    drawing.addEventListener("pointerdown", point);
+    const area = svg("rect", { y: TOP, height: HEIGHT - TOP - BOTTOM, class: "area" });
+    drawing.addEventListener("pointermove", (event) => {
+      this.read(at(event));
+      if (!this.drag) return;
+      const [from, to] = [this.drag.x, at(event)].sort((a, b) => a - b);
+      area.setAttribute("x", X(from)); area.setAttribute("width", X(to) - X(from));
+    });
+    drawing.addEventListener("pointerdown", (event) => {
+      this.read(at(event));
+      if (event.pointerType !== "mouse" || event.button) return; // fingers scroll the page
+      this.drag = { x: at(event), left: event.clientX };
+      drawing.setPointerCapture(event.pointerId);
+      drawing.append(area);
+    });
+    const release = (event) => {
+      const { drag } = this;
+      if (!drag) return;
+      this.drag = null;
+      area.remove();
+      if (event.type === "pointerup" && Math.abs(event.clientX - drag.left) > 8) zoomTo([drag.x, at(event)].sort((a, b) => a - b));
+      else this.draw();
+    };
+    drawing.addEventListener("pointerup", release);
+    drawing.addEventListener("pointercancel", release);
+    drawing.addEventListener("dblclick", () => zoomTo(null));
     drawing.addEventListener("pointerleave", () => this.read(null));
     drawing.addEventListener("keydown", (event) => {
       const ways = { ArrowLeft: -1, ArrowRight: 1 };
-      if (event.key === "Escape") this.read(null);
+      if (event.key === "Escape") { this.read(null); zoomTo(null); }
+      if ("+-".includes(event.key)) {
+        const share = event.key === "+" ? 0.25 : 1, middle = this.at ?? (x0 + x1) / 2, [first, last] = this.range();
+        const next = [Math.max(first, middle - share * (x1 - x0)), Math.min(last, middle + share * (x1 - x0))];
+        zoomTo(next[0] <= first && next[1] >= last ? null : next);
+      }
       if (!(event.key in ways)) return;
       event.preventDefault();
       const all = [...new Set(shown.flatMap((s) => s.x))].sort((a, b) => a - b);

@@ -65,7 +65,7 @@ function spread(members) {
 }
 
 // A name that may be broken after each folder.
-const parted = (name) => name.split(/(?<=\/)/).flatMap((part) => [el("wbr"), part]);
+const parted = (name) => name.split(/(?<=\/)/).flatMap((part, n) => (n ? [el("wbr"), part] : [part]));
 
 function line(run) {
   const box = el("input", { type: "checkbox", "aria-label": `Select ${run.name}`, on: { change: () => { choose(run.name, box.checked); } } });
@@ -76,7 +76,7 @@ function line(run) {
     el("td", { class: "tick" }, box),
     el("th", { scope: "row" }, el("a", { href: runLink(run.name) }, ...parted(run.name)), run.problem ? el("span", { class: "note bad" }, run.problem) : el("span", { class: "note" }, `${run.algorithm} · ${run.data}`)),
     el("td", { class: "words short" }, spark(run.spark, `${metric} over rounds, now ${decimal(run.value)}`)),
-    el("td", { title: metric }, decimal(run.value)),
+    el("td", { title: metric }, decimal(run.value), titleOfMetric() === "metric" && run.metric ? el("span", { class: "note" }, run.metric.title) : null),
     el("td", { class: "words short" }, status(run), run.deployed ? el("span", { class: "note" }, "deployed") : null),
     el("td", { class: "wide" }, decimal(run.best)), el("td", { class: "wide" }, decimal(run.loss)),
     el("td", {}, `${run.round}${run.rounds ? `/${run.rounds}` : ""}`, run.going && progress ? progress : null, run.left ? el("span", { class: "note" }, `${run.left} left`) : null),
@@ -130,7 +130,7 @@ function show() {
 function drawn() {
   if (selected.size) return [...selected].filter((name) => runs.has(name)).slice(0, MOST_DRAWN);
   const newest = sorted([...runs.values()].filter(matches), "created", true);
-  const going = newest.filter((run) => run.going);
+  const going = newest.filter((run) => run.going && run.round);
   return (going.length ? going : newest).slice(0, 6).map((run) => run.name);
 }
 

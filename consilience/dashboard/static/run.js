@@ -34,17 +34,22 @@ function head(found) {
 
 function nodes(found) {
   $("nodes-part").hidden = !found.nodes.length && !found.summary.deployed;
-  const online = found.nodes.filter((node) => node.online).length;
-  say("nodes-said", found.nodes.length ? `${online} of ${found.nodes.length} nodes were online at the server's last look. Answers are replies to training and to tests.` : "The server has written nothing about its nodes yet.");
-  const titles = ["node", "clients", "state", "joined", "last seen", "answers", "failures", "refused by reason", "last problem"];
+  const online = found.nodes.filter((node) => node.online).length, going = found.summary.going;
+  const when = going ? "after the last round" : "when the server last wrote";
+  say("nodes-said", found.nodes.length ? `${online} of ${found.nodes.length} nodes were online ${when}. Answers are replies to training and to tests.` : "The server has written nothing about its nodes yet.");
+  const titles = ["node", "client numbers", "state", "joined", "last seen", "answers", "failures", "refused by reason", "last problem"];
   $("nodes").replaceChildren(el("caption", { class: "unseen" }, "Nodes of the deployment"),
     el("thead", {}, el("tr", {}, ...titles.map((title, i) => el("th", { scope: "col", class: i > 6 || i === 2 ? "words short" : "" }, title)))),
     el("tbody", {}, ...found.nodes.map((node) => el("tr", {},
       el("th", { scope: "row" }, node.node), el("td", {}, node.clients.length > 6 ? `${node.clients.length} clients` : node.clients.join(", ") || "–"),
-      el("td", { class: "words short" }, el("span", { class: `pill ${node.online ? "going" : "off"}` }, node.online ? "online" : "away")),
-      el("td", { title: node.joined }, ago(node.joined)), el("td", { title: node.last_seen }, ago(node.last_seen)),
+      el("td", { class: "words short" }, el("span", { class: `pill ${!node.online ? "off" : going ? "going" : "done"}` }, node.online ? "online" : "offline")),
+      el("td", { class: "when", title: node.joined, dataset: { time: node.joined } }), el("td", { class: "when", title: node.last_seen, dataset: { time: node.last_seen } }),
       el("td", {}, number(node.answered)), el("td", { class: node.failed ? "bad" : "" }, number(node.failed)),
       el("td", { class: "words short" }, node.refused || "none"), el("td", { class: "words" }, node.problem || "none")))));
+}
+
+function times() {
+  for (const cell of document.querySelectorAll("[data-time]")) cell.textContent = ago(cell.dataset.time);
 }
 
 function clientTable() {
@@ -75,6 +80,7 @@ async function log() {
 const turn = keep(async () => {
   const [found, isNew] = await ask(`/api/run?${at}`);
   if (isNew) head(found);
+  times(); // they pass also while the server writes nothing
   if (found.version !== shownVersion) {
     shownVersion = found.version;
     const [drawn] = await ask(`/api/curves?${at}`);

@@ -29,6 +29,7 @@ def client_files(
     folder: str,
     label: str = "label",
     normalise: Scaling = "standard",
+    columns: tuple[str, ...] = (),
     categorical: tuple[str, ...] | None = None,
     target: Target = "classes",
     weight: str | None = None,
@@ -38,8 +39,8 @@ def client_files(
 ) -> Dataset:
     """One client per file, named after the file; test rows are those of `test/`, of the .npz, or drawn per client.
 
-    Tables need the column `label`; their other columns are features, as in `table`, and `weight` may name one with the
-    weight of each row in the loss. Archives hold x and y, or x_train, y_train, x_test and y_test.
+    Tables need the column `label`; `columns` are the features (default: all others), as in `table`, and `weight` may
+    name a column with the weight of each row in the loss. Archives hold x and y, or x_train, y_train, x_test, y_test.
     """
     place = chosen_source(folder, data_dir, how=HOW)
     top = place.places[0]
@@ -53,8 +54,12 @@ def client_files(
     if len(kinds) > 1:
         raise Invalid(f"{top} mixes .npz files with tables: keep one kind")
     if kinds == {True}:
+        if columns:
+            raise Invalid(
+                f"columns = {list(columns)} chooses columns of tables, and {top} holds .npz files: leave it out"
+            )
         return _archive_clients(place.name, train, test, normalise, (test_fraction, seed))
-    rows = _table_rows(top, train, test, label, weight)
+    rows = _table_rows(top, train, test, label, columns, weight)
     return table_set(
         place.name,
         rows,
@@ -79,7 +84,14 @@ def _files(folder: Path) -> dict[str, Path]:
     return named
 
 
-def _table_rows(top: Path, train: dict[str, Path], test: dict[str, Path], label: str, weight: str | None) -> OwnedRows:
+def _table_rows(
+    top: Path,
+    train: dict[str, Path],
+    test: dict[str, Path],
+    label: str,
+    columns: tuple[str, ...],
+    weight: str | None,
+) -> OwnedRows:
     """All clients' rows, training files first; every file must have the columns of the first."""
     tables = [(name, read_table(path)) for files in (train, test) for name, path in files.items()]
     first = tables[0][1]
@@ -90,8 +102,7 @@ def _table_rows(top: Path, train: dict[str, Path], test: dict[str, Path], label:
         where=top,
         columns={
             column: [cell for _, part in tables for cell in part.column(column)]
-            for column in first.columns
-            if column not in (label, weight)
+            for column in columns or [name for name in first.columns if name not in (label, weight)]
         },
         labels=[cell.strip() for _, part in tables for cell in part.column(label)],
         owners=[name for name, part in tables for _ in range(len(part))],

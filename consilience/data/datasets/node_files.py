@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from consilience.core.settings import Count, Invalid, Whole, check
+from consilience.core.settings import Checked, Count, Invalid, Whole
 from consilience.data.dataset import Dataset
 from consilience.data.datasets.prepare.features import scale_features
 from consilience.data.datasets.prepare.pairs import read_pairs
@@ -40,7 +40,7 @@ def node_files(
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeFiles:
+class NodeFiles(Checked):
     """The clients of a machine are the .npz files in its `folder`, each named after its client.
 
     Archives hold x and y, or x_train, y_train, x_test and y_test, as for the data set `client_files`. The folder has
@@ -54,9 +54,6 @@ class NodeFiles:
     normalise: Literal["unit", "signed", "none"] = "none"
     test_fraction: HeldOut = 0.2
     seed: Whole = 0
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def names(self) -> list[str]:
         """The clients whose files lie on this machine."""

@@ -52,11 +52,7 @@ def text_table(
         tables[0].path.name.split(".")[0],
         tables,
         TextFeatures(
-            form=features,
-            length=length,
-            max_vocabulary=max_vocabulary,
-            ngram_features=ngram_features,
-            encoder=encoder,
+            form=features, length=length, max_vocabulary=max_vocabulary, ngram_features=ngram_features, encoder=encoder
         ),
         columns=(text, label, group),
         min_group_rows=min_group_rows,
@@ -80,11 +76,7 @@ def banking77(
         "banking77",
         [read_table(path) for path in paths],
         TextFeatures(
-            form=features,
-            length=length,
-            max_vocabulary=max_vocabulary,
-            ngram_features=ngram_features,
-            encoder=encoder,
+            form=features, length=length, max_vocabulary=max_vocabulary, ngram_features=ngram_features, encoder=encoder
         ),
         columns=("text", "category", None),
         known=tuple(read_json(categories)) if categories.exists() else None,
@@ -118,11 +110,7 @@ def sentiment140(
         "sentiment140",
         [table],
         TextFeatures(
-            form=features,
-            length=length,
-            max_vocabulary=max_vocabulary,
-            ngram_features=ngram_features,
-            encoder=encoder,
+            form=features, length=length, max_vocabulary=max_vocabulary, ngram_features=ngram_features, encoder=encoder
         ),
         columns=("text", "label", "user" if by_user else None),
         min_group_rows=min_tweets,

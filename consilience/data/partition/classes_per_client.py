@@ -8,13 +8,13 @@ from typing import Annotated
 import numpy as np
 
 from consilience.core.rng import host
-from consilience.core.settings import Count, Invalid, NonNegative, OnlyWith, check
+from consilience.core.settings import Checked, Count, Invalid, NonNegative, OnlyWith
 from consilience.data.partition.apportion import apportion, deal, rows_by_class
 from consilience.data.partition.quantity import Skew, skewed
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassesPerClient:
+class ClassesPerClient(Checked):
     """Every client holds exactly `classes_per_client` classes, drawn at random; every row goes to a holder.
 
     A class has holders in proportion to its rows. They share it equally, or by `skew` (see Quantity), with at
@@ -27,9 +27,6 @@ class ClassesPerClient:
     exponent: Annotated[NonNegative, OnlyWith("skew", ("power_law",))] = 1.0
     sigma: Annotated[NonNegative, OnlyWith("skew", ("log_normal",))] = 1.0
     min_per_class: Count = 1
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def split(self, labels: np.ndarray, *, groups: np.ndarray | None, seed: int) -> list[np.ndarray]:
         """Row numbers per client."""

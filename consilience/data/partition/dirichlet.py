@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from consilience.core.rng import host
-from consilience.core.settings import Count, Invalid, Positive, Whole, check
+from consilience.core.settings import Checked, Count, Invalid, Positive, Whole
 from consilience.data.partition.apportion import deal, refuse_too_few, rows_by_class
 
 TRIES = 1000  # draws before `min_size` is an error
@@ -16,7 +16,7 @@ PROBES = 20  # draws for each setting that the error might suggest
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dirichlet:
+class Dirichlet(Checked):
     """Each class is cut among the clients by its own draw p ~ Dir(alpha) (Hsu et al. 2019).
 
     Clients may stay empty. `balance` gives nothing more to clients that already hold the mean number of rows;
@@ -27,9 +27,6 @@ class Dirichlet:
     alpha: Positive
     balance: bool = False
     min_size: Whole = 0
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def split(self, labels: np.ndarray, *, groups: np.ndarray | None, seed: int) -> list[np.ndarray]:
         """Row numbers per client."""

@@ -7,18 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from consilience.core.rng import host
-from consilience.core.settings import Count, check
+from consilience.core.settings import Checked, Count
 from consilience.data.partition.apportion import row_count
 
 
 @dataclass(frozen=True, kw_only=True)
-class Iid:
+class Iid(Checked):
     """Shuffled rows in parts of equal size (to within one); clients beyond the number of rows stay empty."""
 
     clients: Count
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def split(self, labels: np.ndarray, *, groups: np.ndarray | None, seed: int) -> list[np.ndarray]:
         """Row numbers per client."""

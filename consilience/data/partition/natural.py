@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from consilience.core.rng import host
-from consilience.core.settings import Count, Invalid, Whole, check
+from consilience.core.settings import Checked, Count, Invalid, Whole
 from consilience.data.partition.apportion import row_count
 from consilience.data.partition.assignment import Assignment
 
 
 @dataclass(frozen=True, kw_only=True)
-class Natural:
+class Natural(Checked):
     """One client per natural group (hospital, person, role, style), in the groups' order.
 
     `min_size` leaves out groups with fewer rows; `max_clients` keeps that many groups, drawn at random.
@@ -21,9 +21,6 @@ class Natural:
 
     min_size: Whole = 0
     max_clients: Count | None = None
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def split(self, labels: np.ndarray, *, groups: np.ndarray | None, seed: int) -> list[np.ndarray]:
         """Row numbers per client."""

@@ -7,19 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from consilience.core.rng import host
-from consilience.core.settings import Count, Invalid, check
+from consilience.core.settings import Checked, Count, Invalid
 from consilience.data.partition.apportion import rows_by_class
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shards:
+class Shards(Checked):
     """Rows sorted by label are cut into equal shards (to within one row); each client gets the same number of them."""
 
     clients: Count
     shards_per_client: Count = 2
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def split(self, labels: np.ndarray, *, groups: np.ndarray | None, seed: int) -> list[np.ndarray]:
         """Row numbers per client."""

@@ -12,18 +12,15 @@ import torch
 from torch import Tensor
 
 from consilience.core import tree
-from consilience.core.settings import Invalid, NonNegative, check
+from consilience.core.settings import Checked, Invalid, NonNegative
 from consilience.models.modalities import PRESENT, modality_names
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rotation:
+class Rotation(Checked):
     """Every picture `[n, channels, height, width]` turned counter-clockwise by `angle` degrees."""
 
     angle: float
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def fits(self, leaf: Tensor) -> bool:
         """Whether the tensor holds pictures."""
@@ -53,13 +50,10 @@ class Rotation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noise:
+class Noise(Checked):
     """Gaussian noise of standard deviation `sigma` on every floating feature."""
 
     sigma: NonNegative
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def fits(self, leaf: Tensor) -> bool:
         """Whether noise can be added to the tensor."""
@@ -71,13 +65,10 @@ class Noise:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Missing:
+class Missing(Checked):
     """A modality that the client lacks: its values become 0, and so does its column of the mask "present"."""
 
     modality: str
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def __call__(self, x: Any) -> Any:
         """{name: [n, ...]} with "present" [n, modalities]; a row that would have no modality left is refused."""

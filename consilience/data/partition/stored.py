@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from consilience.core.settings import Invalid, check
+from consilience.core.settings import Checked, Invalid
 from consilience.data.partition.apportion import row_count
 from consilience.data.partition.storage import load, read_arrays
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
+class Stored(Checked):
     """Row numbers from a file: one of `save`'s or, with a `prefix`, an `.npz` of `<prefix>_client<k>` arrays.
 
     Rows that the file does not name are left out; the order within a client is the file's.
@@ -20,9 +20,6 @@ class Stored:
 
     path: str
     prefix: str = ""
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def split(self, labels: np.ndarray, *, groups: np.ndarray | None, seed: int) -> list[np.ndarray]:
         """Row numbers per client."""

@@ -130,8 +130,10 @@ def read_text(path: Path, encoding: str = "utf-8-sig") -> str:
     try:
         return read_bytes(path).decode(encoding)
     except UnicodeDecodeError as problem:
+        name = encoding.removesuffix("-sig").upper()
         raise Invalid(
-            f"{path} is not {encoding} text: byte {problem.start} cannot be read ({problem.reason})"
+            f"{path} is not {name} text: byte {problem.start} cannot be read ({problem.reason}); save it as {name}, "
+            "or check that it is a text file"
         ) from problem
 
 

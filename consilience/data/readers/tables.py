@@ -55,6 +55,7 @@ def read_table(
     try:
         names = [name.strip() for name in (header or next(reader, []))]
         _check_header(path, names)
+        _refuse_other_separator(path, names)
         rows = []
         for row in reader:
             if len(row) == len(names):
@@ -68,6 +69,17 @@ def read_table(
     if not rows:
         raise Invalid(f"{path} has a header but no rows")
     return Table(path=path, columns={name: list(values) for name, values in zip(names, zip(*rows))})
+
+
+def _refuse_other_separator(path: Path, names: Sequence[str]) -> None:
+    """Refuse a single name that is several ones with another separator between them; say how to convert the file."""
+    other = next((mark for mark in (";", "\t", "|") if len(names) == 1 and mark in names[0]), "")
+    if other:
+        known = {";": "semicolons", "\t": "tabs", "|": "bars"}[other]
+        raise Invalid(
+            f"{path} has {known} between its columns where commas are needed; convert it, such as by pandas.read_csv("
+            f"FILE, sep={other!r}).to_csv(NEW, index=False), with decimal=',' in read_csv if numbers have commas"
+        )
 
 
 def read_records(path: Path) -> Table:

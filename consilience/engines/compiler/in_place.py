@@ -59,7 +59,7 @@ def add_product(target: Tensor, left: Tensor, right: Tensor, alpha: float) -> No
         target.view(shape).addmm_(left, right, alpha=alpha)
 
 
-class Moves(NamedTuple):
+class CarryUpdates(NamedTuple):
     """How leaves of the carry, by position, are updated."""
 
     added: dict[float, list[int]]  # by alpha: leaf + alpha x output
@@ -86,7 +86,7 @@ class InPlace:
         compile: bool = False,
     ) -> None:
         # a step that may have to keep the old carry (a masked one, on a GPU) cannot overwrite it on the way
-        copied = Moves({}, [], {}, list(range(leaves)))
+        copied = CarryUpdates({}, [], {}, list(range(leaves)))
         self.moves = copied if keeps_old else work_in_place(traced, leaves, products=products)
         if fused:
             fuse(traced.graph)
@@ -122,7 +122,7 @@ class InPlace:
             copy_all([carry[at] for at in kept], [after[at] for at in kept])
 
 
-def updated(graph: fx.Graph, moves: Moves) -> fx.Graph:
+def updated(graph: fx.Graph, moves: CarryUpdates) -> fx.Graph:
     """A copy of the graph that applies the moves by itself; it returns the last leaf of the carry."""
     copy = fx.Graph()
     results: Any = copy.graph_copy(graph, {})
@@ -165,7 +165,7 @@ def copy_all(targets: Flat, sources: Flat) -> None:
         torch._foreach_copy_(to, of)
 
 
-def work_in_place(traced: Trace, leaves: int, *, products: bool = False) -> Moves:
+def work_in_place(traced: Trace, leaves: int, *, products: bool = False) -> CarryUpdates:
     """Rewrite the graph, whose first `leaves` inputs are the carry and whose outputs are the next one.
 
     A leaf that the step copies, changes and returns (batch norm's statistics) is changed directly. A leaf that ends as
@@ -176,7 +176,7 @@ def work_in_place(traced: Trace, leaves: int, *, products: bool = False) -> Move
     carry = [node for node in graph.nodes if node.op == "placeholder"][:leaves]
     (output,) = (node for node in graph.nodes if node.op == "output")
     results = list(output.args[0])
-    moves = Moves({}, [], {}, [])
+    moves = CarryUpdates({}, [], {}, [])
     for index, (leaf, result) in enumerate(zip(carry, results)):
         copy = result.args[0] if _changes_in_place(result) else result
         if _counts(result, leaf, output):

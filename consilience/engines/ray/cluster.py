@@ -33,7 +33,6 @@ from consilience.engines.ray.worker import WorkerSetup
 from consilience.engines.simulated import SimulatedEngine
 from consilience.engines.vectorised import timing
 from consilience.engines.vectorised.arithmetic import Precision, prepare_libraries, resolve_precision
-from consilience.engines.vectorised.local_work import on_device
 from consilience.engines.vectorised.tuning import LaneChoice, LaneName
 from consilience.engines.workload import Workload, planned_steps
 from consilience.environments.environment import Environment
@@ -180,7 +179,7 @@ class RayCluster(SimulatedEngine):
         sizes = self._sizes(client)[ids]
         workload = Workload.of(self.environment, client.work, ids, sizes, round=round, seed=seed)
         if not len(workload.ids):
-            return self._cohort(workload, {}, round)
+            return workload.cohort({}, round, self.device)
         pool = self._spawned()
         pool.serving.refresh()
         remembers = self._remembers(pool, client, channel)
@@ -194,13 +193,13 @@ class RayCluster(SimulatedEngine):
             counts = {**workload.counts, "worker_lost": int(lost.sum())}
             workload = workload.only(~lost)._replace(counts=counts)
         if not done:
-            return self._cohort(workload, {}, round)
+            return workload.cohort({}, round, self.device)
 
         def repeat(place: int) -> list[Any]:
             share = list(done)[place]
             return pool.repeat(share, assignments[share], remembers, before)
 
-        return self._cohort(workload, self._collected(pool, assignments, done, repeat), round)
+        return workload.cohort(self._collected(pool, assignments, done, repeat), round, self.device)
 
     def recall(self) -> Tree:
         """Every client's memory, stacked [K, ...], fetched when something reads it; later rounds do not change it."""
@@ -309,9 +308,6 @@ class RayCluster(SimulatedEngine):
             pool.begin_reduce,
             repeat,
         ).tree
-
-    def _cohort(self, workload: Workload, reply: Tree, round: int) -> Cohort:
-        return workload.cohort(reply, on_device(workload.sizes.astype(np.float64), self.device), round)
 
     def _sizes(self, client: ClientRule) -> np.ndarray:
         """[K] rows of every client that a rule reads."""

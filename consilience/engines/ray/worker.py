@@ -119,14 +119,14 @@ class Worker:
         Without a first memory, [1, ...], all is forgotten.
         """
         if first is None:
-            self._engine.restore({})
+            self._engine.memories.restore({})
             return
         held = [unpacked(one, _CPU) for one in kept]
-        self._engine.forget(unpacked(first, _CPU))
+        self._engine.memories.forget(unpacked(first, _CPU))
         for begin in range(0, len(ids), AT_ONCE):
             some = slice(begin, begin + AT_ONCE)
             rows = tree.stack([tree.rows(held[which], int(row)) for which, row in places[some].tolist()])
-            self._engine.restore_rows(ids[some], rows)
+            self._engine.memories.write(ids[some], rows)
 
     def measure_lanes(
         self, rules: Rules, shared: Tree, personal: Tree, workload: Workload, *, round: int, seed: int

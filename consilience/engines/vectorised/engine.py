@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -22,14 +23,12 @@ from consilience.engines.placement import FloatingType, Placement
 from consilience.engines.simulated import SimulatedEngine
 from consilience.engines.vectorised import timing
 from consilience.engines.vectorised.arithmetic import Arithmetic, Precision, resolve_precision
+from consilience.engines.vectorised.client_memories import ClientMemories
 from consilience.engines.vectorised.local_work import LocalWork, channel_keys, on_device
-from consilience.engines.vectorised.program import Context, Program, memories
+from consilience.engines.vectorised.program import Context, Program
 from consilience.engines.vectorised.tuning import LaneChoice, LaneName, Tuner
 from consilience.engines.workload import Workload, planned_steps
-from consilience.environments import clock
 from consilience.environments.environment import Environment
-from consilience.stores.block_storage import BlockStorage
-from consilience.stores.client_rows import ClientRows
 from consilience.stores.row_blocks import RowPlace
 from consilience.stores.staging import Stager, Where, placed_rows, smaller_groups
 
@@ -84,15 +83,14 @@ class Vectorised(SimulatedEngine):
         hosts: np.ndarray | None = None,
     ) -> None:
         super().__init__(task, federation, environment, Placement.of(device, dtype))
-        self._hosts = hosts
         if hosts is None:
             self.environment.check_against(len(federation))
         splits = {"train": federation.train, "test": federation.test, "validation": federation.validation}
         present = {name: split for name, split in splits.items() if split is not None}
         self.stores = {name: placed_rows(split, *self._placement, rows) for name, split in present.items()}
-        self._row_place = RowPlace(memory, None if memory_folder is None else Path(memory_folder))
-        self._memory: ClientRows | None = None  # None until a rule trains
-        self._without_memory: set[tuple[ClientRule, Channel]] = set()
+        place = RowPlace(memory, None if memory_folder is None else Path(memory_folder))
+        start = functools.partial(self._placement.start, self._task)
+        self.memories = ClientMemories(len(federation), self.device, place, start, hosts)
         self.precision = resolve_precision(precision, self.device, self.dtype)
         self._arithmetic = Arithmetic(self.device, self.precision, deterministic)
         self._programs: dict[tuple[ClientRule, Channel], Program] = {}
@@ -101,7 +99,6 @@ class Vectorised(SimulatedEngine):
         self._tuner = Tuner(self.device, choice, rounds_ahead, self._stager)
         self._delegate: RunClients | None = None
         self._drawn: dict[Any, Plan] = {}  # of the next round, by all that they depend on
-        self._timeless = clock.stands_still(self.environment)
 
     @property
     def test_rows(self) -> Rows | None:
@@ -140,45 +137,23 @@ class Vectorised(SimulatedEngine):
         self, client: ClientRule, channel: Channel, broadcast: Broadcast, ids: np.ndarray, *, round: int, seed: int
     ) -> np.ndarray:
         """[m] simulated seconds until each reply arrives."""
-        if self._timeless:
-            return np.zeros(len(ids))
         sizes = self.store(client.work.rows).sizes.numpy()[ids]
         steps = planned_steps(self.environment, client.work, ids, sizes, round, seed)
-        program, memory = self.program(client, channel), self.memories_of(client, channel, ids[:1])
+        program, memory = self.program(client, channel), self.memories.read(client, channel, ids[:1])
         return timing.seconds(self.environment, program, broadcast, memory, ids, sizes, steps, round=round, seed=seed)
 
     def recall(self) -> Tree:
         """Every client's memory, stacked [K, ...], read when something asks; later rounds do not change it."""
-        return self._memory.tree() if self._memory is not None else {}
+        return self.memories.tree()
 
     def restore(self, memory: Tree) -> None:
         """Restore saved memories; {} clears all."""
-        self._memory = None
-        if not any(True for _ in tree.leaves(memory)):
-            return
-        known = ClientRows.of(memory)
-        if known is None:
-            self._memory = ClientRows.dense(memory, self._row_storage(tree.here(tree.take(memory, np.zeros(1, int)))))
-        elif isinstance(known.storage, BlockStorage) and known.storage.device == self.device:
-            self._memory = known
-        else:
-            initial = tree.shaped_like(memory, tree.flatten(known.initial))  # with its empty subtrees
-            self._memory = known.copied(self._row_storage(tree.repeat(initial, 1)))
-
-    def forget(self, first: Tree) -> None:
-        """Give every client the memory `first`, [1, ...]."""
-        self._memory = ClientRows(self._row_storage(first), len(self.federation))
-
-    def restore_rows(self, ids: np.ndarray, rows: Tree) -> None:
-        """Give these clients other memories, [m, ...]."""
-        assert self._memory is not None
-        self._memory = self._memory.write(self._where(ids), tree.to(rows, self.device))
+        self.memories.restore(memory)
 
     @property
     def memory_bytes(self) -> dict[str, int]:
         """Bytes that clients' memories take on the device, in host memory and in a file."""
-        storage = None if self._memory is None else self._memory.storage
-        return storage.nbytes if isinstance(storage, BlockStorage) else {}
+        return self.memories.nbytes
 
     @torch.no_grad()
     def exchange(
@@ -196,7 +171,7 @@ class Vectorised(SimulatedEngine):
         workload = Workload.of(self.environment, client.work, ids, sizes, round=round, seed=seed)
         run_clients = self._delegate or self.run_clients
         reply = run_clients(client, channel, broadcast, workload, round=round, seed=seed)
-        return workload.cohort(reply, on_device(workload.sizes.astype(np.float64), self.device), round)
+        return workload.cohort(reply, round, self.device)
 
     @torch.no_grad()
     def run_clients(
@@ -206,8 +181,8 @@ class Vectorised(SimulatedEngine):
         if not len(workload.ids):
             return {}
         reply, kept = self.run_groups(self._local_work(client, channel, broadcast, workload, round, seed))
-        if client.work.trains:
-            self.remember(client, channel, workload, kept, reply)
+        if client.work.trains and kept:
+            self.memories.remember(client, channel, workload, kept, reply)
         return reply
 
     @torch.no_grad()
@@ -227,7 +202,6 @@ class Vectorised(SimulatedEngine):
         The first training chooses the lane; groups are halved, and the work is begun anew, where memory runs out.
         """
         program, order, done = work.program, work.order, list[tuple[Tree, Tree]]()
-        reached = 0  # clients done
         with self._arithmetic:
             if program.rule.work.trains:
                 self._tuner.choose_lane(program, work.store, order, work.sizes, work.prepare)
@@ -236,17 +210,15 @@ class Vectorised(SimulatedEngine):
                 try:
                     groups = self._groups(order, work.store, work.sizes)
                     for group, plan, store in self._stager.ahead(groups, lambda one: work.plan(one, None), work.store):
-                        carry, context = work.begin(group)
-                        carry = self._tuner.fold(program, carry, context, plan, store)
-                        done.append(work.finish(group, carry, context))
-                        reached += len(group)
-                        progress.reach(reached)
+                        keys, context = work.keys[on_device(group, self.device)], work.context(group)
+                        carry = self._tuner.fold(program, program.begin(keys, context), context, plan, store)
+                        done.append(program.end(carry, keys, context))
                 except torch.OutOfMemoryError:  # results so far are dropped: start over with smaller groups
-                    done, reached = [], 0
+                    done = []
                     self._stager.forget()
                     if not self._tuner.halve(len(order)):
                         raise
-            reply, kept = (tree.concatenate([pair[part] for pair in done]) for part in (0, 1))
+            reply, kept = done[0] if len(done) == 1 else (tree.concatenate(parts) for parts in zip(*done))
             if (np.diff(order) < 0).any():
                 back = on_device(np.argsort(order), self.device)
                 reply, kept = tree.rows(reply, back), tree.rows(kept, back)
@@ -263,21 +235,18 @@ class Vectorised(SimulatedEngine):
         """The rule and the channel bound to this engine's task; traces are kept with it."""
         known = self._programs.get((client, channel))
         if known is None:
+            client.work.check_targets(self.store(client.work.rows).y)
             known = Program(client, channel, self._task, self.dtype, self.device, self.precision == "bf16")
             self._programs[client, channel] = known
         return known
-
-    def memories_of(self, client: ClientRule, channel: Channel, ids: np.ndarray) -> Tree:
-        """What these clients remember, stacked [m, ...]."""
-        memory = self._memory_of(client, channel)
-        return {} if memory is None else memory.read(self._where(ids))
 
     def plan(self, work: Work, ids: np.ndarray, steps: np.ndarray, *, round: int, seed: int) -> Plan:
         """The batch plan of these clients for these numbers of steps, perhaps drawn ahead."""
         known = self._drawn.pop((work, round, seed, ids.tobytes(), steps.tobytes()), None)
         if known is not None:
             return known
-        return plans.draw(work, self.store(work.rows), ids, steps, seed=seed, round=round, where=self._where(ids))
+        where = self.memories.where(ids)
+        return plans.draw(work, self.store(work.rows), ids, steps, seed=seed, round=round, where=where)
 
     @property
     def prepares_ahead(self) -> bool:
@@ -299,18 +268,6 @@ class Vectorised(SimulatedEngine):
             self._stager.forget()
             self._stager.begin(next(iter(drawn.values())), store)
 
-    def remember(self, client: ClientRule, channel: Channel, workload: Workload, new: Tree, reply: Tree) -> None:
-        """Store the clients' new memories; one whose reply did not arrive, or is not finite, keeps the old."""
-        memory = self._memory_of(client, channel)
-        if memory is None or not any(True for _ in tree.leaves(memory.initial)):
-            return
-        sound = on_device(workload.heard, self.device) & tree.all_finite(reply) & tree.all_finite(new)
-        kept = np.flatnonzero(sound.cpu().numpy())
-        ids = self._where(workload.ids)
-        if len(kept) < len(ids):
-            ids, new = ids[kept], tree.take(new, kept)
-        self._memory = memory.write(ids, new)
-
     def _local_work(
         self, client: ClientRule, channel: Channel, broadcast: Broadcast, workload: Workload, round: int, seed: int
     ) -> LocalWork:
@@ -319,7 +276,7 @@ class Vectorised(SimulatedEngine):
 
         def context(group: np.ndarray) -> Context:
             personal = tree.rows(broadcast.personal, on_device(place[group], self.device))
-            return Context(shared, personal, self.memories_of(client, channel, ids[group]))
+            return Context(shared, personal, self.memories.read(client, channel, ids[group]))
 
         def plan(group: np.ndarray, most: int | None) -> Plan:
             todo = steps[group] if most is None else np.minimum(steps[group], most)
@@ -334,23 +291,3 @@ class Vectorised(SimulatedEngine):
             context=context,
             plan=plan,
         )
-
-    def _where(self, ids: np.ndarray) -> np.ndarray:
-        """The clients' places in the federation held here."""
-        return ids if self._hosts is None else np.searchsorted(self._hosts, ids)
-
-    def _memory_of(self, client: ClientRule, channel: Channel) -> ClientRows | None:
-        """The clients' memories, made when a rule first trains; None where they keep none."""
-        if self._memory is None and client.work.trains and (client, channel) not in self._without_memory:
-            start = self.start()
-            initial = memories(client.init(start), channel.init(start))
-            if initial:
-                self._memory = ClientRows(self._row_storage(tree.repeat(initial, 1)), len(self.federation))
-            else:
-                self._without_memory.add((client, channel))
-        return self._memory
-
-    def _row_storage(self, first: Tree) -> BlockStorage:
-        """A storage for rows like the first of `first`, which is the initial one."""
-        initial = tree.to(tree.rows(first, 0), self.device)
-        return BlockStorage(initial, self.device, self._row_place, clients=len(self.federation))

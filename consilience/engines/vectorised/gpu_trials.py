@@ -80,13 +80,15 @@ class Trials:
             before = rate
 
     def _try_compiling(self) -> None:
-        """The best way of batching and streams, compiled, the faster first: the order may change by it."""
-        families = [[one for one in self._tried if one.lane.startswith(name)] for name in ("batched", "streams")]
-        best = [max(family, key=lambda one: self._tried[one]) for family in families if family]
-        for candidate in sorted(best, key=lambda one: -self._tried[one]):
+        """The best way of each lane, compiled, the fastest first: their order may change by it."""
+        best: dict[str, LaneChoice] = {}
+        for way, rate in self._tried.items():
+            if rate >= self._tried.get(best.get(way.lane, way), 0.0):
+                best[way.lane] = way
+        for candidate in sorted(best.values(), key=lambda one: -self._tried[one]):
             if not self._seconds(1.0):
                 return
-            if not self._tried[candidate]:
+            if len(self._tried) == 1:  # it was not measured
                 self._try(candidate)
             if self._tried[candidate] and self._seconds(self._tried[self._fastest]) >= COMPILE_SECONDS:
                 self._try(replace(candidate, compile=True))

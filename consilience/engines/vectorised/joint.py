@@ -84,7 +84,7 @@ class Joint:
         return self.engines[run].run_clients(client, channel, broadcast, workload, round=round, seed=seed)
 
     def _memories(self, request: Request, ids: np.ndarray) -> Tree:
-        return self.engines[request.run].memories_of(request.client, request.channel, ids)
+        return self.engines[request.run].memories.read(request.client, request.channel, ids)
 
     def _store(self, which: Split) -> tuple[Rows, list[int]]:
         """All engines' rows one after the other, and where each engine's begin."""
@@ -116,7 +116,7 @@ class Joint:
             own = tree.map_leaves(lambda leaf: leaf[mine].clone(), reply)  # noqa: B023
             if request.client.work.trains:
                 engine = self.engines[request.run]
-                engine.remember(request.client, request.channel, request.workload, tree.rows(kept, mine), own)
+                engine.memories.remember(request.client, request.channel, request.workload, tree.rows(kept, mine), own)
                 engine.use_lane(lead.choice)
             found.append(own)
         return found

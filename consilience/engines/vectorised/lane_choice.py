@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from consilience.core.settings import Count, check
+from consilience.core.settings import Checked, Count
 
 LaneName = Literal["auto", "batched", "batched-matmul", "streams", "serial"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaneChoice:
+class LaneChoice(Checked):
     """How groups run; "auto" and None are measured on the first round.
 
     "batched" is one vmapped step for all clients, "batched-matmul" the same with convolutions as matrix products,
@@ -22,10 +23,7 @@ class LaneChoice:
     clients_at_once: Count | None = None
     compile: bool | None = None
 
-    def __post_init__(self) -> None:
-        check(self)
-
-    @property
+    @functools.cached_property
     def resolved(self) -> dict[str, Any]:
         """What is decided by now, under the names of the settings."""
         known: dict[str, Any] = {"clients_at_once": self.clients_at_once, "compile": self.compile}

@@ -29,16 +29,12 @@ class LocalWork(NamedTuple):
 
     def prepare(self, group: np.ndarray, most: int | None = None) -> tuple[Tree, Context, Plan]:
         """The carry, context and plan of a group, for a limited number of steps."""
-        return *self.begin(group), self.plan(group, most)
-
-    def begin(self, group: np.ndarray) -> tuple[Tree, Context]:
-        """The carry and context of a group."""
         context = self.context(group)
-        return self.program.begin(self.keys[on_device(group, self.keys.device)], context), context
-
-    def finish(self, group: np.ndarray, carry: Tree, context: Context) -> tuple[Tree, Tree]:
-        """Stacked (replies as sent, memories) of a group after its last step."""
-        return self.program.end(carry, self.keys[on_device(group, self.keys.device)], context)
+        return (
+            self.program.begin(self.keys[on_device(group, self.keys.device)], context),
+            context,
+            self.plan(group, most),
+        )
 
 
 def on_device(values: np.ndarray, device: torch.device) -> Tensor:

@@ -56,6 +56,11 @@ def memories(client: Tree, channel: Tree) -> Tree:
     return {name: kept for name, kept in (("client", client), ("channel", channel)) if kept}
 
 
+def owned(carry: Tree) -> Tree:
+    """The carry in memory of its own, for lanes that overwrite it: before, it may be a view of the broadcast."""
+    return map_leaves(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), carry)
+
+
 CONTEXT_DIMS = Context(None, 0, 0)  # type: ignore[arg-type]
 
 
@@ -88,8 +93,7 @@ class Program:
 
     def _begin(self, keys: Tensor, context: Context) -> Tree:
         run = vmap(lambda _, c: self.rule.begin(self.task, c.message, c.kept), in_dims=(0, CONTEXT_DIMS))
-        # vmap returns shared leaves as expanded views: lanes overwrite the carry, so it must own its memory
-        return map_leaves(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), run(keys, context))
+        return run(keys, context)  # what clients share is an expanded view: see `owned`
 
     def step(self, carry: Tree, batch: Batch, context: Context) -> Tree:
         """One client's carry after one batch."""
@@ -165,7 +169,7 @@ class BoundSteps:
         self._known: dict[Any, InPlace] = {}  # by batch shape, so that a step need not hash the whole signature
 
     def put_back(self) -> None:
-        """Write the carry to where it was taken from."""
+        """Write the carry to where it was taken from: in a thread its pictures lie in memory of their own."""
         for given, leaf in zip(self._given, self._carry):
             if given.data_ptr() != leaf.data_ptr():
                 given.copy_(leaf)

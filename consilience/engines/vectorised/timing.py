@@ -47,9 +47,9 @@ def idle_reply(program: Program, broadcast: Broadcast, memory: Tree, round: int)
     first = slice(0, 1)
     shared = {**broadcast.shared, "round": torch.tensor(round, device=program.device)}
     context = Context(shared, tree.rows(broadcast.personal, first), tree.rows(memory, first))
-    looking = capability(program.rule, PreTrainingPass)
-    if looking is not None:
-        look = Program(looking.pre_training, Plain(), program.task, program.dtype, program.device, False)
+    before_training = capability(program.rule, PreTrainingPass)
+    if before_training is not None:
+        look = Program(before_training.pre_training, Plain(), program.task, program.dtype, program.device, False)
         context = context._replace(personal={**context.personal, "seen": _at_once(look, context)})
     return _at_once(program, context)
 

@@ -21,9 +21,8 @@ from consilience.engines.vectorised.estimates import Sizes, balance, narrowing, 
 from consilience.engines.vectorised.gpu_trials import Trials
 from consilience.engines.vectorised.lane_choice import LaneChoice, LaneName
 from consilience.engines.vectorised.lanes import Lane
-from consilience.engines.vectorised.lanes.batched import Batched
+from consilience.engines.vectorised.lanes.cpu import Batched, Serial, Threads
 from consilience.engines.vectorised.lanes.cuda import GraphBatched, GraphStreams
-from consilience.engines.vectorised.lanes.serial import Serial, Threads
 from consilience.engines.vectorised.program import Context, Program
 from consilience.stores.staging import Stager
 
@@ -110,7 +109,7 @@ class Tuner:
 
     def _keep_only(self, choice: LaneChoice) -> None:
         """Free what other lanes hold on the device."""
-        kept = self._key(choice.lane, bool(choice.compile), choice.clients_at_once)
+        kept = (choice.lane, bool(choice.compile), choice.clients_at_once)
         others = [key for key in self._lanes if key != kept]
         for key in others:
             del self._lanes[key]
@@ -177,13 +176,10 @@ class Tuner:
         return rate > 0 and int(prepare(order[:1], 1)[2].live.sum()) / rate > SLOW_STEP
 
     def _lane(self, name: str, compile: bool) -> Lane:
-        key = self._key(name, compile, self.choice.clients_at_once)
+        key: Any = (name, compile, self.choice.clients_at_once) if self._device.type == "cuda" else name
         if key not in self._lanes:
             self._lanes[key] = self._make("batched" if name.startswith("batched") else name, compile)
         return self._lanes[key]
-
-    def _key(self, name: str, compile: bool, clients: int | None) -> Any:
-        return (name, compile, clients) if self._device.type == "cuda" else name
 
     def _make(self, name: str, compile: bool) -> Lane:
         if name == "serial":

@@ -174,7 +174,10 @@ class Entry:
 
 
 SECTIONS = ("algorithms", "datasets", "partitions", "environments", "models", "engines")
-"""Kinds that a section of a config chooses by name; the other kinds are parts of algorithms."""
+"""Kinds that a section of a config chooses by name; the others but SETTINGS are parts of algorithms."""
+
+SETTINGS = "settings"
+"""The kind of the settings that no name determines."""
 
 
 def listing() -> dict[str, list[Entry]]:
@@ -186,8 +189,8 @@ def listing() -> dict[str, list[Entry]]:
     for protocol in dict.fromkeys(protocol_in(item) for option in options for item in _items(option.annotation)):
         if protocol is not None:
             known = parts_of(protocol).items()
-            found[_plural(protocol)] = [_described(name, part, dict(options_of(part))) for name, part in known]
-    found["engines"] = [_described(name, kind, engine_options(name)) for name, kind in ENGINES.items()]
+            found[_plural(protocol)] = [described(name, part, dict(options_of(part))) for name, part in known]
+    found["engines"] = [described(name, kind, engine_options(name)) for name, kind in ENGINES.items()]
     return found
 
 
@@ -196,10 +199,15 @@ def narrowed(found: dict[str, list[Entry]], wanted: list[str]) -> dict[str, list
     if ALL in wanted:
         return found
     wanted = [word for word in wanted if word != SHARED]
-    names = [entry.name for entries in found.values() for entry in entries]
+    entries = [entry for entries in found.values() for entry in entries]
+    names = [entry.name for entry in entries]
     kinds = {**{singular(title): title for title in found}, "data": "datasets", **{title: title for title in found}}
     for word in wanted:
         if word not in kinds and word not in names:
+            owners = [entry.name for entry in entries if word in entry.options]
+            if owners:
+                place = SHARED if len(owners) > MANY else owners[0]
+                raise Invalid(f"{word!r} is an option of {_some(owners)}: `consilience list {place}` shows it")
             raise Invalid(
                 f"{word!r} is not in the catalogue{nearest(word, [*found, *names])}; kinds: {', '.join(found)}"
             )
@@ -238,6 +246,11 @@ def _items(annotation: Any) -> tuple[Any, ...]:
     return inside[:1] if typing.get_origin(annotation) is tuple else (annotation,)
 
 
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
 def singular(title: str) -> str:
     """'weighting' of 'weightings', 'memory' of 'memories'."""
     return f"{title[:-3]}y" if title.endswith("ies") else title.removesuffix("s")
@@ -251,10 +264,11 @@ def _entry(kind: NamedSection, name: str) -> Entry:
     if kind.section == "environment" and not _needs_something(factory):
         built = factory().environment
         options = {key: Option(o.annotation, getattr(built, key, o.default)) for key, o in options.items()}
-    return _described(name, factory, options, factory if kind.section == "algorithm" else None)
+    return described(name, factory, options, factory if kind.section == "algorithm" else None)
 
 
-def _described(name: str, thing: Any, options: dict[str, Option], recipe: Factory | None = None) -> Entry:
+def described(name: str, thing: Any, options: dict[str, Option], recipe: Factory | None = None) -> Entry:
+    """An entry described by the docstring of a class or function."""
     text = inspect.getdoc(thing) or ""
     about = " ".join(text.partition("\n\n")[0].split())
     module = inspect.getmodule(recipe)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from consilience.core.settings import Option
-from consilience.experiments.config.catalogue import SECTIONS, Entry
+from consilience.experiments.config.catalogue import SECTIONS, SETTINGS, Entry
 from consilience.experiments.config.families import by_family
 from consilience.options.parts import describe, name_of, write
 
@@ -30,13 +30,15 @@ def overview(title: str, entries: Sequence[Entry], width: int, *, ranked: bool =
 def in_short(found: Mapping[str, Sequence[Entry]], width: int) -> list[str]:
     """Every name of every kind, without descriptions: sections of a config first, then parts of algorithms."""
     chosen = {kind: entries for kind, entries in found.items() if kind in SECTIONS}
-    lines = []
-    for title, kinds in (("A config names", chosen), ("Algorithms are made of", found)):
+    parts = {kind: entries for kind, entries in found.items() if kind not in (*SECTIONS, SETTINGS)}
+    lines = ["A config sets"]
+    top, *sections = found[SETTINGS]
+    lines += wrapped(f"{top.name}: {', '.join(top.options)}", width, "  ")
+    lines += [*wrapped(f"sections: {', '.join(entry.name for entry in sections)}", width, "  "), ""]
+    for title, kinds in (("A config names", chosen), ("Algorithms are made of", parts)):
         lines.append(title)
         for kind, entries in kinds.items():
             names = [entry.name for entry in entries]
-            if kinds is found and kind in chosen:
-                continue
             if kind == "algorithms":
                 lines.append(f"  algorithms ({len(names)})")
                 for family, own in by_family(names).items():

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from consilience.core.screening import Limits
 from consilience.core.settings import (
+    Checked,
     Count,
     Decay,
     Invalid,
@@ -21,7 +22,6 @@ from consilience.core.settings import (
     Option,
     Range,
     Whole,
-    check,
     hints_of,
     nearest,
     refuse_unknown,
@@ -57,7 +57,7 @@ else:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class NamedOptions:
     """A section whose name determines its options; the options are read and checked."""
 
     name: str
@@ -66,7 +66,7 @@ class Chosen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class Evaluation(Checked):
     """How often the global model is tested: every so many rounds, and after the last; 0 is never.
 
     With `local`, so are the clients' models before they are merged, each on all test rows. With `validation`, that
@@ -83,12 +83,9 @@ class Evaluation:
     validation: Annotated[float, Range(above=0, below=1)] | None = None
     maps: bool | None = None
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True, kw_only=True)
-class TaskSettings:
+class TaskSettings(Checked):
     """The kind of task, and settings of its loss and metrics; `auto` is the kind that the data or the loss call for.
 
     class_weights: of the classes (or labels) in the loss; "balanced" makes all classes of all training rows weigh the
@@ -106,9 +103,6 @@ class TaskSettings:
     labels: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        check(self)
-
     def changed(self) -> Table:
         """The settings that differ from their defaults."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}
@@ -119,14 +113,11 @@ class TaskSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpointing:
+class Checkpointing(Checked):
     """How often a checkpoint is written, and how many are kept."""
 
     every: Count = 1
     keep: Count = 2
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 FIXED: dict[str, type] = {
@@ -154,11 +145,11 @@ class Config:
     log: Literal["csv", "tensorboard", "mlflow", "wandb", "aim"] | None = None  # tracker besides the run folder
     defence: Literal["auto"] | None = None  # bounds and a robust rule, for so many
     untrusted: Count | None = None  # members that may be hostile
-    data: Chosen
-    partition: Chosen
-    environment: Chosen
-    model: Chosen
-    algorithm: Chosen
+    data: NamedOptions
+    partition: NamedOptions
+    environment: NamedOptions
+    model: NamedOptions
+    algorithm: NamedOptions
     engine: Table = field(default_factory=dict)
     task: TaskSettings = field(default_factory=TaskSettings)
     evaluation: Evaluation = field(default_factory=Evaluation)
@@ -250,7 +241,7 @@ def _with_tables(given: Mapping[str, Any]) -> Table:
     return spelled
 
 
-def _chosen(section: str, given: Table, rounds: int) -> Chosen:
+def _chosen(section: str, given: Table, rounds: int) -> NamedOptions:
     """A named section: the options given, and of the default section those that belong to this name as well."""
     kind, default = KINDS[section], DEFAULTS[section]
     name, factory = kind.find(given.get("name", default["name"]))
@@ -271,7 +262,7 @@ def _chosen(section: str, given: Table, rounds: int) -> Chosen:
         options = parts.read_options(section, wanted, known, name)
         # settings that contradict each other are refused here
         built = None if kind.needs_data else parts.made(section, lambda: kind.build(name, options), {})
-    return Chosen(name=name, options=with_defaults(section, name, options), built=built)
+    return NamedOptions(name=name, options=with_defaults(section, name, options), built=built)
 
 
 def _engine(given: Table) -> Table:

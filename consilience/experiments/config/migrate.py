@@ -14,7 +14,7 @@ from consilience.experiments.config.catalogue import DEFAULTS, KINDS
 from consilience.experiments.config.config import FIXED
 from consilience.options import parts
 from consilience.runs import toml_text
-from consilience.runs.toml_places import Path, Places
+from consilience.runs.toml_places import Path, TomlSpans
 
 Known = Mapping[str, Option]
 
@@ -36,7 +36,7 @@ def migrate(text: str) -> tuple[str, list[Rename]]:
     """The text of a config file with every old name replaced, and the changes; the rest is unchanged."""
     table = toml_text.loads(text)
     found = list(renames(table))
-    places, edits = Places(text), []
+    places, edits = TomlSpans(text), []
     for rename in found:
         if rename.is_key:
             edits += [(span, rename.new) for span in places.keys.get(rename.path, ())]

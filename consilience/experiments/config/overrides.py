@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from consilience.core.settings import Invalid
@@ -21,6 +22,13 @@ def overridden(table: Table, overrides: Iterable[str], source: str) -> Table:
         _apply(changed, override)
     _refuse_leftovers(table, changed, source)
     return changed
+
+
+def file_and_overrides(given: Any, overrides: Sequence[str]) -> tuple[Any, tuple[str, ...]]:
+    """A setting in the place of the config file is an override: no file has to be named."""
+    if isinstance(given, str) and "=" in given and not Path(given).exists():
+        return None, (given, *overrides)
+    return given, tuple(overrides)
 
 
 def _copied(value: Any) -> Any:

@@ -56,7 +56,7 @@ def check(path: Path, *, authority: Path | None = None, unfinished: bool = False
         report.problems.append(history.note)
     try:
         _check_signatures(report, authority)
-        _Story(report).check()
+        _RowChecks(report).check()
         _check_end(report, path if path.is_dir() else None, unfinished)
     except Invalid:  # an argument, not the log
         raise
@@ -103,7 +103,7 @@ def _check_signatures(report: AuditReport, authority: Path | None) -> None:
         report.notes.append("who issued the server's certificate was not checked: give --root-certificates ca.crt")
 
 
-class _Story:
+class _RowChecks:
     """Checks the rows in order: what is valid in a row depends on those before it."""
 
     def __init__(self, report: AuditReport) -> None:

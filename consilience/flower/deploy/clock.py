@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import email.utils
 import http.client
-import ssl
 import time
 from pathlib import Path
 
 from consilience.core.settings import Invalid
+from consilience.flower.deploy.programs import connection_to
 
 AHEAD, BEHIND = 5.0, 305.0  # seconds that a SuperNode's clock may be off: flwr's TIMESTAMP_ and SYSTEM_TIME_TOLERANCE
 OUT_OF_DATE = (9, 10)  # OpenSSL's codes for a certificate that is not yet, or no longer, valid
@@ -24,13 +24,7 @@ def difference(address: str, authority: Path | None, *, seconds: float = 10.0) -
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise Invalid(f"{address!r} is no address of a SuperLink: write host:port, such as fl.example.org:8000")
-    host = host.strip("[]")
-    connection: http.client.HTTPConnection
-    if authority is None:
-        connection = http.client.HTTPConnection(host, int(port), timeout=seconds)
-    else:
-        context = ssl.create_default_context(cafile=str(authority))
-        connection = http.client.HTTPSConnection(host, int(port), timeout=seconds, context=context)
+    connection = connection_to(host.strip("[]"), int(port), authority, seconds)
     try:
         began, here = time.monotonic(), time.time()
         connection.request("GET", "/")

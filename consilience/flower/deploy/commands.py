@@ -156,7 +156,7 @@ def link(
             words = [str(folder.resolve()), *overrides, "--listen", listen, "--keys", str(keys.resolve())]
             words += ["--state", str(state.resolve()), "--control", str(control)]
             return _write_unit(write_unit, "link", words, allow)
-        pinned = service.Pinned(app=folder, settings=overrides, more=tuple(allow or ()))
+        pinned = service.AllowedApp(app=folder, settings=overrides, more=tuple(allow or ()))
         service.link(pinned, listen=listen, folder=keys, place=state, control=control, say=_say)
 
     guarded(work, debug)
@@ -186,7 +186,7 @@ def node(
             words = [superlink, str(folder.resolve()), *overrides, "--state", str(state.resolve())]
             words += ["--root-certificates", str(root_certificates.resolve()), "--key", str(key.resolve())]
             return _write_unit(write_unit, "node", [*words, "--node-config", node_config], allow)
-        pinned = service.Pinned(app=folder, settings=overrides, more=tuple(allow or ()))
+        pinned = service.AllowedApp(app=folder, settings=overrides, more=tuple(allow or ()))
         service.node(
             pinned,
             superlink=superlink,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import http.client
-import ssl
 from pathlib import Path
 
 from consilience.core.settings import Invalid
-from consilience.flower.deploy.programs import address
+from consilience.flower.deploy.programs import address, connection_to
 
 ROUTES = {"control": "/v1/control/list-runs", "runtime": "/v1/runtime/acquire-task"}  # an empty request changes nothing
 CLOSED = (404,)  # the gateway's answer to all routes but those of nodes
@@ -23,12 +22,7 @@ def answers(place: str, authority: Path | None, *, seconds: float = 10.0) -> dic
     host, port = address(place, "the SuperLink")
     found = {}
     for name, route in ROUTES.items():
-        connection: http.client.HTTPConnection
-        if authority is None:
-            connection = http.client.HTTPConnection(host, port, timeout=seconds)
-        else:
-            context = ssl.create_default_context(cafile=str(authority))
-            connection = http.client.HTTPSConnection(host, port, timeout=seconds, context=context)
+        connection = connection_to(host, port, authority, seconds)
         try:
             connection.request("POST", route, body=b"", headers={"content-type": "application/protobuf"})
             found[name] = connection.getresponse().status

@@ -6,8 +6,10 @@ SuperLink and SuperNodes listen on loopback. Apps are always started by our exec
 
 from __future__ import annotations
 
+import http.client
 import ipaddress
 import json
+import ssl
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,6 +70,14 @@ def address(text: str, what: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise Invalid(f"{what} = {text!r} is no address: write host:port, such as fl.example.org:8000")
     return host.strip("[]"), int(port)
+
+
+def connection_to(host: str, port: int, authority: Path | None, seconds: float) -> http.client.HTTPConnection:
+    """A connection that waits at most so long; TLS if there is an `authority`, the file of its certificate."""
+    if authority is None:
+        return http.client.HTTPConnection(host, port, timeout=seconds)
+    context = ssl.create_default_context(cafile=str(authority))
+    return http.client.HTTPSConnection(host, port, timeout=seconds, context=context)
 
 
 def is_loopback(address: str) -> bool:

@@ -84,7 +84,7 @@ class Service:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pinned:
+class AllowedApp:
     """The app that may run: a folder with settings, and digests of further ones."""
 
     app: Path
@@ -98,7 +98,7 @@ class Pinned:
         return found
 
 
-def link(pinned: Pinned, *, listen: str, folder: Path, place: Path, control: int, say: Say) -> NoReturn:
+def link(pinned: AllowedApp, *, listen: str, folder: Path, place: Path, control: int, say: Say) -> NoReturn:
     """The server's side: a SuperLink on loopback, the executor of the allowed app, and the gateway for nodes."""
     host, port = programs.address(listen, "--listen")
     made, members = keys.load(folder), Path(folder).resolve() / FILE
@@ -136,7 +136,7 @@ def link(pinned: Pinned, *, listen: str, folder: Path, place: Path, control: int
 
 
 def node(
-    pinned: Pinned, *, superlink: str, authority: Path, key: Path, node_config: str, place: Path, say: Say
+    pinned: AllowedApp, *, superlink: str, authority: Path, key: Path, node_config: str, place: Path, say: Say
 ) -> NoReturn:
     """A client's side: a SuperNode, and the executor of the allowed app."""
     programs.address(superlink, "the SuperLink")

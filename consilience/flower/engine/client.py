@@ -160,7 +160,9 @@ def _executed(content: Any, context: Any, open_site: Open, *, in_clear: bool = T
     """Do what an order says for each client it names."""
     order = wire.get_order(content)
     site = open_site(context, order.case)
-    _refuse_other_settings(site, order)
+    other = differences(site.agreement, order.agreement)
+    if other:
+        raise Invalid(f"the server's settings differ from this node's: {other}; use one config and one federation.py")
     if site.secure is not None and in_clear != (order.rule in TESTS):
         raise Invalid(f"of {order.rule!r}, this node gives {'a sum only' if in_clear else 'no sum'}")
     if site.secure is not None and in_clear and not site.secure.clear_tests:
@@ -176,7 +178,7 @@ def _executed(content: Any, context: Any, open_site: Open, *, in_clear: bool = T
     if "start" in content:
         first = _first_memory(site.algorithm, wire.get_tree(content, "start"))
     found = [store.find(client, digest, first) for client, digest in zip(order.clients, order.memory)]
-    engine.restore(tree.stack([one.memory for one in found]))
+    engine.memories.restore(tree.stack([one.memory for one in found]))
     shared, personal = (tree.to(wire.get_tree(content, name), engine.device) for name in ("shared", "personal"))
     replies = _work(engine, site.rules[order.rule], order, Broadcast(shared=shared, personal=personal))
     return ExecutedOrder(engine, site, order, store, found, shared, replies)
@@ -198,10 +200,12 @@ def _work(engine: Vectorised, asked: RuleAndChannel, order: wire.Order, broadcas
     """The replies, stacked in the order's client order."""
     rule, channel = asked
     ids, place = np.array(order.clients, dtype=np.int64), np.arange(len(order.clients))
-    looking = capability(rule, PreTrainingPass) if order.rule == TRAIN else None
-    if looking is not None:  # its result is not sent
-        look = _look_workload(engine, looking.pre_training, ids)
-        seen = engine.run_clients(looking.pre_training, Plain(), broadcast, look, round=order.round, seed=order.seed)
+    before_training = capability(rule, PreTrainingPass) if order.rule == TRAIN else None
+    if before_training is not None:  # its result is not sent
+        reading = _reading_workload(engine, before_training.pre_training, ids)
+        seen = engine.run_clients(
+            before_training.pre_training, Plain(), broadcast, reading, round=order.round, seed=order.seed
+        )
         broadcast = Broadcast(shared=broadcast.shared, personal={**broadcast.personal, "seen": seen})
     workload = Workload(
         ids=ids,
@@ -214,7 +218,7 @@ def _work(engine: Vectorised, asked: RuleAndChannel, order: wire.Order, broadcas
     return engine.run_clients(rule, channel, broadcast, workload, round=order.round, seed=order.seed)
 
 
-def _look_workload(engine: Vectorised, rule: ClientRule, ids: np.ndarray) -> Workload:
+def _reading_workload(engine: Vectorised, rule: ClientRule, ids: np.ndarray) -> Workload:
     sizes = engine.store(rule.work.rows).sizes.numpy()
     steps = planned_steps(Environment(), rule.work, ids, sizes, 0, 0)
     return Workload(ids, np.arange(len(ids)), steps, np.ones(len(ids), dtype=bool), sizes, {})
@@ -249,7 +253,7 @@ def _said(done: ExecutedOrder, place: int, *, digest: str) -> wire.ReplyReport:
     order, before = done.order, done.found[place]
     memory = order.memory[place]
     if done.site.rules[order.rule].rule.work.trains:
-        now = tree.to(tree.rows(done.engine.recall(), place), "cpu")
+        now = tree.to(tree.rows(done.engine.memories.tree(), place), "cpu")
         memory = done.store.keep(order.clients[place], before.memory, now)
     return wire.ReplyReport(**_facts(done, place), digest=digest, memory=memory, lost=before.lost)
 
@@ -267,9 +271,3 @@ def _first_memory(algorithm: Algorithm, start: Tree) -> Tree:
 def _settings(engine: Mapping[str, Any]) -> dict[str, Any]:
     """Engine settings without lane measurement: each message has its own process, too short for measuring to pay."""
     return {**engine, "lane": "serial" if engine.get("lane", "auto") == "auto" else engine["lane"]}
-
-
-def _refuse_other_settings(site: Site, order: wire.Order) -> None:
-    found = differences(site.agreement, order.agreement)
-    if found:
-        raise Invalid(f"the server's settings differ from this node's: {found}; use one config and one federation.py")

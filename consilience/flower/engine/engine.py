@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-import time
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -19,7 +17,6 @@ from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.federation import Rows
 from consilience.core.protocols import Channel, ClientRule
 from consilience.core.refusal import Refusal, tally
-from consilience.core.rounds import TooFewClients
 from consilience.core.screening import Limits
 from consilience.core.settings import Invalid
 from consilience.core.task import Task
@@ -29,17 +26,16 @@ from consilience.engines.vectorised.program import memories
 from consilience.engines.vectorised.tuning import LaneChoice, LaneName
 from consilience.engines.workload import Workload, heard_steps
 from consilience.environments.environment import Environment
-from consilience.flower.audit.log import RECORD, AuditLog
-from consilience.flower.engine import wire
+from consilience.flower.audit.log import AuditLog
 from consilience.flower.engine.agreement import PRE_TRAINING, TRAIN, agreement, name_of, rules_of
-from consilience.flower.engine.exchange_log import ExchangeLog, personal_part
-from consilience.flower.engine.inbox import Inbox, read
-from consilience.flower.engine.mail import Mail, NodeReplies, Waiting
+from consilience.flower.engine.inbox import Inbox
+from consilience.flower.engine.mail import Mail, Waiting
 from consilience.flower.engine.members import Members
+from consilience.flower.engine.node_exchange import NodeExchange
 from consilience.flower.engine.node_registry import NodeRegistry
-from consilience.flower.engine.pulling import Bound
+from consilience.flower.engine.orders import Orders
 from consilience.flower.engine.templates import reply_template
-from consilience.flower.secure.cohort import SecureRound, refuse_tables
+from consilience.flower.secure.cohort import refuse_tables
 from consilience.flower.secure.sum import refuse_other_flower
 from consilience.flower.secure.terms import EXPERIMENTAL, FEWEST, UNTESTED, SecureTerms
 from consilience.wire.template import Template
@@ -104,6 +100,7 @@ class FlowerEngine:
         )
         self._declared = frozenset(client for one in (members or {}).values() for client in one.train)
         self._at_first, self._least = min_available or clients, min_available or (FEWEST if secure else 1)
+        self._nodes = NodeExchange(self._mail, self._registry, self._waiting, self._limits, self._least)
         self._test = None if test is None else self._placement.rows(test)
         start = self.start()
         if secure is not None:
@@ -117,9 +114,6 @@ class FlowerEngine:
             )
         self._digests = [""] * clients
         self._templates: dict[str, Template] = {}
-        self._turn = 0  # secure sums begun
-        self._log = ExchangeLog()
-        self._stale: list[Refusal] = []  # late replies to earlier messages, counted with the next round's
 
     @property
     def task(self) -> Task:
@@ -154,7 +148,7 @@ class FlowerEngine:
     @property
     def audit(self) -> AuditLog | None:
         """The audit log, if there is one."""
-        return self._log.audit
+        return self._nodes.log.audit
 
     @property
     def agreement(self) -> dict[str, str]:
@@ -179,7 +173,7 @@ class FlowerEngine:
 
     def keep_log(self, audit: AuditLog) -> None:
         """Log joining nodes, sent messages and replies from now on."""
-        self._log.audit = self._registry.audit = audit
+        self._nodes.log.audit = self._registry.audit = audit
 
     def meet(self) -> None:
         """Wait until enough clients are connected."""
@@ -228,161 +222,45 @@ class FlowerEngine:
             workload = workload.only(np.zeros(len(workload.ids), dtype=bool))
         if not len(workload.ids):
             return self._cohort(workload, Inbox(), round)
-        template = self._template(name, client, channel, broadcast)
-        if name == TRAIN and self._secure is not None:
-            return self._exchange_sum(self._secure, broadcast, workload, template, round, seed)
-        for attempt in range(self._waiting.retries + 1):
-            answers = self._ask(name, broadcast, workload, round, seed)
-            found = read(answers, workload, template, self._registry.node_of, round, self._run, self._limits)
-            # a retry because no client answered would make one client's reply affect the others' (privacy)
-            if len(found.admitted.ids) or not client.work.trains or self._asks_once:
-                break
-            self._log.received(name, workload, found.digests, found.admitted.refusals, round)
-            self._pause(attempt, round)
-        else:
-            raise self._no_replies(workload, round, found.reasons(answers))
-        self._log.received(name, workload, found.digests, (*found.admitted.refusals, *self._stale), round)
-        for each, digest in found.memory.items():
-            self._digests[each] = digest
-        return self._cohort(workload, found, round)
-
-    def _exchange_sum(
-        self, terms: SecureTerms, broadcast: Broadcast, workload: Workload, template: Template, round: int, seed: int
-    ) -> Cohort:
-        """Training of which the server sees only the sum; if the sum fails, the round leaves the model unchanged."""
-        for attempt in range(self._waiting.retries + 1):
-            self._turn += 1
-            nodes = self._registry.alone()
-            asked = SecureRound(
-                workload=workload,
-                nodes={client: nodes[client] for client in workload.ids.tolist() if client in nodes},
-                template=template,
-                received=Broadcast(shared=tree.to(broadcast.shared, "cpu"), personal=broadcast.personal),
-                round=round,
-                run=self._run,
-                case=self._case,
-                turn=self._turn,
-            )
-            head = self._log.sent(TRAIN, broadcast, workload, {node: [c] for c, node in asked.nodes.items()}, round)
-            found, layout = asked.ask(
-                self._mail,
-                terms,
-                functools.partial(self._order_for_sum, broadcast, workload, round, seed, head),
-                self._waiting.deadline,
-            )
-            self._count_stale(found.stale)
-            self._log.summed(asked, found, self._stale)
-            if found.met or len(asked.nodes) < FEWEST:
-                break
-            self._pause(attempt, round)
-        else:
-            raise self._no_replies(workload, round, found.why)
-        stale, self._stale = self._stale, []
-        cohort = asked.cohort(found, layout, stale)
-        answered = {asked.nodes[client]: None for client in cohort.ids.tolist()}
-        self._registry.health.replied(NodeReplies(replies=answered, stale=found.stale))
-        if found.mean is not None:
-            for said, _ in found.in_clear.values():
-                self._digests[said.client] = said.memory
-        examples = cohort.examples.to(self.device)
-        return replace(cohort, reply=tree.to(cohort.reply, self.device), examples=examples)
-
-    def _order_for_sum(
-        self,
-        broadcast: Broadcast,
-        workload: Workload,
-        round: int,
-        seed: int,
-        head: dict[str, Any] | None,
-        places: np.ndarray,
-    ) -> Any:
-        return self._content(TRAIN, broadcast, workload.only(places), round, seed, head)
-
-    def _pause(self, attempt: int, round: int) -> None:
-        """Wait before the next attempt, unless this was the last."""
-        if attempt < self._waiting.retries:
-            pause = self._waiting.pause * 2**attempt
-            log.warning("round %d: no client answered; asking again in %g seconds", round + 1, pause)
-            time.sleep(pause)
-            self._registry.wait_for(self._least)
-
-    def _no_replies(self, workload: Workload, round: int, why: str) -> TooFewClients:
-        return TooFewClients(
-            f"round {round + 1}: none of {len(workload.ids)} clients sent a usable reply, "
-            f"{self._waiting.retries + 1} times in a row ({why}). "
-            "The last finished round is saved: start it again to continue"
-        )
-
-    def _ask(self, name: str, broadcast: Broadcast, workload: Workload, round: int, seed: int) -> NodeReplies:
-        """One message to each node, for all of its clients that are chosen."""
-        by_node: dict[int, list[int]] = {}
-        for place, client in enumerate(workload.ids.tolist()):
-            if client in self._registry.node_of:
-                by_node.setdefault(self._registry.node_of[client], []).append(place)
-        contents = {}
-        told = {node: workload.ids[places].tolist() for node, places in by_node.items()}
-        head = self._log.sent(name, broadcast, workload, told, round)
-        for node, places in by_node.items():
-            mine = workload.only(np.array(places))
-            contents[node] = self._content(name, broadcast, mine, round, seed, head)
-        kind = "train" if name == TRAIN else "evaluate"
+        if name not in self._templates:  # what replies must look like: the same in every round
+            self._templates[name] = reply_template(client, channel, self._task, broadcast, dtype=self.dtype)
         template = self._templates[name]
-        nbytes, leaves = template.most(self._limits.castable, slack=self._limits.slack), len(template.leaves)
-        bounds = {node: Bound.of(nbytes, leaves, len(places)) for node, places in by_node.items()}
-        answers = self._mail.ask(contents, kind, f"round {round + 1}", self._waiting.deadline, bounds)
-        self._count_stale(answers.stale)
-        self._registry.health.replied(answers)
-        return answers
+        orders = self._orders(name, broadcast, workload, round, seed)
+        if name == TRAIN and self._secure is not None:
+            cohort, memory = self._nodes.summed(orders, template, self._secure)
+            examples = cohort.examples.to(self.device)
+            cohort = replace(cohort, reply=tree.to(cohort.reply, self.device), examples=examples)
+        else:
+            # a retry because no client answered would make one client's reply affect the others' (privacy)
+            once = not client.work.trains or self._asks_once
+            found, stale = self._nodes.replies(orders, template, once=once)
+            cohort, memory = self._cohort(workload, found, round, stale), found.memory
+        for each, digest in memory.items():
+            self._digests[each] = digest
+        return cohort
 
-    def _count_stale(self, stale: list[tuple[int, str]]) -> None:
-        for node, group in stale:
-            detail = f"its answer to {group} came after the deadline"
-            self._stale.append(Refusal(client=f"of node {node}", reason="stale_round", detail=detail))
-
-    def _content(
-        self,
-        name: str,
-        broadcast: Broadcast,
-        mine: Workload,
-        round: int,
-        seed: int,
-        head: dict[str, Any] | None = None,
-    ) -> Any:
-        clients = mine.ids.tolist()
-        known = [self._digests[client] for client in clients]
-        content = wire.records().RecordDict()
-        wire.put_order(
-            content,
-            wire.Order(
-                run=self._run,
-                case=self._case,
-                rule=name,
-                round=round,
-                seed=seed,
-                agreement=self._agreement,
-                clients=clients,
-                steps=mine.steps.tolist(),
-                heard=mine.heard.tolist(),
-                memory=known,
-            ),
+    def _orders(self, name: str, broadcast: Broadcast, workload: Workload, round: int, seed: int) -> Orders:
+        new = self._remembers and not all(self._digests[client] for client in workload.ids.tolist())
+        return Orders(
+            rule=name,
+            broadcast=broadcast,
+            workload=workload,
+            memory=self._digests,
+            start=self.start() if new else None,
+            agreement=self._agreement,
+            round=round,
+            seed=seed,
+            run=self._run,
+            case=self._case,
         )
-        wire.put_tree(content, "shared", tree.to(broadcast.shared, "cpu"))
-        wire.put_tree(content, "personal", tree.to(personal_part(broadcast, mine), "cpu"))
-        if head is not None:
-            wire.put_json(content, RECORD, head)
-        if self._remembers and not all(known):  # needed for the initial memory
-            wire.put_tree(content, "start", tree.to(self.start(), "cpu"))
-        return content
 
-    def _cohort(self, workload: Workload, found: Inbox, round: int) -> Cohort:
+    def _cohort(self, workload: Workload, found: Inbox, round: int, stale: Iterable[Refusal] = ()) -> Cohort:
         """The replies as a cohort, in client order, with what is missing counted."""
         admitted, lost = found.admitted, found.lost
         kept = np.isin(workload.ids, admitted.ids)
         refused = {refusal.client for refusal in admitted.refusals}
         silent = sum(client not in refused for client in workload.ids[~kept].tolist())
-        refusals = admitted.refusals
-        if len(workload.ids):
-            refusals, self._stale = (*refusals, *self._stale), []
+        refusals = (*admitted.refusals, *stale)
         examples, capped = self._capped(admitted.ids, admitted.examples)
         more = {"silent": workload.counts.get("silent", 0) + silent, "memory_lost": lost, "capped_examples": capped}
         more |= tally(refusals)
@@ -407,13 +285,6 @@ class FlowerEngine:
         claimed = torch.from_numpy(~np.isin(ids, list(self._declared)))
         lowered = torch.where(claimed, examples.clamp(max=most), examples)
         return lowered, int((lowered < examples).sum())
-
-    def _template(self, name: str, client: ClientRule, channel: Channel, broadcast: Broadcast) -> Template:
-        """What replies must look like; the same in every round."""
-        if name not in self._templates:
-            dtype, task = self.dtype, self._task
-            self._templates[name] = reply_template(client, channel, task, broadcast, dtype=dtype)
-        return self._templates[name]
 
 
 def _refuse_simulated_time(environment: Environment) -> None:

@@ -6,15 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from consilience.core import tree
 from consilience.core.exchange import Broadcast
 from consilience.core.refusal import Refusal
-from consilience.core.tree import Tree
 from consilience.engines.workload import Workload
 from consilience.flower.audit.log import AuditLog
 from consilience.flower.engine.agreement import TRAIN
+from consilience.flower.engine.orders import personal_part
 from consilience.flower.secure.checked_grid import SumResult
 from consilience.flower.secure.cohort import SecureRound
 from consilience.flower.secure.sum import refusals_of
@@ -60,10 +59,4 @@ class ExchangeLog:
         client_of = {node: client for client, node in asked.nodes.items()}
         digests = {client_of[node]: digest for node, digest in found.digests.items()}
         refusals = (*refusals_of(found, client_of), *stale)
-        self.received(TRAIN, asked.workload, digests, refusals, asked.round, masked=True)
-
-
-def personal_part(broadcast: Broadcast, mine: Workload) -> Tree:
-    """The part of a broadcast that is sent to these clients only."""
-    place = torch.from_numpy(mine.place)
-    return tree.map_leaves(lambda leaf: leaf[place.to(leaf.device)], broadcast.personal)
+        self.received(TRAIN, asked.orders.workload, digests, refusals, asked.orders.round, masked=True)

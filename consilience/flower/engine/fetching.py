@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from consilience.flower.engine.pulling import Bound, Pull, puller
+from consilience.flower.engine.pulling import MessageLimit, Pull, puller
 
 SLOW = 1.0  # seconds after which a reply gets its own thread, and the others continue
 LAST = 5.0  # seconds beyond the deadline for fetching what the clients had sent before it
@@ -23,11 +23,11 @@ class Fetching:
 
     def __init__(self, grid: Any) -> None:
         self._pull = puller(grid)
-        self._bounds: dict[str, Bound] = {}
+        self._bounds: dict[str, MessageLimit] = {}
         self._found: queue.SimpleQueue[list[Any] | BaseException] = queue.SimpleQueue()
         self._slow: dict[str, threading.Thread] = {}  # message -> the thread that is fetching its reply
 
-    def expect(self, bounds: Mapping[str, Bound]) -> None:
+    def expect(self, bounds: Mapping[str, MessageLimit]) -> None:
         """Set the size limits of the replies to these messages."""
         self._bounds |= bounds
 
@@ -74,7 +74,7 @@ class _Walk:
     """One thread that fetches replies in order; after `leave` it ends with the current one."""
 
     def __init__(
-        self, pull: Pull, messages: dict[str, Bound], found: queue.SimpleQueue[list[Any] | BaseException]
+        self, pull: Pull, messages: dict[str, MessageLimit], found: queue.SimpleQueue[list[Any] | BaseException]
     ) -> None:
         self._pull, self._messages, self._found = pull, messages, found
         self._lock = threading.Lock()

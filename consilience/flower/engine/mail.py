@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from consilience.core.refusal import Refused, plain
-from consilience.core.settings import NonNegative, Positive, Whole, check
+from consilience.core.settings import Checked, NonNegative, Positive, Whole
 from consilience.flower.engine.fetching import Fetching
 from consilience.flower.engine.limited_log import LimitedLog
 from consilience.flower.engine.members import keys_of
-from consilience.flower.engine.pulling import Bound, UnreadReply
+from consilience.flower.engine.pulling import MessageLimit, UnreadReply
 
 GRACE = 30.0  # seconds that a message lives beyond its deadline: then the SuperLink drops it
 UNANSWERED = (3, 4)  # Flower's codes for a message or reply that the SuperLink has dropped: not the node's fault
@@ -21,7 +21,7 @@ POLLS = (0.2, 1.0)  # seconds between two polls: at first, and at last
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waiting:
+class Waiting(Checked):
     """How long the server waits, in real seconds.
 
     deadline: for a whole reply, from sending to the last byte. wait: for enough clients to connect. retries: how often
@@ -32,9 +32,6 @@ class Waiting:
     wait: Positive = 300.0
     retries: Whole = 3
     pause: NonNegative = 5.0
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -69,7 +66,7 @@ class Mail:
         kind: str,
         group: str,
         deadline: float,
-        bounds: Mapping[int, Bound],
+        bounds: Mapping[int, MessageLimit],
         *,
         open_for: float | None = None,
     ) -> NodeReplies:

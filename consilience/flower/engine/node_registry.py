@@ -20,7 +20,7 @@ from consilience.flower.engine.health import NodeHealth
 from consilience.flower.engine.limited_log import LimitedLog
 from consilience.flower.engine.mail import Mail, NodeReplies, Waiting
 from consilience.flower.engine.members import Members, refuse_shared
-from consilience.flower.engine.pulling import TEXT, Bound
+from consilience.flower.engine.pulling import TEXT, MessageLimit
 from consilience.wire.admission import identities
 
 log = logging.getLogger("consilience.flower")
@@ -48,7 +48,7 @@ class NodeRegistry:
         if members is not None:
             refuse_shared(members, clients)
         self._members = members  # None: a registered node may be any client
-        self._introduction = Bound(arrays=0, text=TEXT + EACH * clients)
+        self._introduction = MessageLimit(arrays=0, text=TEXT + EACH * clients)
         self._asked: Counter[int] = Counter()  # node -> how often it was asked: those asked least are asked first
         self._mail, self._case, self._agreement = mail, case, agreement
         self._waiting, self._limits = waiting, limits

@@ -36,17 +36,17 @@ _PARTS = {  # the kinds of objects
 }
 
 
-class Bound(NamedTuple):
+class MessageLimit(NamedTuple):
     """What one message may hold at most, in bytes: its arrays once they are joined, and all else."""
 
     arrays: int
     text: int
 
     @staticmethod
-    def of(nbytes: int, leaves: int, replies: int = 1) -> Bound:
+    def of(nbytes: int, leaves: int, replies: int = 1) -> MessageLimit:
         """For so many replies of `nbytes` in `leaves` arrays each."""
         chunks = nbytes // 2**10  # digests of 64 characters, for chunks of 64 KiB or more
-        return Bound(replies * nbytes, TEXT + replies * (TEXT_EACH + leaves * NAMED + chunks))
+        return MessageLimit(replies * nbytes, TEXT + replies * (TEXT_EACH + leaves * NAMED + chunks))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class UnreadReply:
     problem: Refused
 
 
-Pull = Callable[[str, Bound], list[Any]]
+Pull = Callable[[str, MessageLimit], list[Any]]
 """From a message and the reply's size limit to the reply (or `UnreadReply`), if it has arrived."""
 
 
@@ -66,7 +66,7 @@ def puller(grid: Any) -> Pull:
     return _Bounded(grid).pull if _over_network(grid) else functools.partial(_pulled, grid)
 
 
-def _pulled(grid: Any, message: str, bound: Bound) -> list[Any]:
+def _pulled(grid: Any, message: str, bound: MessageLimit) -> list[Any]:
     """The reply that a grid has assembled itself; one that it cannot assemble is refused."""
     try:
         return list(grid.pull_messages([message]))
@@ -99,7 +99,7 @@ class _Bounded:
         self._grid, self._most = grid, threading.local()
         self._runtime()
 
-    def pull(self, message: str, bound: Bound) -> list[Any]:
+    def pull(self, message: str, bound: MessageLimit) -> list[Any]:
         """The reply to a message; [] while there is none."""
         from flwr.common.serde_utils import metadata_from_proto
         from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
@@ -164,7 +164,7 @@ class _Bounded:
 class _Counted:
     """The part of its size limit that a reply has used."""
 
-    bound: Bound
+    bound: MessageLimit
     text: int = 0
     stored: int = 0  # bytes of chunks, each once
     said: int = 0  # bytes of arrays, by their shapes
@@ -202,7 +202,7 @@ class _Counted:
             )
 
 
-def assembled(root: str, fetch: Callable[[str, int], bytes], bound: Bound) -> Any:
+def assembled(root: str, fetch: Callable[[str, int], bytes], bound: MessageLimit) -> Any:
     """The Message of this name; `Refused` if it is too large or not well-formed, before anything is joined.
 
     fetch: (name, most bytes) -> an object. Parts are fetched once each, those that describe others first.
@@ -248,7 +248,7 @@ def _too_large(what: str) -> Refused:
 class BoundedGrid:
     """A grid with bounded replies for Flower's own round loop; refused replies become errors, and are stored here."""
 
-    def __init__(self, grid: Any, bound: Callable[[], Bound]) -> None:
+    def __init__(self, grid: Any, bound: Callable[[], MessageLimit]) -> None:
         self._grid, self._bound, self._pull = grid, bound, puller(grid)
         self.refused: list[tuple[int, Refused]] = []  # (node, reason) since they were last read
 

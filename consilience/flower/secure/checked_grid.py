@@ -14,7 +14,7 @@ from consilience.core.refusal import Refused
 from consilience.flower.audit.log import masked_digest
 from consilience.flower.engine import wire
 from consilience.flower.engine.mail import Mail
-from consilience.flower.engine.pulling import TEXT, TEXT_EACH, Bound
+from consilience.flower.engine.pulling import TEXT, TEXT_EACH, MessageLimit
 from consilience.flower.secure.terms import MODULUS
 from consilience.wire import arrays
 
@@ -74,7 +74,7 @@ class CheckedGrid:
             wire.put_json(content, wire.ABOUT, {"case": self._asked.case, "turn": self._asked.turn})
             contents[node] = content
         vector = self._asked.length * torch.int64.itemsize + arrays.USUAL_HEADER  # it comes in a record, not as arrays
-        bound = Bound(arrays=TEXT, text=TEXT + vector + len(contents) * TEXT_EACH)
+        bound = MessageLimit(arrays=TEXT, text=TEXT + vector + len(contents) * TEXT_EACH)
         group = f"{self._asked.group}, {stage}"
         answers = self._mail.ask(contents, "train", group, self._deadline, dict.fromkeys(contents, bound))
         self._found.refusals += answers.refused.items()

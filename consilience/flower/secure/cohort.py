@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from consilience.core import tree
-from consilience.core.exchange import Broadcast, Cohort
+from consilience.core.exchange import Cohort
 from consilience.core.refusal import Refusal, Refused, tally
 from consilience.core.settings import Invalid
-from consilience.engines.workload import Workload
+from consilience.core.tree import Tree
 from consilience.flower.engine import wire
 from consilience.flower.engine.inbox import memory_of
 from consilience.flower.engine.limited_log import LimitedLog
 from consilience.flower.engine.mail import Mail
+from consilience.flower.engine.orders import Orders
 from consilience.flower.secure import masks, private
 from consilience.flower.secure.checked_grid import InClear, SumRequest, SumResult
 from consilience.flower.secure.sum import refusals_of, secure_sum
@@ -32,79 +32,83 @@ log = logging.getLogger("consilience.flower")
 class SecureRound:
     """The orders of one round: each client is alone on its node."""
 
-    workload: Workload
+    orders: Orders
     nodes: Mapping[int, int]  # client -> node, of those connected
     template: Template  # of a reply in clear
-    received: Broadcast
-    round: int
-    run: str
-    case: str
+    shared: Tree  # what all clients receive, in host memory
     turn: int
 
     def ask(
-        self, mail: Mail, terms: SecureTerms, make_content: Callable[[np.ndarray], Any], deadline: float
+        self, mail: Mail, terms: SecureTerms, head: dict[str, Any] | None, deadline: float
     ) -> tuple[SumResult, VectorLayout]:
-        """Run the four stages; `make_content` writes the order of the clients at some places."""
-        if self.received.personal:
+        """Run the four stages; `head`: of the audit log, if there is one."""
+        orders, workload = self.orders, self.orders.workload
+        if orders.broadcast.personal:
             raise Invalid("a secure sum is of replies to one broadcast, and here every client is sent its own")
         template = self.template if terms.noise is None else private.template_of(self.template, terms.noise)
-        layout, places = VectorLayout(template), {int(client): k for k, client in enumerate(self.workload.ids)}
+        layout, places = VectorLayout(template), {int(client): k for k, client in enumerate(workload.ids)}
         asked = SumRequest(
-            contents={node: make_content(np.array([places[client]])) for client, node in self.nodes.items()},
-            case=self.case,
+            contents={
+                node: orders.content(workload.only(np.array([places[client]])), head)
+                for client, node in self.nodes.items()
+            },
+            case=orders.case,
             turn=self.turn,
-            group=f"round {self.round + 1}",
-            binding=masks.binding(run=self.run, case=self.case, round=self.round, turn=self.turn),
+            group=f"round {orders.round + 1}",
+            binding=masks.binding(run=orders.run, case=orders.case, round=orders.round, turn=self.turn),
             heaviest=float(max((terms.weight(self._size(client)) for client in self.nodes), default=1)),
             length=layout.length,
             look=lambda node, content: self._look(node, content, layout),
-            bound=float(self.received.shared[private.BOUND]) if terms.noise is not None else 0.0,
+            bound=float(self.shared[private.BOUND]) if terms.noise is not None else 0.0,
         )
         return secure_sum(mail, terms, asked, deadline), layout
 
     def cohort(self, found: SumResult, layout: VectorLayout, stale: list[Refusal]) -> Cohort:
         """The cohort of the clients whose replies are in the sum (none if it failed); missing ones are counted."""
+        workload, round = self.orders.workload, self.orders.round
         client_of = {node: client for client, node in self.nodes.items()}
         refusals = (*refusals_of(found, client_of), *stale)
-        with LimitedLog(f"round {self.round + 1}") as warnings:
+        with LimitedLog(f"round {round + 1}") as warnings:
             for refusal in refusals:
                 warnings.add(f"client {refusal.client}", refusal)
         in_clear = {client_of[node]: in_clear for node, in_clear in found.in_clear.items()}
-        kept = np.isin(self.workload.ids, sorted(in_clear) if found.mean is not None else [])
+        kept = np.isin(workload.ids, sorted(in_clear) if found.mean is not None else [])
         refused = {refusal.client for refusal in refusals}
-        away = {client_of[node] for node in found.silent} | (set(self.workload.ids.tolist()) - set(self.nodes))
-        mine = [in_clear[client] for client in self.workload.ids[kept].tolist()]
+        away = {client_of[node] for node in found.silent} | (set(workload.ids.tolist()) - set(self.nodes))
+        mine = [in_clear[client] for client in workload.ids[kept].tolist()]
         more = {
-            "silent": self.workload.counts.get("silent", 0) + len(away - refused),
+            "silent": workload.counts.get("silent", 0) + len(away - refused),
             "memory_lost": sum(said.lost is True for said, _ in mine),
-            "clipped_updates": _clipped(mine, self.round),
+            "clipped_updates": _clipped(mine, round),
             **tally(refusals),
         }
         counters = [aside.counters for _, aside in mine]
         return Cohort(
-            reply=layout.replies(found.mean, self.received.shared, counters) if found.mean is not None else {},
-            ids=self.workload.ids[kept],
-            examples=torch.from_numpy(self.workload.sizes[kept]).to(torch.float64),
-            steps=self.workload.steps[kept],
-            round=self.round,
-            counts={**self.workload.counts, **{reason: count for reason, count in more.items() if count}},
+            reply=layout.replies(found.mean, self.shared, counters) if found.mean is not None else {},
+            ids=workload.ids[kept],
+            examples=torch.from_numpy(workload.sizes[kept]).to(torch.float64),
+            steps=workload.steps[kept],
+            round=round,
+            counts={**workload.counts, **{reason: count for reason, count in more.items() if count}},
             refusals=refusals,
             traffic=found.nbytes,
         )
 
     def _size(self, client: int) -> int:
-        return int(self.workload.sizes[np.searchsorted(self.workload.ids, client)])
+        workload = self.orders.workload
+        return int(workload.sizes[np.searchsorted(workload.ids, client)])
 
     def _look(self, node: int, content: Any, layout: VectorLayout) -> InClear:
         """A node's report in clear, refused if it does not match the order: weights are agreed on before the round."""
+        orders, workload = self.orders, self.orders.workload
         client = next(client for client, its_node in self.nodes.items() if its_node == node)
-        place = int(np.searchsorted(self.workload.ids, client))
+        place = int(np.searchsorted(workload.ids, client))
         expected = {
             "client": client,
-            "run": self.run,
-            "round": self.round,
-            "examples": int(self.workload.sizes[place]),
-            "steps": int(self.workload.steps[place]),
+            "run": orders.run,
+            "round": orders.round,
+            "examples": int(workload.sizes[place]),
+            "steps": int(workload.steps[place]),
         }
         said, aside = wire.get_answer(content), wire.get_aside(content)
         for key, value in expected.items():
@@ -133,6 +137,6 @@ def _clipped(in_clear: list[InClear], round: int) -> int:
     return len(values)
 
 
-def refuse_tables(start: tree.Tree) -> None:
+def refuse_tables(start: Tree) -> None:
     """Refuse, before any client is asked, a model whose whole numbers would have to be sent in clear."""
     VectorLayout(Template.of(start))

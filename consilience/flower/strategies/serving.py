@@ -18,7 +18,7 @@ from consilience.core.exchange import Broadcast, Notes
 from consilience.core.protocols import Selection, ServerRule
 from consilience.core.refusal import Refusal, Refused
 from consilience.core.screening import Limits
-from consilience.core.settings import Count, Invalid, Positive, Whole, check
+from consilience.core.settings import Checked, Count, Invalid, Positive, Whole
 from consilience.core.tree import Tree
 from consilience.flower.strategies.records import STATISTICS, StateDictLayout, to_record, to_tensors
 from consilience.flower.strategies.replies import Expected, numbers_of
@@ -30,7 +30,7 @@ LOG = logging.getLogger("flwr")  # Flower's own logger, so that all lines are in
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Checked):
     """Settings of our strategies besides Flower's own arguments and the algorithm's.
 
     `num_clients`: of the whole federation (None: those connected in the first round). `client_id_key`: the metric in
@@ -45,9 +45,6 @@ class Settings:
     limits: Limits | None = None
     buffers: tuple[str, ...] = STATISTICS
     wait_for_nodes: Positive = 3600.0
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -19,7 +19,7 @@ from consilience.core.rng import host
 from consilience.core.screening import Limits
 from consilience.core.settings import Invalid, nearest, refuse_unknown
 from consilience.core.tree import rows
-from consilience.flower.engine.pulling import Bound, BoundedGrid
+from consilience.flower.engine.pulling import BoundedGrid, MessageLimit
 from consilience.flower.strategies.catalogue import STRATEGIES, Entry, needs_of, refuse_unworkable
 from consilience.flower.strategies.former import refuse_former_arguments, refuse_former_server
 from consilience.flower.strategies.records import flwr, to_record
@@ -172,13 +172,13 @@ def _adapted() -> type:
             """What a server of Flower's former API calls first."""
             refuse_former_server(self._name)
 
-        def _bound(self) -> Bound:
+        def _bound(self) -> MessageLimit:
             """The size limit of a reply: the whole model, other required entries, and metrics."""
             limits, layout = self.settings.limits or Limits(), self._serving.layout
             if layout is None:
-                return Bound(0, METRICS)
+                return MessageLimit(0, METRICS)
             template = replace(self._expected(), personal=frozenset()).template(self._serving.model())
-            found = Bound.of(template.most(limits.castable, slack=limits.slack), len(template.leaves))
+            found = MessageLimit.of(template.most(limits.castable, slack=limits.slack), len(template.leaves))
             return found._replace(text=found.text + METRICS)
 
         def _refuse_unread(self, server_round: int) -> int:

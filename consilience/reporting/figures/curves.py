@@ -127,7 +127,10 @@ def _against(groups: Sequence[Group], metric: Column, cost: _Cost) -> Figure | N
     chart = Lines(series=series, x=Axis(f"{cost.axis} ({unit})"), y=_quality(metric))
     end = "top" if metric.better != "lower" else "bottom"
     title = f"{metric.heading} against {cost.title}"
-    caption = f"{metric.heading} against {cost.words}; each dot is a test. The nearer to the {end} left, the better."
+    what = "each line is one run (a seed), " if any(len(group.runs) > 1 for group in groups) else ""
+    caption = (
+        f"{metric.heading} against {cost.words}; {what}each dot is a test. The nearer to the {end} left, the better."
+    )
     return Figure(name=f"{metric.key}_against_{cost.name}", title=title, caption=caption, chart=chart)
 
 

@@ -116,7 +116,8 @@ def _map(run: RunData, found: dict[int, Updates]) -> Figure | None:
     some = "" if len(shown) == run.count else f" {len(shown)} of {run.count} clients were recorded."
     caption = (
         "Each point is one client. Clients whose updates point the same way lie close together, those that pull the "
-        f"model apart lie far from each other; the slider shows how that changes over rounds.{some} {clear} One cloud "
+        "model apart lie far from each other; in the interactive figure a slider shows how that changes over rounds."
+        f"{some} {clear} One cloud "
         "around the middle means that clients differ by chance only, which suits one model for all; separate clouds "
         f"suggest clusters or personal models. {_WARNING}"
     )

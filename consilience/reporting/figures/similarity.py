@@ -58,7 +58,8 @@ def swaps(run: RunData) -> list[Figure]:
     count, rounds = sum(pairs.values()), sum("model_of" in row for row in run.clients.values())
     caption = (
         f"Each dot is one client; a line joins two clients that exchanged models, thicker the more often (at most "
-        f"{most} times; {count} swaps in {rounds} rounds; the slider shows one round). Lines between all clients mean "
+        f"{most} times; {count} swaps in {rounds} rounds; in the interactive figure a slider shows one "
+        "round). Lines between all clients mean "
         f"that every model saw much of the data. {_WARNING}"
     )
     return [Figure(name="swaps", title="Swaps", caption=caption, chart=chart)]
@@ -93,7 +94,8 @@ def _matrices(run: RunData, found: dict[int, tuple[np.ndarray, np.ndarray]]) -> 
     chart = Heat(values=frames[-1][1], down=axis, across=axis, scale=Scale("similarity"), frames=frames)
     caption = (
         "Similarity of clients' models, as the server measured it: rows and columns are clients, bright cells are "
-        "similar pairs, empty cells are pairs that were not compared. The slider shows single rounds. Blocks of bright "
+        "similar pairs, empty cells are pairs that were not compared. In the interactive figure a slider "
+        "shows single rounds. Blocks of bright "
         "cells are groups of clients that learn alike; matrices that brighten over rounds show clients that converge. "
         f"{_WARNING}"
     )

@@ -45,12 +45,13 @@ DRAW.lines = (of, view, t, width) => {
     });
   }
   const named = traces.filter((trace) => trace.showlegend).map((trace) => trace.name);
-  const rows = named.length ? legendRows(named, width) : 0;
+  const rows = named.length ? legendRows(named, width - 70) : 0;  // it is as wide as the drawing
   const whole = of.series.length <= 10 && !of.series.some((series) => series.form === "faint");
   const height = 290 + 21 * rows;
   const x = { ...axis(t, of.x, false, of.series.flatMap((series) => series.x)), hoverformat: ",.6~g", unifiedhovertitle: { text: `${escaped(of.x.title)} %{x}` } };
-  const more = { xaxis: x, yaxis: axis(t, of.y, view.log), showlegend: rows > 0, hovermode: whole ? "x unified" : "closest" };
+  const more = { xaxis: x, yaxis: axis(t, of.y, view.log, of.series.flatMap((series) => [...series.y, ...series.bands.flatMap((band) => [...band.low, ...band.high])])), showlegend: rows > 0, hovermode: whole ? "x unified" : "closest" };
   const found = layout(t, more);
+  found.legend.maxheight = 1;
   found.legend.y = -62 / (height - 50 - 21 * rows);
   return { traces, layout: found, height };
 };
@@ -69,7 +70,7 @@ DRAW.bars = (of, view, t, width) => {
   if (names.length && names.length <= Math.max(8, width / 26)) Object.assign(x, { tickvals: names.map((_, n) => n), ticktext: names.map(escaped) });
   const heights = new Map();  // of the stacks
   for (const series of of.series) series.x.forEach((at, n) => heights.set(at, (heights.get(at) || 0) + (series.y[n] || 0)));
-  const more = { xaxis: x, yaxis: axis(t, of.y, view.log, [0, ...heights.values()]), barmode: "stack", bargap: 0.18, showlegend: of.series.length > 1 };
+  const more = { xaxis: x, yaxis: axis(t, of.y, view.log, [0, ...heights.values()]), barmode: "stack", bargap: 0.18, showlegend: of.series.some((series) => series.name) };
   if (of.level) {
     more.shapes = [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: of.level[1], y1: of.level[1], line: { color: t.lines[1], width: 1.5, dash: "dash" } }];
     more.annotations = [{ xref: "paper", x: 1, y: view.log ? Math.log10(of.level[1]) : of.level[1], text: `${escaped(of.level[0])} ${short(of.level[1])}`, showarrow: false, xanchor: "right", yanchor: "bottom", font: { size: 11, color: t.lines[1] }, bgcolor: t.card, borderpad: 1 }];

@@ -37,7 +37,8 @@ function draw(figure) {
   const found = DRAW[of.kind](of, view, t, plot.clientWidth || 400);
   for (const trace of found.traces) if (trace.link && state.hidden.has(trace.link)) trace.visible = trace.showlegend ? "legendonly" : false;
   found.layout.height = found.height;
-  wrapTitle(found.layout.xaxis, (plot.clientWidth || 400) - 60);
+  const beside = found.layout.yaxis.ticktext || [];  // names at the left take room
+  wrapTitle(found.layout.xaxis, (plot.clientWidth || 400) - 60 - 6 * Math.max(0, ...beside.map((name) => name.length - 4)));
   wrapTitle(found.layout.yaxis, found.height - 70);
   if (figure.drawn && !figure.reset) keepZoom(plot, found.layout);
   figure.reset = figure.stale = false;

@@ -43,10 +43,14 @@ function axis(t, of, log, values = []) {
     title: { text: of.title, standoff: 8 }, gridcolor: t.rule, linecolor: t.soft, tickcolor: t.soft, zeroline: false,
     automargin: true, tickfont: { size: 11 }, ticks: "outside", ticklen: 4,
   };
+  const low = values.reduce((least, one) => (one === null ? least : Math.min(least, one)), Infinity);
+  const high = values.reduce((most, one) => (one === null ? most : Math.max(most, one)), -Infinity);
   if (log) found.type = "log";
   else if (of.unit === "whole") {
-    const span = values.reduce((high, one) => Math.max(high, one), -Infinity) - values.reduce((low, one) => Math.min(low, one), Infinity);
-    Object.assign(found, { tickformat: ",.8~g" }, span <= 8 ? { tick0: 0, dtick: 1 } : { nticks: 8 });
+    Object.assign(found, { tickformat: ",.8~g" }, high - low <= 8 ? { tick0: 0, dtick: 1 } : { nticks: 8 });
+  } else if (low === high) { // a single value: Plotly would show one unit on both sides of it, and so an accuracy below 0
+    const room = 0.1 * Math.abs(low) || 0.1;
+    found.range = [low < 0 ? low - room : Math.max(low - room, -0.05 * room), high + room];
   }
   return found;
 }

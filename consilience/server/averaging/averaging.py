@@ -64,14 +64,14 @@ class Averaging:
         weighting, step = self.weighting.init(start, clients), self.step.init(start["params"])
         state: Tree = {"model": start, "weighting": weighting, "step": step}
         if self.ledgers:
-            state["ledgers"] = {ledger.name: ledger.open(start, clients) for ledger in self.ledgers}
+            state["ledgers"] = {ledger.name: ledger.initial(start, clients) for ledger in self.ledgers}
             state["clients"] = torch.tensor(clients)
         return state
 
     def broadcast(self, state: Tree, ids: np.ndarray) -> Broadcast:
         """The global model and what the ledgers send, to all clients."""
-        told = {ledger.name: ledger.tell(state["ledgers"][ledger.name]) for ledger in self.ledgers}
-        return Broadcast(shared={"model": state["model"], **{name: tree for name, tree in told.items() if tree}})
+        sent = {ledger.name: ledger.broadcast(state["ledgers"][ledger.name]) for ledger in self.ledgers}
+        return Broadcast(shared={"model": state["model"], **{name: tree for name, tree in sent.items() if tree}})
 
     def update(self, state: Tree, cohort: Cohort) -> tuple[Tree, Notes]:
         """The next global model."""

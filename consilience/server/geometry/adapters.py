@@ -8,14 +8,14 @@ from typing import Literal
 from torch import Tensor
 
 from consilience.core import tree
-from consilience.core.settings import Invalid, check
+from consilience.core.settings import Checked, Invalid
 from consilience.core.tree import Tree
 from consilience.layers.adapters import LORA, Factors, is_factor, pairs_of, product
 from consilience.server.geometry.model_similarity import Bounded, Layerwise, ModelSimilarity
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adapters:
+class Adapters(Checked):
     """`similarity` of the adapters' products B A [out, in], one matrix per layer, or of their two factors.
 
     Different pairs of factors can have the same product, which is what the model uses.
@@ -24,9 +24,6 @@ class Adapters:
     compare_on: Literal["products", "factors"] = "products"
     similarity: ModelSimilarity = field(default_factory=Layerwise)
     factors: Factors = LORA
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def bounded(self) -> bool:

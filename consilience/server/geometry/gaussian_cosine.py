@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from consilience.core.settings import OnlyWith, Positive, Probability, check
+from consilience.core.settings import Checked, OnlyWith, Positive, Probability
 from consilience.core.tree import Tree
 from consilience.server.geometry.geometry import Geometry, cosines, measure, measure_updates
 
@@ -18,7 +18,7 @@ CompareOn = Literal["weights", "updates"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GaussianCosine:
+class GaussianCosine(Checked):
     """S = lambda cos(w_i, w_j) + (1 - lambda) exp(-|w_i - w_j|^2 / 2 sigma^2), sigma the mean distance of the pairs.
 
     lambda is `lambda_0`, reduced if the models point away from their initial model (mean cosine below `tau`).
@@ -31,9 +31,6 @@ class GaussianCosine:
     take: Similarity = "both"
     compare_on: Annotated[CompareOn, OnlyWith("take", ("both", "cosine"))] = "weights"
     bounded = True  # cosines and Gaussians lie in [-1, 1]
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def compare(self, models: Tree, ancestor: Tree) -> Tensor:
         """[m, m] of parameters stacked [m, ...]."""

@@ -229,12 +229,12 @@ def sketch(stacked: Tree, anchor: Tree, directions: int, key: int) -> Tensor:
     sums = torch.zeros(len(first), directions, dtype=torch.float64, device=first.device)
     names = [(place, name) for place, name in enumerate(stacked) if stacked[name].numel()]
     columns = [stacked[name] for _, name in names], [anchor[name] for _, name in names], [place for place, _ in names]
-    for part in each(_dealt, *columns, given=(directions, key)):
+    for part in each(sketch_tensor, *columns, given=(directions, key)):
         sums += part
     return sums
 
 
-def _dealt(value: Tensor, anchor: Tensor, place: int, directions: int, key: int) -> Tensor:
+def sketch_tensor(value: Tensor, anchor: Tensor, place: int, directions: int, key: int) -> Tensor:
     """[m, directions] what one tensor, the `place`-th, adds to the sums."""
     count = value[0].numel()
     hashes = rng.bits(torch.tensor(rng.key(key, "sketch", place), device=value.device), count)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from consilience.core import tree
 from consilience.core.exchange import Broadcast, Cohort, Notes
-from consilience.core.settings import Count, OnlyWith, check
+from consilience.core.settings import Checked, Count, OnlyWith
 from consilience.core.tree import Tree, map_leaves
 from consilience.server.averaging.combining.weighted_mean import weighted_mean
 from consilience.server.geometry.geometry import measure
@@ -21,7 +21,7 @@ NOWHERE = -1
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusteredAveraging:
+class ClusteredAveraging(Checked):
     """Clients train their cluster's model, which becomes the plain mean of their replies (eq 5 of the SimProx paper).
 
     The first cohort with updates is clustered by them; later clients receive the global model once and join the cluster
@@ -33,9 +33,6 @@ class ClusteredAveraging:
     metric: ClusterMetric = "distance"
     groups: Groups | None = None
     needs_each_reply = True  # each cluster has a mean of its own
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, start: Tree, clients: int) -> Tree:
         """All clusters at the initial model, without members."""

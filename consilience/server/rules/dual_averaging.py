@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from consilience.core.exchange import Broadcast, Cohort, Notes
-from consilience.core.settings import check
+from consilience.core.settings import Checked
 from consilience.core.tree import Tree, map_rows
 from consilience.server.averaging.combining.weighted_mean import weighted_mean
 from consilience.server.averaging.steps.plain import Replace
@@ -19,7 +19,7 @@ from consilience.server.protocols import Step, take_step
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerwiseDual:
+class LayerwiseDual(Checked):
     """`DualWeights` for every layer on its own: a client may count much in one layer and little in another.
 
     A layer is all parameters of one module (weight and bias are one vector). Buffers, and what is reported as the
@@ -30,9 +30,6 @@ class LayerwiseDual:
     first_stage: Literal["uniform", "examples"] = "uniform"
     step: Step = field(default_factory=Replace)
     needs_each_reply = True  # cosines need every model
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, start: Tree, clients: int) -> Tree:
         """The start model and the step's state."""

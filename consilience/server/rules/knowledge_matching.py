@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from consilience.core.exchange import Broadcast, Cohort, Notes
-from consilience.core.settings import Count, Decay, NonNegative, Positive, check
+from consilience.core.settings import Checked, Count, Decay, NonNegative, Positive
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.server.rules.synthetic_training import SyntheticTraining, union
@@ -17,7 +17,7 @@ from consilience.task.latent import classifier
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnowledgeMatching:
+class KnowledgeMatching(Checked):
     """Cross-entropy on all synthetic rows + weight mean_c (KL(R_c | T_c) + KL(T_c | R_c)) / 2.
 
     R_c: the clients' mean softened probabilities of class c, by rows; T_c: the trained model's own, over the synthetic
@@ -31,9 +31,6 @@ class KnowledgeMatching:
     weight: NonNegative = 0.1
     temperature: Positive = 2.0
     needs_each_reply = True  # synthetic rows cannot be summed
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, start: Tree, clients: int) -> Tree:
         """The initial model, without class statistics."""

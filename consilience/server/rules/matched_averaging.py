@@ -12,7 +12,7 @@ from torch import Tensor
 
 from consilience.core import tree
 from consilience.core.exchange import Broadcast, Cohort, Notes
-from consilience.core.settings import Count, Invalid, check
+from consilience.core.settings import Checked, Count, Invalid
 from consilience.core.tree import Tree
 from consilience.server.averaging.combining.weighted_mean import WeightedMean, weighted_mean
 from consilience.server.averaging.weighting.by_size import ByExamples
@@ -27,7 +27,7 @@ class Layer(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MatchedAveraging:
+class MatchedAveraging(Checked):
     """The mean of models whose hidden units were first permuted to match each other best.
 
     Layer by layer, every client's units (incoming weights and bias) are assigned to those of a reference at the least
@@ -38,9 +38,6 @@ class MatchedAveraging:
     weighting: Weighting = field(default_factory=ByExamples)
     passes: Count = 5
     needs_each_reply = True  # units are matched client by client
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def reads(self) -> tuple[str, ...]:

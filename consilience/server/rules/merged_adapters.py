@@ -10,7 +10,7 @@ from torch import Tensor
 
 from consilience.core import rng, tree
 from consilience.core.exchange import Broadcast, Cohort, Notes
-from consilience.core.settings import Invalid, check
+from consilience.core.settings import Checked, Invalid
 from consilience.core.tree import Tree
 from consilience.layers.adapters import LORA, Factors, Pair, others, pairs_in, pairs_of, product
 from consilience.server.averaging.averaging import Averaging
@@ -22,7 +22,7 @@ from consilience.server.protocols import Combine, Step, Weighting, read_by
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergedAdapters:
+class MergedAdapters(Checked):
     """D <- D + sum_k weight_k B_k A_k for every adapted layer, whose weight is W + scaling D (Wang et al. 2024).
 
     The server's model is the dense D, and so are the clients' models D + B_k A_k that `weighting`, `combine` and `step`
@@ -35,9 +35,6 @@ class MergedAdapters:
     step: Step = field(default_factory=Replace)
     factors: Factors = LORA
     needs_each_reply = True  # a product of sums is not the sum of the products
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def reads(self) -> tuple[str, ...]:

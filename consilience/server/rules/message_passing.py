@@ -11,13 +11,13 @@ from torch import Tensor
 
 from consilience.core import tree
 from consilience.core.exchange import Broadcast, Cohort, Notes
-from consilience.core.settings import OnlyWith, Positive, Probability, check
+from consilience.core.settings import Checked, OnlyWith, Positive, Probability
 from consilience.core.tree import Tree
 from consilience.server.averaging.combining.weighted_mean import weighted_mean
 
 
 @dataclass(frozen=True, kw_only=True)
-class MessagePassing:
+class MessagePassing(Checked):
     """u_k = sum_j xi_kj w_j over the last models of all K clients, which the server keeps: K models in its state.
 
     "distance": xi_kj = alpha/sigma exp(-|w_k - w_j|^2 / sigma), the client's own model gets the rest (FedAMP).
@@ -29,9 +29,6 @@ class MessagePassing:
     sigma: Positive = 1.0
     own_share: Annotated[Probability, OnlyWith("attention", ("cosine",))] = 0.5
     needs_each_reply = True  # every model is compared with every other
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, start: Tree, clients: int) -> Tree:
         """Every client's last model is the initial one."""

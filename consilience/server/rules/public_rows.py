@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from consilience.core import rng
-from consilience.core.settings import Count, Invalid, Positive, check
+from consilience.core.settings import Checked, Count, Invalid, Positive, check
 from consilience.core.tree import Tree
 
 
@@ -62,15 +62,12 @@ class GivenRows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoiseRows:
+class NoiseRows(Checked):
     """Gaussian noise, for trying things out; rows of other than dense models need `shape`, such as [1, 28, 28]."""
 
     count: Count = 1000
     shape: tuple[Count, ...] | None = None
     scale: Positive = 1.0
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def public_rows(self, params: Tree, seed: int) -> Tensor:
         """Drawn from the run's seed."""

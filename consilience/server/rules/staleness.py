@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from consilience.core.settings import NonNegative, Positive, check
+from consilience.core.settings import Checked, NonNegative, Positive
 
 
 @runtime_checkable
@@ -30,13 +30,10 @@ class ConstantStaleness:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolynomialStaleness:
+class PolynomialStaleness(Checked):
     """s = (1 + tau)^-power; 1/2 is FedBuff's 1/sqrt(1 + tau)."""
 
     power: NonNegative = 0.5
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def discount(self, staleness: Tensor) -> Tensor:
         """Polynomial decay."""
@@ -44,14 +41,11 @@ class PolynomialStaleness:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HingeStaleness:
+class HingeStaleness(Checked):
     """s = 1 up to `tolerance` rounds, then 1 / (slope (tau - tolerance) + 1)."""
 
     slope: Positive = 10.0
     tolerance: NonNegative = 4.0
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def discount(self, staleness: Tensor) -> Tensor:
         """1 up to the tolerance, then hyperbolic decay."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from consilience.core import tree
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.rng import host
-from consilience.core.settings import Count, Fraction, Invalid, NonNegative, Probability, check
+from consilience.core.settings import Checked, Count, Fraction, Invalid, NonNegative, Probability
 from consilience.core.tree import Tree
 from consilience.server.averaging.combining.weighted_mean import WeightedMean
 from consilience.server.averaging.steps.plain import Replace
@@ -25,7 +25,7 @@ NOBODY = -1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Swapping:
+class Swapping(Checked):
     """`every` - 1 rounds end with a swap, the next with an average, and so on; a swap moves whole models, buffers too.
 
     A client keeps the model it holds until it next answers; one that holds none is sent the last average. Only clients
@@ -43,9 +43,6 @@ class Swapping:
     combine: Combine = field(default_factory=WeightedMean)
     step: Step = field(default_factory=Replace)
     needs_each_reply = True  # every model is kept
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def reads(self) -> tuple[str, ...]:

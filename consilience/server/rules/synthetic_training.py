@@ -11,7 +11,7 @@ from torch import Tensor
 
 from consilience.core import rng
 from consilience.core.exchange import Broadcast, Cohort, Notes
-from consilience.core.settings import Count, Decay, NonNegative, Positive, check
+from consilience.core.settings import Checked, Count, Decay, NonNegative, Positive
 from consilience.core.task import Task
 from consilience.core.tree import Tree, map_leaves
 from consilience.task.gradients import gradient
@@ -20,7 +20,7 @@ Term = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SyntheticTraining:
+class SyntheticTraining(Checked):
     """`steps` of SGD from the last model on all clients' synthetic rows, within `radius` of it (None: no limit)."""
 
     steps: Count = 100
@@ -30,9 +30,6 @@ class SyntheticTraining:
     weight_decay: NonNegative = 0.0
     radius: Positive | None = None
     needs_each_reply = True  # synthetic rows cannot be summed
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, start: Tree, clients: int) -> Tree:
         """The start model."""

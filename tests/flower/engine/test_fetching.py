@@ -14,7 +14,7 @@ from declared import CLIENTS, build
 from consilience.core.rounds import run
 from consilience.flower.engine import fetching
 from consilience.flower.engine.fetching import Fetching
-from consilience.flower.engine.pulling import Bound
+from consilience.flower.engine.pulling import MessageLimit
 from consilience.task.task import Task
 
 ALONE = tuple([client] for client in range(CLIENTS))
@@ -40,7 +40,7 @@ class Dripping:
 
 def fetching_from(grid: Dripping, *names: str) -> Fetching:
     made = Fetching(grid)
-    made.expect(dict.fromkeys(names, Bound(0, 0)))
+    made.expect(dict.fromkeys(names, MessageLimit(0, 0)))
     return made
 
 

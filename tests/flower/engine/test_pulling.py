@@ -21,12 +21,12 @@ from consilience.core.rounds import run
 from consilience.core.settings import Invalid
 from consilience.flower.engine.engine import FlowerEngine
 from consilience.flower.engine.mail import Waiting
-from consilience.flower.engine.pulling import Bound, BoundedGrid, UnreadReply, puller
+from consilience.flower.engine.pulling import BoundedGrid, MessageLimit, UnreadReply, puller
 from consilience.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("untraced")
 
-ALLOWED = Bound.of(6_000_000, 2)
+ALLOWED = MessageLimit.of(6_000_000, 2)
 CHUNK = 5 * 2**20  # bytes: as large as Flower makes them
 
 
@@ -55,7 +55,7 @@ def with_arrays(*arrays: tuple[str, bytes], more: Objects | None = None) -> Call
     return lambda root, objects: message_of(root, objects, dict(arrays), more or {}, "arrays")
 
 
-def pulled(link: Superlink, bound: Bound = ALLOWED) -> Any:
+def pulled(link: Superlink, bound: MessageLimit = ALLOWED) -> Any:
     (found,) = puller(link.grid())("asked", bound)
     return found
 
@@ -84,7 +84,7 @@ def test_an_honest_reply_comes_through_whole_and_is_taken_from_the_superlink() -
     values[-1] = 3
     message = reply(values)
     link = sent(message=message)
-    found = pulled(link, Bound.of(values.nbytes + 256, 1))
+    found = pulled(link, MessageLimit.of(values.nbytes + 256, 1))
     np.testing.assert_array_equal(found.content["arrays"]["w"].numpy(), values)
     assert found.content["metrics"]["n"] == 3 and found.metadata.reply_to_message_id == "asked"
     assert len(link.fetched) == len(set(link.fetched)) and link.confirmed == [message.object_id]
@@ -94,7 +94,7 @@ def test_an_honest_reply_comes_through_whole_and_is_taken_from_the_superlink() -
 def test_chunks_of_zeros_are_fetched_once_and_joined_as_often_as_they_are_named() -> None:
     values = np.zeros(4 * CHUNK, np.uint8)
     link = sent(message=reply(values))
-    found = pulled(link, Bound.of(values.nbytes + 256, 1))
+    found = pulled(link, MessageLimit.of(values.nbytes + 256, 1))
     assert found.content["arrays"]["w"].numpy().shape == values.shape
     assert link.read < 3 * CHUNK  # the first chunk has a header in front, the last is short, the two between are one
 

@@ -36,7 +36,7 @@ from consilience.environments.environment import Environment
 from consilience.flower.engine import wire
 from consilience.flower.engine.engine import FlowerEngine
 from consilience.flower.engine.mail import Waiting
-from consilience.flower.engine.pulling import Bound
+from consilience.flower.engine.pulling import MessageLimit
 from consilience.flower.secure.terms import FEWEST, MODULUS, SecureTerms, VectorLayout
 from consilience.selection import Uniform
 
@@ -287,9 +287,10 @@ def test_not_even_under_another_name(rule: str) -> None:
     engine = engine_on(grid, algorithm)
     (first,) = run(algorithm, engine, rounds=1, seed=5)
     workload = Workload.of(Environment(), algorithm.client.work, np.arange(CLIENTS), engine.sizes, round=1, seed=5)
-    content = engine._content(rule, Broadcast(shared={"model": first.model}), workload.only(np.array([0])), 1, 5)
+    orders = engine._orders(rule, Broadcast(shared={"model": first.model}), workload, 1, 5)
+    content = orders.content(workload.only(np.array([0])), None)
     node = sorted(grid.apps)[0]
-    answers = engine._mail.ask({node: content}, "evaluate", "round 2", 1.0, {node: Bound(0, 0)})
+    answers = engine._mail.ask({node: content}, "evaluate", "round 2", 1.0, {node: MessageLimit(0, 0)})
     assert not answers.replies and f"of '{rule}', this node gives a sum only" in next(iter(answers.failures.values()))
 
 

@@ -14,7 +14,8 @@ from consilience.core.settings import Invalid
 def class_numbers(labels: np.ndarray, *, rows: int, classes: int, where: Path | str) -> np.ndarray:
     """Labels [N] or [N, 1] as int64, one for each of `rows` pictures and all in 0 .. classes - 1."""
     if labels.dtype.kind not in "iub":
-        raise Invalid(f"{where}: labels must be whole numbers, not {labels.dtype}")
+        named = ": number them, names, y = np.unique(y, return_inverse=True)" if labels.dtype.kind in "US" else ""
+        raise Invalid(f"{where}: labels must be whole numbers, not {'text' if named else labels.dtype}{named}")
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1 or len(labels) != rows:

@@ -14,5 +14,8 @@ class Lane(Protocol):
     """Runs all steps of a group of clients."""
 
     def fold(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Tree:
-        """Stacked carries after the last step, overwriting the given ones; clients with the most steps come first."""
+        """Stacked carries after the last step, in memory of their own; clients with the most steps come first.
+
+        Counts the clients in `core.progress`.
+        """
         ...

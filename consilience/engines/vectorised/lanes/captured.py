@@ -17,6 +17,7 @@ from consilience.core.plans import Batch, Plan
 from consilience.core.tree import Tree
 from consilience.engines.compiler.biases import add_biases_in_products
 from consilience.engines.compiler.constant_casts import cast_constants_once
+from consilience.engines.compiler.convolution_gradients import fix_gradient_layouts, write_channels_last
 from consilience.engines.compiler.in_place import InPlace, copy_all
 from consilience.engines.compiler.small_embeddings import multiply_small_embeddings
 from consilience.engines.compiler.thin_convolutions import multiply_thin_gradients
@@ -50,6 +51,16 @@ class CarryLayout:
     def blocks(self, device: torch.device, *several: int) -> Flat:
         """Memory for one carry, or for several."""
         return [torch.zeros(*several, end, dtype=dtype, device=device) for dtype, end in zip(self._dtypes, self._ends)]
+
+    def fill(self, blocks: Flat, leaves: Flat) -> None:
+        """Copy the leaves of several carries, stacked, to the blocks; what all carries share is gathered once."""
+        if any(leaf.stride(0) for leaf in leaves):
+            copy_all(self.windows(blocks), leaves)
+            return
+        one = self.blocks(blocks[0].device)
+        copy_all(self.windows(one), [leaf[0] for leaf in leaves])
+        for block, row in zip(blocks, one):
+            block.copy_(row)
 
     def windows(self, blocks: Flat) -> Flat:
         """The leaves in their places; of several carries, stacked."""
@@ -137,6 +148,9 @@ class Captured:
                 multiply_small_embeddings(traced)
             add_biases_in_products(traced)
             cast_constants_once(traced)
+            if self._compile and self._channels_last:
+                write_channels_last(traced)
+                fix_gradient_layouts(traced)
             options = {"products": True, "fused": not self._compile, "compile": self._compile}
             self._traces[masked] = InPlace(traced, leaves, keeps_old=keeps_old, **options)
         step = self._traces[masked]

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from consilience.core import tree
+from consilience.core import progress, tree
 from consilience.core.federation import Rows
 from consilience.core.plans import Plan
 from consilience.core.tree import Tree
 from consilience.engines.compiler.in_place import copy_all
 from consilience.engines.compiler.trace import Flat
 from consilience.engines.vectorised.lanes.captured import Captured, CarryLayout, SharedCapture, room_for
-from consilience.engines.vectorised.program import Context, Program
+from consilience.engines.vectorised.program import Context, Program, owned
 
 SHORTEST_TAIL = 4  # steps: below this, finished clients stay in the graph and the rest does not move to a narrower one
 CHUNKS = (16, 4, 1)  # steps in one graph: between two graphs the device waits for some microseconds
@@ -39,7 +39,8 @@ class GraphBatched:
         """Every client's steps, all clients together."""
         width, steps = len(plan.steps), int(plan.steps.max(initial=0))
         if not steps:
-            return carry
+            progress.add(width)
+            return owned(carry)
         captured = self._for(program, carry, context, plan, store)
         copy_all(captured.shared, pytree.tree_leaves(context.shared))
         copy_all(captured.carry, pytree.tree_leaves(carry))
@@ -53,7 +54,9 @@ class GraphBatched:
             captured.replay(masked=masked, times=times)
         carry = captured.unload()
         if done == steps:
+            progress.add(width)
             return carry
+        progress.add(width - half)  # the others are counted below
         head = self.fold(program, tree.rows(carry, slice(0, half)), context.head(half), plan.tail(done, half), store)
         return tree.concatenate([head, tree.rows(carry, slice(half, width))])
 
@@ -93,7 +96,7 @@ class GraphStreams:
         copy_all(captured[0].shared, pytree.tree_leaves(context.shared))  # all of them read it
         layout = captured[0].layout
         blocks = layout.blocks(leaves[0].device, len(plan.steps))
-        copy_all(layout.windows(blocks), leaves)
+        layout.fill(blocks, leaves)
         main = torch.cuda.current_stream()
         for stream in self._streams[:slots]:
             stream.wait_stream(main)
@@ -103,6 +106,7 @@ class GraphStreams:
             queues = [queue for queue in queues if next(queue, None) is not None]
         for stream in self._streams[:slots]:
             main.wait_stream(stream)
+        progress.add(len(plan.steps))
         return pytree.tree_unflatten(layout.windows(blocks), spec)
 
     def _client_steps(

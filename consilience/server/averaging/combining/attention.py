@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from consilience.core.settings import Positive, Range, check
+from consilience.core.settings import Checked, Positive, Range
 from consilience.core.tree import Tree, map_rows
 from consilience.server.averaging.combining.weighted_mean import weighted_mean
 
@@ -16,7 +16,7 @@ Norm = Annotated[float, Range(least=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention:
+class Attention(Checked):
     """w^l <- w^l - epsilon sum_k att_k^l (w^l - w_k^l), with att^l = softmax over k of |w^l - w_k^l|_p.
 
     A layer is one named parameter. Floating buffers are averaged by each client's mean attention over the layers.
@@ -28,9 +28,6 @@ class Attention:
     p: Norm = 2.0  # entry-wise: the authors' code takes the spectral norm of matrices at p = 2
     needs_each_reply = True  # attention needs every layer of every model
     uses_weights = False  # attention takes their place
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def merge(self, models: Tree, weights: Tensor) -> Tree:
         """As `merge_around` with the weighted mean as centre, for when the broadcast model is not known."""

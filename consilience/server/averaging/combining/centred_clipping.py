@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from consilience.core.settings import Count, Positive, check
+from consilience.core.settings import Checked, Count, Positive
 from consilience.core.tree import Tree, map_rows
 from consilience.server.averaging.combining.coordinate_wise import median
 from consilience.server.averaging.combining.whole_models import coordinates, middle_buffers
 
 
 @dataclass(frozen=True, kw_only=True)
-class CentredClipping:
+class CentredClipping(Checked):
     """v <- v + sum_k weight_k (w_k - v) min(1, tau / |w_k - v|), from the model that was broadcast.
 
     No reply moves the model further than weight_k tau. Without `tau` it is the median of the |w_k - v|.
@@ -26,9 +26,6 @@ class CentredClipping:
     iterations: Count = 1
     needs_each_reply = True  # it clips each reply
     uses_weights = True  # they weigh the clipped differences
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def merge(self, models: Tree, weights: Tensor) -> Tree:
         """As `merge_around` with the coordinate-wise median as centre, for when the broadcast model is not known."""

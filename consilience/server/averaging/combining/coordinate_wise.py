@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from consilience.core.settings import check
+from consilience.core.settings import Checked
 from consilience.core.tree import Tree, map_rows
 from consilience.server.averaging.combining.tolerance import Faulty, require
 
@@ -47,15 +47,12 @@ def middle_of(ordered: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrimmedMean:
+class TrimmedMean(Checked):
     """Of every coordinate, the mean without the f smallest and the f largest values; weights are ignored."""
 
     f: Faulty = 0.2
     needs_each_reply = True  # it sorts them
     uses_weights = False  # every reply counts the same
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def check_against(self, replies: int) -> None:
         """Refuse an f that trims all replies."""

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from consilience.core.settings import Count, NonNegative, Positive, check
+from consilience.core.settings import Checked, Count, NonNegative, Positive
 from consilience.core.tree import Tree, map_rows
 from consilience.server.averaging.combining.coordinate_wise import median
 from consilience.server.averaging.combining.whole_models import coordinates, mean_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeometricMedian:
+class GeometricMedian(Checked):
     """The model v with the least sum_k weight_k |w_k - v|, by the smoothed Weiszfeld iteration from the mean.
 
     Distances below `nu` count as `nu`. It stops once a step is shorter than `tolerance` times the median distance.
@@ -25,9 +25,6 @@ class GeometricMedian:
     iterations: Count = 1000
     needs_each_reply = True  # it measures distances to them
     uses_weights = True  # a reply of weight 2 counts as two
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def merge(self, models: Tree, weights: Tensor) -> Tree:
         """Stacked models [m, ...] -> their geometric median over the parameters."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from consilience.core.settings import Count, Invalid, check
+from consilience.core.settings import Checked, Count, Invalid
 from consilience.core.tree import Tree, map_rows, rows
 from consilience.server.averaging.combining.coordinate_wise import middle_of, ordered
 from consilience.server.averaging.combining.tolerance import Faulty, require
@@ -21,16 +21,13 @@ Neighbours = Literal["n-f-1", "n-f-2"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Krum:
+class Krum(Checked):
     """The one model with the least mean squared distance to its nearest others; the first in client order if tied."""
 
     f: Faulty = 0.2
     neighbours: Neighbours = "n-f-1"
     needs_each_reply = True  # it chooses among them
     uses_weights = False  # every reply counts the same
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def check_against(self, replies: int) -> None:
         """Refuse an f that leaves too few neighbours."""
@@ -44,7 +41,7 @@ class Krum:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiKrum:
+class MultiKrum(Checked):
     """The plain mean of the `keep` models (n - f unless given) that score best by Krum."""
 
     f: Faulty = 0.2
@@ -52,9 +49,6 @@ class MultiKrum:
     neighbours: Neighbours = "n-f-1"
     needs_each_reply = True  # it chooses among them
     uses_weights = False  # every reply that is kept counts the same
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def check_against(self, replies: int) -> None:
         """Refuse an f that leaves too few neighbours, and a `keep` that must include faulty replies."""
@@ -87,7 +81,7 @@ def scores(distance: np.ndarray, f: int, neighbours: Neighbours) -> np.ndarray:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bulyan:
+class Bulyan(Checked):
     """n - 2f models, each chosen by Krum from those left; then, of every coordinate, the mean of the n - 4f values
     nearest to the median. Weights are ignored."""
 
@@ -95,9 +89,6 @@ class Bulyan:
     neighbours: Neighbours = "n-f-1"
     needs_each_reply = True  # it chooses among them
     uses_weights = False  # every reply counts the same
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def check_against(self, replies: int) -> None:
         """Refuse an f that leaves too few replies to choose from."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from consilience.core.settings import Positive, check
+from consilience.core.settings import Checked, Positive
 from consilience.core.tree import Tree, map_rows
 from consilience.server.averaging.combining.weighted_mean import weighted_mean
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimAgg:
+class SimAgg(Checked):
     """Per tensor: share_k ~ u_k + v_k, u_k ~ 1 / (sum |p_k - mean p| + eps) over its entries, v_k the weight given.
 
     Floating buffers are tensors like any other; counters take the largest.
@@ -21,9 +21,6 @@ class SimAgg:
 
     eps: Positive = 1e-5
     needs_each_reply = True  # distances need every tensor
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def merge(self, models: Tree, weights: Tensor) -> Tree:
         """Stacked models [m, ...] -> one."""

@@ -20,14 +20,9 @@ class WeightedMean:
 
     def merge(self, models: Tree, weights: Tensor) -> Tree:
         """Stacked models [m, ...] -> their mean."""
-        single = weights.to(torch.float32)  # once, not once per tensor
         if weights.device.type != "cuda" or any(isinstance(leaf, RemoteTensor) for leaf in leaves(models)):
-            return map_rows(_merge, models, given=(weights, single))
-        return _all_at_once(lambda stacked: _merge(stacked, weights, single), models)
-
-
-def _merge(stacked: Tensor, weights: Tensor, single: Tensor) -> Tensor:
-    return weighted_mean(stacked, weights if stacked.dtype == torch.float64 else single)
+            return map_rows(weighted_mean, models, given=(weights,))
+        return _all_at_once(lambda stacked: weighted_mean(stacked, weights), models)
 
 
 def _all_at_once(merge: Callable[[Tensor], Tensor], models: Tree) -> Tree:

@@ -23,11 +23,11 @@ class ControlVariates:
         """What replies must hold."""
         return ("control_change",)
 
-    def open(self, start: Tree, clients: int) -> Tree:
+    def initial(self, start: Tree, clients: int) -> Tree:
         """Zero."""
         return map_leaves(torch.zeros_like, start["params"])
 
-    def tell(self, ledger: Tree) -> Tree:
+    def broadcast(self, ledger: Tree) -> Tree:
         """Send c to every client."""
         return ledger
 
@@ -52,11 +52,11 @@ class MeanDrift:
     name = "mean_drift"  # its key in the state; it is not broadcast
     needs_each_reply = False  # a sum is enough
 
-    def open(self, start: Tree, clients: int) -> Tree:
+    def initial(self, start: Tree, clients: int) -> Tree:
         """Zero."""
         return map_leaves(torch.zeros_like, start["params"])
 
-    def tell(self, ledger: Tree) -> Tree:
+    def broadcast(self, ledger: Tree) -> Tree:
         """Nothing: clients do not need it."""
         return {}
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from consilience.core import rng
 from consilience.core.exchange import Cohort
-from consilience.core.settings import Count, Invalid, NonNegative, Positive, check
+from consilience.core.settings import Checked, Count, Invalid, NonNegative, Positive
 from consilience.core.tree import Tree, leaves, map_leaves
 from consilience.server.protocols import RoundOutcome
 from consilience.task.gradients import gradient
@@ -21,7 +21,7 @@ from consilience.task.latent import classifier, draw_labels, generate, new_gener
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generator:
+class Generator(Checked):
     """Features G(y, e) that the clients' classifiers assign to label y, weighted by each client's share of label y.
 
     min sum_k (share of label y that client k holds) CE(head_k(G(y, e)), y) + diversity exp(-mean |e - e'| |z - z'|).
@@ -36,10 +36,7 @@ class Generator:
     name = "generator"  # its key in the state and in the broadcast
     needs_each_reply = True  # it uses every client's classifier
 
-    def __post_init__(self) -> None:
-        check(self)
-
-    def open(self, start: Tree, clients: int) -> Tree:
+    def initial(self, start: Tree, clients: int) -> Tree:
         """An untrained generator and uniform label shares."""
         weight = start["params"][classifier(start["params"]).weight]  # [C, d]
         classes, latent = weight.shape
@@ -47,7 +44,7 @@ class Generator:
         params = new_generator(classes, latent, noise=self.noise_size, hidden=self.hidden, like=weight)
         return {"params": params, "labels": shares, "ready": torch.zeros_like(shares[0])}
 
-    def tell(self, ledger: Tree) -> Tree:
+    def broadcast(self, ledger: Tree) -> Tree:
         """Send everything to every client."""
         return ledger
 

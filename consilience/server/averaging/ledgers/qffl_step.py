@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from consilience.core.remote import each
-from consilience.core.settings import NonNegative, Positive, check
+from consilience.core.settings import Checked, NonNegative, Positive
 from consilience.core.tree import Tree, map_leaves
 from consilience.server.averaging.weighting.by_loss import LEAST_LOSS, losses_at_start
 from consilience.server.protocols import RoundOutcome
 
 
 @dataclass(frozen=True, kw_only=True)
-class QfflStep:
+class QfflStep(Checked):
     """Scales the server's step to that of q-FedAvg: sum_k Delta_k / sum_k h_k.
 
     Delta_k = F_k^q L (w - w_k) and h_k = q F_k^(q-1) |L (w - w_k)|^2 + L F_k^q. With shares p_k ~ F_k^q the quotient is
@@ -27,14 +27,11 @@ class QfflStep:
     name = "qffl_step"  # its key in the server's state
     needs_each_reply = True  # the length of each update is read
 
-    def __post_init__(self) -> None:
-        check(self)
-
-    def open(self, start: Tree, clients: int) -> Tree:
+    def initial(self, start: Tree, clients: int) -> Tree:
         """Nothing is kept."""
         return {}
 
-    def tell(self, ledger: Tree) -> Tree:
+    def broadcast(self, ledger: Tree) -> Tree:
         """Nothing is sent."""
         return {}
 

@@ -12,20 +12,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from consilience.core.settings import Decay, Positive, check
+from consilience.core.settings import Checked, Decay, Positive
 from consilience.core.tree import Tree, map_leaves
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdagradStep:
+class AdagradStep(Checked):
     """v <- v + d^2."""
 
     lr: Positive = 0.01
     beta1: Decay = 0.0
     tau: Positive = 1e-3
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, params: Tree) -> Tree:
         """Both moments at zero."""
@@ -37,16 +34,13 @@ class AdagradStep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdamStep:
+class AdamStep(Checked):
     """v <- beta2 v + (1 - beta2) d^2."""
 
     lr: Positive = 0.01
     beta1: Decay = 0.9
     beta2: Decay = 0.99
     tau: Positive = 1e-3
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, params: Tree) -> Tree:
         """Both moments at zero."""
@@ -58,16 +52,13 @@ class AdamStep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class YogiStep:
+class YogiStep(Checked):
     """v <- v - (1 - beta2) d^2 sign(v - d^2)."""
 
     lr: Positive = 0.01
     beta1: Decay = 0.9
     beta2: Decay = 0.99
     tau: Positive = 1e-3
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, params: Tree) -> Tree:
         """Both moments at zero."""

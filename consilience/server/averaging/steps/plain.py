@@ -8,7 +8,7 @@ import torch
 
 from consilience.core.rate_schedules import RateSchedule
 from consilience.core.rng import host
-from consilience.core.settings import Decay, Invalid, NonNegative, Positive, Whole, check
+from consilience.core.settings import Checked, Decay, Invalid, NonNegative, Positive, Whole, check
 from consilience.core.tree import Tree, map_leaves
 from consilience.server.protocols import MovesInRound, Step
 
@@ -27,14 +27,11 @@ class Replace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MomentumStep:
+class MomentumStep(Checked):
     """v <- beta v + d, w <- w + lr v, where d leads from the global model to the merged one."""
 
     lr: Positive = 1.0
     beta: Decay = 0.9
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, params: Tree) -> Tree:
         """Zero velocity."""

@@ -8,21 +8,18 @@ import torch
 from torch import Tensor
 
 from consilience.core.exchange import Cohort, Notes
-from consilience.core.settings import Invalid, NonNegative, Positive, check
+from consilience.core.settings import Checked, Invalid, NonNegative, Positive
 from consilience.core.tree import Tree
 
 LEAST_LOSS = 1e-10  # added to every loss, as in the authors' code: with q < 1 a loss of zero would divide by zero
 
 
 @dataclass(frozen=True, kw_only=True)
-class QfflWeights:
+class QfflWeights(Checked):
     """F_k^q, normalised, where F_k is the client's mean loss at the received model; q = 0 gives equal weights."""
 
     q: NonNegative = 1.0
     needs_each_reply = True  # each client's loss is read
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, start: Tree, clients: int) -> Tree:
         """No state."""
@@ -42,7 +39,7 @@ def losses_at_start(cohort: Cohort, method: str, recipe: str) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgnosticWeights:
+class AgnosticWeights(Checked):
     """lambda <- projection onto the simplex of lambda + `step_size` F, where F_k is client k's loss at the model sent.
 
     A round uses the lambda from before it, normalised over the clients that replied.
@@ -50,9 +47,6 @@ class AgnosticWeights:
 
     step_size: Positive = 0.1
     needs_each_reply = True  # each client's loss is read
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, start: Tree, clients: int) -> Tree:
         """Equal lambda for all clients."""
@@ -81,14 +75,11 @@ def project_to_simplex(vector: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrWeights:
+class DrWeights(Checked):
     """N_k loss_k^(q+1), normalised, where loss_k is the client's mean loss at the received model."""
 
     q: NonNegative = 1.0
     needs_each_reply = True  # each client's loss is read
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, start: Tree, clients: int) -> Tree:
         """No state."""

@@ -11,12 +11,12 @@ from torch import Tensor
 from consilience.core.exchange import Cohort, Notes
 from consilience.core.remote import each
 from consilience.core.rounds import Diverged
-from consilience.core.settings import check
+from consilience.core.settings import Checked
 from consilience.core.tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class DualWeights:
+class DualWeights(Checked):
     """xi_k = cos(w_k, f) / sum_j cos(w_j, f), f = the mean of the w_j, or their mean by examples (`first_stage`).
 
     Models trained from the same model all point in almost the same direction, so after the first rounds these weights
@@ -28,9 +28,6 @@ class DualWeights:
     # Paper: "consistent with FedAvg, the weighted average", but eq (13) is 1/K. Here: 1/K by default.
     first_stage: Literal["uniform", "examples"] = "uniform"
     needs_each_reply = True  # cosines need every model
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, start: Tree, clients: int) -> Tree:
         """No state."""

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from consilience.core.exchange import Cohort, Notes
 from consilience.core.remote import each
-from consilience.core.settings import Positive, check
+from consilience.core.settings import Checked, Positive
 from consilience.core.tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAdpWeights:
+class FedAdpWeights(Checked):
     """N_k exp(h(angle_k)), normalised; h(a) = beta (1 - exp(-exp(-beta (a - 1)))), angles averaged over rounds.
 
     The angle is that between client k's accumulated gradient (w - w_k, up to the learning rate) and the N_k-weighted
@@ -24,9 +24,6 @@ class FedAdpWeights:
 
     beta: Positive = 7.0  # Paper (Wu and Wang): alpha = 5. Here: 7, as in DUW's experiments.
     needs_each_reply = True  # angles need every update
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, start: Tree, clients: int) -> Tree:
         """Every client's mean angle and its number of rounds."""

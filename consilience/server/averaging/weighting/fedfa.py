@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from consilience.core.exchange import Cohort, Notes
-from consilience.core.settings import Invalid, Positive, Probability, check
+from consilience.core.settings import Checked, Invalid, Positive, Probability
 from consilience.core.tree import Tree
 from consilience.server.averaging.weighting.fedadp import took_part
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedFaWeights:
+class FedFaWeights(Checked):
     """gamma M_k + (1 - gamma) E_k over the round's participants; M and E are normalised information contents.
 
     M_k ~ -log2(share of the accuracies), E_k ~ -log2(1 - share of the participations). The formula gives the *least*
@@ -25,9 +25,6 @@ class FedFaWeights:
     gamma: Probability = 0.5
     eps: Positive = 1e-6  # in place of a zero inside a logarithm
     needs_each_reply = True  # each client's accuracy is read
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, start: Tree, clients: int) -> Tree:
         """Participation counts of all clients."""

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from consilience.core.exchange import Cohort, Notes
-from consilience.core.settings import Count, OnlyWith, check
+from consilience.core.settings import Checked, Count, OnlyWith
 from consilience.core.tree import Tree
 from consilience.server.rules.clusters import ClusterMetric, Groups, by_similarity, check_groups, in_order
 
 
 @dataclass(frozen=True, kw_only=True)
-class HierarchicalWeights:
+class HierarchicalWeights(Checked):
     """1 / (M |C_k|) for a client of cluster C_k, M clusters: every cluster counts the same, whatever its size.
 
     The round's clients are clustered by their updates into at most `clusters`, or belong to the `groups` given (such as
@@ -26,9 +26,6 @@ class HierarchicalWeights:
     clusters: Annotated[Count, OnlyWith("groups", (None,))] = 2
     metric: Annotated[ClusterMetric, OnlyWith("groups", (None,))] = "distance"
     groups: Groups | None = None
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def needs_each_reply(self) -> bool:

@@ -9,20 +9,17 @@ from torch import Tensor
 
 from consilience.core import tree
 from consilience.core.exchange import Cohort, Notes
-from consilience.core.settings import check
+from consilience.core.settings import Checked
 from consilience.core.tree import Tree
 from consilience.layers.adapters import LORA, Factors, pairs_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProductNorm:
+class ProductNorm(Checked):
     """|B_k A_k| / sum_j |B_j A_j|, the Frobenius norm over all adapted layers; equal if all are 0."""
 
     factors: Factors = LORA
     needs_each_reply = True  # norms of products need the factors
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def init(self, start: Tree, clients: int) -> Tree:
         """No state."""

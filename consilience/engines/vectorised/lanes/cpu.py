@@ -1,4 +1,4 @@
-"""One client after another, or one per core."""
+"""The lanes of a CPU: one client after another, one per core, or all clients of a group in one vmapped step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from consilience.core import progress, tree
 from consilience.core.federation import Rows
 from consilience.core.plans import Plan
 from consilience.core.tree import Tree
-from consilience.engines.vectorised.program import BoundSteps, Context, Program
+from consilience.engines.vectorised.program import BoundSteps, Context, Program, owned
 
 
 class Serial:
@@ -19,6 +19,7 @@ class Serial:
 
     def fold(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Tree:
         """Every client's steps, client by client."""
+        carry = owned(carry)
         for client in range(len(plan.steps)):
             _one(program, carry, context, plan, store, client)
             progress.add()
@@ -35,6 +36,7 @@ class Threads:
 
     def fold(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Tree:
         """Every client's steps, as many clients at once as there are workers."""
+        carry = owned(carry)
         _trace_common_shapes(program, carry, context, plan, store)
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="clients")
@@ -53,13 +55,32 @@ class Threads:
         return carry
 
 
+class Batched:
+    """Clients come longest first, so that the finished ones are cut off at the end."""
+
+    def fold(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Tree:
+        """Every client's steps, all clients together."""
+        carry = owned(carry)
+        active = len(plan.steps)
+        steps = BoundSteps(program.group, carry, context)
+        for step in range(int(plan.steps.max(initial=0))):
+            going = plan.active(step)
+            if going < active:  # the others' rows are unchanged
+                steps = BoundSteps(program.group, tree.rows(carry, slice(0, going)), context.head(going))
+                active = going
+            steps(plan.group(step, active, store, program.dtype))
+        progress.add(len(plan.steps))
+        return carry
+
+
 def _one(
     program: Program, carry: Tree, context: Context, plan: Plan, store: Rows, client: int, *, threaded: bool = False
 ) -> None:
     steps = BoundSteps(program.one, tree.rows(carry, client), context.of(client), threaded=threaded)
     for batch in plan.batches(client, store, program.dtype, cut=not threaded):
         steps(batch, may_trace=not threaded)
-    steps.put_back()
+    if threaded:
+        steps.put_back()
 
 
 def _trace_common_shapes(program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> None:
