@@ -10,6 +10,7 @@ import numpy as np
 
 from consilience.dashboard.curves import Series, is_number
 from consilience.dashboard.growing_log import Budget, GrowingLog
+from consilience.dashboard.nodes import client_rows
 from consilience.dashboard.watched_run import WatchedRun
 from consilience.reporting.runs import federation_of
 from consilience.runs.folder import RunFolder
@@ -62,7 +63,7 @@ class ClientTotals:
         names, facts = self._facts.get("names") or [], self._facts
         count = max(len(names), len(self._answered), int(self._run.facts.get("clients") or 0))
         columns: dict[str, Any] = {
-            "rows": facts.get("train_rows"),
+            "rows": facts.get("train_rows") or client_rows(self._run.path),
             "answered": np.pad(self._answered, (0, count - len(self._answered))).tolist(),
             "value": self._scores.get(self._main),
             "personal": self._scores.get(f"personal_{self._main}"),
@@ -139,7 +140,7 @@ class ClientHistory:
         return {
             "client": k,
             "name": plain(name, most=80) if name is not None else str(k),
-            "rows": _finite(_at(facts.get("train_rows"), k)),
+            "rows": _finite(_at(facts.get("train_rows") or client_rows(self._run.path), k)),
             "test_rows": _finite(_at(facts.get("test_rows"), k)),
             "labels": held,
             "answered": self._answered,

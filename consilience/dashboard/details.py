@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import Any
 
 from consilience.core.settings import Invalid
 from consilience.dashboard.curves import is_number
+from consilience.dashboard.nodes import node_table
 from consilience.dashboard.watched_run import WatchedRun
 from consilience.reporting.groups import flat
 from consilience.reporting.privacy import not_private
 from consilience.reporting.terminal import size
-from consilience.runs import canonical
-from consilience.runs.disk import open_file, read_file
-from consilience.runs.folder import DEPLOY_LOG, NODES, RESUME_LOG
+from consilience.runs.disk import open_file
+from consilience.runs.folder import DEPLOY_LOG, RESUME_LOG
 from consilience.runs.names import plain
 from consilience.runs.text import best_model, took
 from consilience.runs.toml_text import dumps
@@ -22,8 +21,6 @@ from consilience.runs.toml_text import dumps
 LOGS = (DEPLOY_LOG, RESUME_LOG)
 _TAIL_BYTES = 1 << 16
 _MOST_LINES = 400
-_MOST_BYTES = 1 << 23
-_MOST_NODES = 2000
 
 
 def details(run: WatchedRun, *, controlled: bool) -> dict[str, Any]:
@@ -36,7 +33,7 @@ def details(run: WatchedRun, *, controlled: bool) -> dict[str, Any]:
         "machine": _machine(run),
         "warnings": _warnings(run),
         "events": [{"round": round, "text": text} for round, text in reversed(run.events)],
-        "nodes": _nodes(run),
+        "nodes": node_table(run.path),
         "logs": [name for name in LOGS if (run.path / name).is_file()],
         "settings": dumps(run.config) if run.config else "",
     }
@@ -81,11 +78,12 @@ def _facts(run: WatchedRun) -> list[list[str]]:
 
 def _machine(run: WatchedRun) -> list[list[str]]:
     facts, engine = run.facts, _section(run, "engine")
+    parameters: Any = facts.get("parameters")
     said: Any = facts.get("versions")
     versions = said if isinstance(said, dict) else {}
     found = {
         "created": facts.get("created"),
-        "parameters": facts.get("parameters"),
+        "parameters": f"{parameters:,}" if type(parameters) is int else None,
         "device": engine.get("device"),
         "lane": engine.get("lane"),
         "dtype": engine.get("dtype"),
@@ -105,32 +103,6 @@ def _warnings(run: WatchedRun) -> list[str]:
     if facts.get("forced"):
         found.append("resumed by force after something had changed; run.json says what")
     return [plain(text, most=400) for text in found if text]
-
-
-def _nodes(run: WatchedRun) -> list[dict[str, Any]]:
-    """What the server of a deployment recorded about its nodes; malformed entries are left out."""
-    with contextlib.suppress(OSError, ValueError):
-        found = canonical.decode(read_file(run.path / NODES, most=_MOST_BYTES))
-        nodes = found.get("nodes") if isinstance(found, dict) else None
-        return [_node(one) for one in nodes[:_MOST_NODES] if isinstance(one, dict)] if isinstance(nodes, list) else []
-    return []
-
-
-def _node(one: dict[str, Any]) -> dict[str, Any]:
-    clients, refused = one.get("clients"), one.get("refused")
-    return {
-        "node": plain(one.get("node", "?"), most=40),
-        "clients": [k for k in clients[:200] if type(k) is int] if isinstance(clients, list) else [],
-        "online": one.get("online") is True,
-        "joined": plain(one.get("joined", ""), most=40),
-        "last_seen": plain(one.get("last_seen", ""), most=40),
-        "answered": one.get("answered") if type(one.get("answered")) is int else 0,
-        "failed": one.get("failed") if type(one.get("failed")) is int else 0,
-        "refused": ", ".join(f"{plain(k, most=40)} {n}" for k, n in refused.items() if type(n) is int)
-        if isinstance(refused, dict)
-        else "",
-        "problem": plain(one.get("problem", ""), most=300),
-    }
 
 
 def _section(run: WatchedRun, name: str) -> dict[str, Any]:

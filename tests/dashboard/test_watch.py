@@ -152,14 +152,17 @@ def test_refused_replies_nodes_and_logs(tmp_path: Path) -> None:
     run = written(tmp_path, "a", clients=own, deployed=True)
     RunFolder.open(run).metrics.append({"round": 4, "rejected": {"shape": 1}, "refused": ["client 1 refused: shape"]})
     node = {"node": "7", "clients": [1], "online": True, "answered": 2, "refused": {"shape": 1}, "problem": "<b>\n"}
-    (run / "nodes.json").write_text(json.dumps({"nodes": [node, "nonsense", {}]}))
+    odd = {"clients": [0, 2], "train_rows": [5]}  # the lists do not fit together
+    (run / "nodes.json").write_text(json.dumps({"nodes": [{**node, "train_rows": [40]}, "nonsense", odd]}))
     (run / "deploy.log").write_text("one\ntwo \x1b[31m\n")
     api = Api(Watch(tmp_path))
     found = asked(api, "run", run="a")
     assert found["events"] == [{"round": 4, "text": "client 1 refused: shape"}]
     assert [one["refused"] for one in found["nodes"]] == ["shape 1", ""] and found["nodes"][0]["problem"] == "<b>\\n"
     assert asked(api, "log", run="a", file="deploy.log")["lines"] == ["one", "two \\x1b[31m"]
-    assert found["logs"] == ["deploy.log"]
+    assert found["logs"] == ["deploy.log"] and [one["rows"] for one in found["nodes"]] == [40, None]
+    assert [one["rows"] for one in asked(api, "clients", run="a")["clients"]] == [None, 40, None, None]
+    assert asked(api, "client", run="a", client="1")["rows"] == 40
     assert [one["refused"] for one in asked(api, "clients", run="a")["clients"]] == [0, 2, 0, 1]
     assert [r["reason"] for r in asked(api, "client", run="a", client="1")["refusals"]] == ["shape", "nonfinite"]
     assert api.answer("log", lambda name: {"run": ["a"], "file": ["run.json"]}[name])[0] == 409

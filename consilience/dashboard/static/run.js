@@ -37,11 +37,11 @@ function nodes(found) {
   const online = found.nodes.filter((node) => node.online).length, going = found.summary.going;
   const when = going ? "after the last round" : "when the server last wrote";
   say("nodes-said", found.nodes.length ? `${online} of ${found.nodes.length} nodes were online ${when}. Answers are replies to training and to tests.` : "The server has written nothing about its nodes yet.");
-  const titles = ["node", "client numbers", "state", "joined", "last seen", "answers", "failures", "refused by reason", "last problem"];
+  const titles = ["node", "client numbers", "training rows", "state", "joined", "last seen", "answers", "failures", "refused by reason", "last problem"];
   $("nodes").replaceChildren(el("caption", { class: "unseen" }, "Nodes of the deployment"),
-    el("thead", {}, el("tr", {}, ...titles.map((title, i) => el("th", { scope: "col", class: i > 6 || i === 2 ? "words short" : "" }, title)))),
+    el("thead", {}, el("tr", {}, ...titles.map((title, i) => el("th", { scope: "col", class: i > 7 || i === 3 ? "words short" : "" }, title)))),
     el("tbody", {}, ...found.nodes.map((node) => el("tr", {},
-      el("th", { scope: "row" }, node.node), el("td", {}, node.clients.length > 6 ? `${node.clients.length} clients` : node.clients.join(", ") || "–"),
+      el("th", { scope: "row" }, node.node), el("td", {}, node.clients.length > 6 ? `${node.clients.length} clients` : node.clients.join(", ") || "–"), el("td", {}, number(node.rows)),
       el("td", { class: "words short" }, el("span", { class: `pill ${!node.online ? "off" : going ? "going" : "done"}` }, node.online ? "online" : "offline")),
       el("td", { class: "when", title: node.joined, dataset: { time: node.joined } }), el("td", { class: "when", title: node.last_seen, dataset: { time: node.last_seen } }),
       el("td", {}, number(node.answered)), el("td", { class: node.failed ? "bad" : "" }, number(node.failed)),

@@ -157,8 +157,8 @@ class FlowerEngine:
 
     @property
     def node_health(self) -> list[dict[str, Any]]:
-        """The health of each node: connected since, last answer, number of answers, refusals by reason."""
-        return self._registry.health.facts()
+        """The health of each node: its clients and their rows, connected since, last answer, refusals by reason."""
+        return self._registry.health.facts(self.sizes)
 
     def count_refused(self, refusals: Iterable[Refusal]) -> None:
         """Count a finished round's refused replies, including screened ones, at their nodes."""

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from consilience.core.refusal import Refusal
 from consilience.flower.engine.mail import NodeReplies
 
@@ -68,12 +70,16 @@ class NodeHealth:
                 self._nodes[node].refused[refusal.reason] += 1
                 self._nodes[node].problem = str(refusal)
 
-    def facts(self) -> list[dict[str, Any]]:
-        """One row per node, by its first client; ids are text, since JSON readers round such large numbers."""
+    def facts(self, sizes: np.ndarray) -> list[dict[str, Any]]:
+        """One row per node, by its first client; ids are text, since JSON readers round such large numbers.
+
+        sizes: [K] the training rows of each client, as its node reported them.
+        """
         rows = [
             {
                 "node": str(node),
                 "clients": known.clients,
+                "train_rows": sizes[known.clients].tolist(),
                 "online": known.online,
                 "joined": known.joined,
                 "last_seen": known.seen,

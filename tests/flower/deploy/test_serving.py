@@ -120,6 +120,8 @@ def test_a_deployed_run_is_an_ordinary_run_folder_with_the_same_bits(app: Path, 
     nodes = json.loads((folder / "nodes.json").read_text())["nodes"]
     assert sorted(client for node in nodes for client in node["clients"]) == list(range(CLIENTS))
     assert all(node["online"] and node["answered"] >= 3 and not node["refused"] for node in nodes)
+    held = {client: count for node in nodes for client, count in zip(node["clients"], node["train_rows"], strict=True)}
+    assert [held[client] for client in range(CLIENTS)] == engine.sizes.tolist()
 
 
 def test_more_rounds_and_a_crash_give_the_same_bits(app: Path, tmp_path: Path) -> None:
