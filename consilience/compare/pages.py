@@ -60,7 +60,7 @@ def _page(
             cards=_facts(comparison, found),
             warnings=[note for note in said if note.startswith(DIFFERS)],
             notes=[note for note in said if not note.startswith(DIFFERS)],
-            sheets=[{"title": sheet.title, "table": Table(head=sheet.head, lines=sheet.rows)} for sheet in sheets],
+            sheets=[(sheet, Table(head=sheet.head, lines=sheet.rows)) for sheet in sheets],
             pictures=pictures,
             figures=pictures,
             no_figures="" if drawable else report.NO_FIGURES,

@@ -22,11 +22,12 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # first characters that a spre
 
 @dataclass(frozen=True, kw_only=True)
 class TextTable:
-    """One table: a title, a head and rows of text."""
+    """One table: a title, a head and rows of text, and how to read it."""
 
     title: str
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    reading: str = ""
 
 
 def sheets(comparison: Comparison, results: Results) -> list[TextTable]:
@@ -94,10 +95,16 @@ def _quality(methods: Sequence[MethodResult], qualities: Sequence[Quality]) -> T
         rows.append((found.method.label, seeds, *cells))
     shares = [q.unit == SHARE for q in known]
     unit = " in %" if all(shares) else " (shares in %)" if any(shares) else ""
-    title = f"Quality after the last round{unit}: mean ± deviation over seeds" + (
+    title = f"Quality after the last round{unit}: mean ± standard deviation over seeds" + (
         "; * of clients' own models" if any(found.personal for found in methods) else ""
     )
-    return TextTable(title=title, head=("method", "seeds", *(q.title for q in known)), rows=tuple(rows))
+    reading = (
+        "The global model on all test rows. “Best” is its best value over the rounds, selected on those rows: do not "
+        "report it alone. “Clients” and “worst tenth”: on each client's own test rows."
+    )
+    return TextTable(
+        title=title, head=("method", "seeds", *(q.title for q in known)), rows=tuple(rows), reading=reading
+    )
 
 
 def _tests(comparison: Comparison, methods: Sequence[MethodResult], main: Quality) -> TextTable:
@@ -113,6 +120,9 @@ def _tests(comparison: Comparison, methods: Sequence[MethodResult], main: Qualit
         title=f"{title} minus that of {comparison.baseline}{points}, paired by seed ({better})",
         head=("method", "n", "difference", "95 % interval", "p (t)", "p (exact)", "p (sign)", "shown"),
         rows=tuple(rows),
+        reading="Difference: mean over the n seeds, with its interval by Student's t. p: of the paired t test, the "
+        "exact sign-flip test and the sign test, two-sided. Shown: the conclusion at the 5 % level; “not shown” does "
+        "not mean equal.",
     )
 
 
@@ -157,18 +167,24 @@ def _target(comparison: Comparison, methods: Sequence[MethodResult], main: str) 
         cells = [_amount(found.to_target[key], spread=True) if key in found.to_target else "n/a" for key in keys]
         rows.append((found.method.label, f"{found.reached} of {found.finished}", *cells))
     return TextTable(
-        title=f"To {main} {comparison.target:g}: mean ± deviation over the seeds that reached it",
+        title=f"To {main} {comparison.target:g}: mean ± standard deviation over the seeds that reached it",
         head=("method", "seeds that did", "rounds", "MB both ways", "simulated s")[: 2 + len(keys)],
         rows=tuple(rows),
+        reading="Means are over the seeds that reached it: a method that did so on one seed can look fast.",
     )
 
 
 def study(found: TuningResult, labels: Sequence[str] = ()) -> TextTable:
     """How methods were tuned, the best validation value first."""
-    head = ("method", "validation", "of", "first trial", "trials", "pruned", "failed", "best options")
+    head = ("method", "validation", "metric", "first trial", "trials", "pruned", "failed", "best options")
     methods = [method for method in found.methods if not labels or method.label in labels]
     ordered = sorted(methods, key=lambda method: (method.metric, _tuned_rank(method)))
-    return TextTable(title=f"Tuning: {found.budget}", head=head, rows=tuple(_tuned_line(method) for method in ordered))
+    lines = tuple(_tuned_line(method) for method in ordered)
+    reading = (
+        "Validation: the best value on the validation rows; first trial: with the options of an untuned run. Pruned "
+        "trials were stopped early; failed ones diverged, or had options that the method refuses."
+    )
+    return TextTable(title=f"Tuning: {found.budget}", head=head, rows=lines, reading=reading)
 
 
 def _tuned_rank(method: TunedMethod) -> float:
