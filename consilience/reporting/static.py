@@ -79,7 +79,9 @@ def _bars(chart: Bars) -> Canvas:
         axes.set_xlim(min(places) - 0.7, max(places) + 0.7)
     axes.grid(axis="x", visible=False)
     if chart.level is not None:
-        axes.axhline(chart.level[1], color=style.LINES[1], lw=1.2, ls="--", label=chart.level[0])
+        axes.axhline(
+            chart.level[1], color=style.LINES[1], lw=1.2, ls="--", label=f"{chart.level[0]} {chart.level[1]:.4g}"
+        )
     style.legend(figure, axes)
     return figure
 

@@ -113,10 +113,12 @@ def legend(figure: Canvas, axes: Any) -> None:
     if not labels:
         return
     longest = max(map(len, labels))
-    columns = 1 if longest > 34 else 2 if longest > 16 else 3
+    columns = 1 if longest > 22 else 2 if longest > 12 else 3  # what fits the width in DejaVu Sans, a wide font
     lines = -(-len(labels) // columns)
     figure.set_figheight(figure.get_figheight() + 0.19 * lines)
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8.5, handlelength=2.4)
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=columns, fontsize=8.5, handlelength=2.4, columnspacing=1.2
+    )
 
 
 def svg(picture: Figure) -> str:

@@ -153,6 +153,7 @@ def test_a_new_round_comes_without_reloading_and_keeps_what_was_typed(tab: Any, 
         tab.locator("#runs").get_by_text("0.4321").first.wait_for()
         assert tab.get_by_label("Search").input_value() == "live" and names(tab) == ["live"]
         assert tab.get_by_role("button", name="Stop live").is_visible()
+        assert tab.locator("#curves-title").inner_text() == "Live curves"
     tab.get_by_role("button", name="Resume live").wait_for()
     tab.get_by_role("button", name="Resume live").click()
     tab.locator("#done", has_text="is being resumed").wait_for()  # it ends at once: such a run cannot be continued
@@ -239,6 +240,29 @@ def test_on_paper_tables_and_charts_fit(tab: Any) -> None:
     assert gaps and max(gaps) < 30, gaps  # no empty space below a drawing
 
 
+@pytest.mark.parametrize("tab", [{"viewport": {"width": 1400, "height": 900}}], indirect=True, ids=["wide"])
+def test_printing_draws_charts_for_paper_and_restores_them(tab: Any) -> None:
+    tab.goto("/runs/clinic")
+    tab.locator("#curves figure svg").first.wait_for()
+    tab.evaluate(
+        """() => addEventListener("beforeprint", () => {
+          window.paper = [...document.querySelectorAll("#curves svg")].map((svg) => Number(svg.getAttribute("width")));
+        })"""
+    )
+    before = tab.locator("#curves svg").first.get_attribute("width")
+    tab.pdf()
+    widths = tab.evaluate("window.paper")
+    assert widths and set(widths) == {340} and before != "340", (widths, before)
+    tab.wait_for_function(f"document.querySelector('#curves svg').getAttribute('width') === '{before}'")
+    tab.goto("/")
+    tab.locator("#runs .note").first.wait_for()
+    assert tab.locator("#curves-title").inner_text() == "Curves"  # no run is in progress
+    tab.emulate_media(media="print")
+    size = "part => parseFloat(getComputedStyle(part).fontSize)"
+    assert tab.locator("#runs .note").first.evaluate(size) < tab.locator("#runs th[scope=row]").first.evaluate(size)
+    assert not tab.locator("#runs th", has_text="action").is_visible()
+
+
 def test_rows_are_whole_pixels_high_and_names_break_after_folders(tab: Any) -> None:
     tab.goto("/")
     tab.locator("#runs tbody th[scope=row] a").first.wait_for()
@@ -256,18 +280,22 @@ def test_rows_are_whole_pixels_high_and_names_break_after_folders(tab: Any) -> N
 
 def test_nodes_say_which_clients_they_hold_and_how_long_ago_they_answered(tab: Any, folder: Path) -> None:
     seen = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=20)).isoformat(timespec="seconds")
-    told = [{**node, "joined": "2026-01-31T00:00:00+00:00", "last_seen": seen, "refused": {}} for node in NODES]
+    known = [{**NODES[0], "train_rows": [9, 1200]}, NODES[1]]  # the second is of an earlier version
+    told = [{**node, "joined": "2026-01-31T00:00:00+00:00", "last_seen": seen, "refused": {}} for node in known]
     (folder / "clinic/nodes.json").write_text(json.dumps({"nodes": told}))
     tab.goto("/runs/clinic")
     tab.locator("#nodes tbody tr").nth(1).wait_for()
     heads, rows = (tab.locator(f"#nodes {part}").all_inner_texts() for part in ("th[scope=col]", "tbody tr"))
-    assert heads[1] == "client numbers" and tab.locator("#nodes-said").inner_text().startswith("1 of 2 nodes")
+    assert heads[1:3] == ["client numbers", "training rows"] and tab.locator("#nodes-said").inner_text().startswith(
+        "1 of 2 nodes"
+    )
     cells = [row.split("\t") for row in rows]
-    assert [cell[1:4] for cell in cells] == [["0, 1", "online", "2026-01-31"], ["2, 3", "offline", "2026-01-31"]]
-    assert [cell[7:] for cell in cells] == [["none", "none"], ["none", "<b>"]]
+    assert [cell[1:3] for cell in cells] == [["0, 1", "1,209"], ["2, 3", "–"]]
+    assert [cell[3:5] for cell in cells] == [["online", "2026-01-31"], ["offline", "2026-01-31"]]
+    assert [cell[8:] for cell in cells] == [["none", "none"], ["none", "<b>"]]
     number = tab.locator("#nodes tbody th").first.bounding_box()
     assert number["height"] < 40, "the number of a node breaks in two"
-    before = cells[0][4]
+    before = cells[0][5]
     assert before.endswith(" s ago")
     tab.wait_for_function(  # nothing new is written meanwhile
         "before => document.querySelectorAll('#nodes tbody td.when')[1].textContent !== before", arg=before

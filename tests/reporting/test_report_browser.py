@@ -165,6 +165,41 @@ def test_the_names_of_many_methods_are_all_in_sight(tmp_path: Path, opened: Any)
     assert figure.locator(".drawing svg").bounding_box()["height"] > 600  # pixels: 16 cm of a sheet of A4
 
 
+def test_the_bar_of_many_methods_leaves_the_screen_of_a_phone_free(tmp_path: Path, opened: Any) -> None:
+    for number in range(20):
+        written(tmp_path, f"method{number}", algorithm=f"a_long_method_{number}")
+    page = opened(report.write([tmp_path], pictures=False), 390)
+    assert page.locator(".figurebar").bounding_box()["height"] < 0.2 * 900  # it stays in sight
+    last = page.locator(".chips button").last
+    last.focus()
+    chips, box = (place.bounding_box() for place in (page.locator(".chips"), last))
+    assert chips["y"] <= box["y"] and box["y"] + box["height"] <= chips["y"] + chips["height"] + 1
+
+
+@pytest.mark.parametrize("length", [12, 16, 22, 34])
+def test_names_in_the_legend_of_a_picture_are_not_cut(tmp_path: Path, opened: Any, length: int) -> None:
+    for number in range(6):
+        written(tmp_path, f"method{number}", algorithm=f"method_{number}".ljust(length, "m"))
+    page = opened(report.write([tmp_path], pictures=False), 718)
+    page.emulate_media(media="print")
+    beyond = """() => {
+      const svg = document.querySelector("figure[data-figure=accuracy] .drawing svg");
+      const whole = svg.getBoundingClientRect();
+      const boxes = [...svg.querySelectorAll("text")].map((text) => text.getBoundingClientRect());
+      return boxes.map((box) => Math.max(box.right - whole.right, whole.left - box.left));
+    }"""
+    assert max(page.evaluate(beyond)) <= 1
+
+
+def test_a_marked_level_is_named_above_the_bars(tmp_path: Path, opened: Any) -> None:
+    page = opened(report.write([real(tmp_path / "run")], pictures=False))
+    figure = page.locator("figure[data-figure=rows]")
+    figure.scroll_into_view_if_needed()
+    figure.locator(".main-svg").first.wait_for()
+    name, bars = figure.locator(".annotation-text").bounding_box(), figure.locator(".bars").bounding_box()
+    assert name["y"] + name["height"] <= bars["y"] + 1
+
+
 def test_axe_finds_nothing_in_light_and_dark(many: Path, opened: Any) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python").Axe()
     page = opened(many)
@@ -210,4 +245,9 @@ def test_on_paper_no_border_is_cut_and_maps_are_as_large_as_fits(tmp_path: Path,
         page.locator(f"figure[data-figure={name}] .drawing svg").bounding_box()["height"] for name in ("map", "loss")
     ]
     assert heights[0] > 1.2 * heights[1]
+    gaps = """() => [...document.querySelectorAll("figure")].map((figure) => {
+      const drawn = figure.querySelector(".drawing svg").getBoundingClientRect();
+      return figure.querySelector("figcaption").getBoundingClientRect().top - drawn.bottom;
+    })"""
+    assert max(page.evaluate(gaps)) < 15  # captions stand below their drawings, however high the card is
     assert page.evaluate("getComputedStyle(document.querySelector('pre')).overflowX") == "visible"

@@ -8,6 +8,9 @@ const FEW = 30; // points of a curve that has dots
 const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
 export const options = { smooth: 0, log: false, zoom: null }; // zoom: [first, last]
 const charts = new Set();
+let onPaper = false;
+addEventListener("beforeprint", () => { onPaper = true; redraw(); });
+addEventListener("afterprint", () => { onPaper = false; redraw(); });
 export const redraw = () => charts.forEach((chart) => chart.draw());
 
 function ticks(low, high, count, least = 0) {
@@ -89,7 +92,8 @@ export class Chart {
   draw() {
     if (this.drag) return; // drawn when the button is released
     this.whole.hidden = !options.zoom;
-    const width = Math.max(240, this.box.clientWidth), shown = this.visible().map((s) => within({ ...s, v: smoothed(s.y) })).filter((s) => s.x.length);
+    const paper = this.figure.closest(".grid") ? 340 : 690; // pixels of half a sheet of A4, and of a whole one
+    const width = onPaper ? paper : Math.max(240, this.box.clientWidth), shown = this.visible().map((s) => within({ ...s, v: smoothed(s.y) })).filter((s) => s.x.length);
     this.drawLegend();
     const xs = shown.flatMap((s) => [s.x[0], s.x[s.x.length - 1]]);
     let [low, high] = [Infinity, -Infinity];

@@ -15,7 +15,7 @@ const columns = () => [
   ["", el("span", { class: "unseen" }, "Selected"), "tick"], ["name", "run", ""], ["", "curve", "words short"],
   ["value", titleOfMetric(), ""], ["status", "status", "words short"], ["best", "best", "wide"], ["loss", "loss", "wide"], ["round", "round", ""], ["clients", "clients", "wide"],
   ["seed", "seed", "wide"], ["refused", "refused", "wide"], ["seconds", "time", "wide"], ["created", "created", "wide"],
-  ...(controlled ? [["", "action", ""]] : []),
+  ...(controlled ? [["", "action", "quiet"]] : []),
 ];
 
 function titleOfMetric() {
@@ -82,7 +82,7 @@ function line(run) {
     el("td", {}, `${run.round}${run.rounds ? `/${run.rounds}` : ""}`, run.going && progress ? progress : null, run.left ? el("span", { class: "note" }, `${run.left} left`) : null),
     el("td", { class: "wide" }, number(run.clients)), el("td", { class: "wide" }, String(run.seed)), el("td", { class: run.refused ? "wide bad" : "wide" }, number(run.refused)),
     el("td", { class: "wide" }, run.seconds ? duration(run.seconds) : "–"), el("td", { class: "wide when" }, run.created.slice(0, 16).replace("T", " ")),
-    controlled ? el("td", {}, control(run, turn)) : null);
+    controlled ? el("td", { class: "quiet" }, control(run, turn)) : null);
   return row;
 }
 
@@ -158,6 +158,7 @@ function plot() {
     .map(([name, run]) => ({ name, x: run.curves[column.key][0], y: run.curves[column.key][1], index: indexOf(name) })));
   const names = Object.keys(curveData.runs), only = names.length === 1 ? names[0] : "";
   const going = Object.values(curveData.runs).some((run) => run.going);
+  say("curves-title", going ? "Live curves" : "Curves");
   say("which", selected.size ? (only || "The selected runs.") : going ? (only ? `${only}, in progress` : "Runs in progress.") : "The newest runs. Select runs below to draw others.");
 }
 

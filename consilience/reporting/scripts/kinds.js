@@ -73,7 +73,9 @@ DRAW.bars = (of, view, t, width) => {
   const more = { xaxis: x, yaxis: axis(t, of.y, view.log, [0, ...heights.values()]), barmode: "stack", bargap: 0.18, showlegend: of.series.some((series) => series.name) };
   if (of.level) {
     more.shapes = [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: of.level[1], y1: of.level[1], line: { color: t.lines[1], width: 1.5, dash: "dash" } }];
-    more.annotations = [{ xref: "paper", x: 1, y: view.log ? Math.log10(of.level[1]) : of.level[1], text: `${escaped(of.level[0])} ${short(of.level[1])}`, showarrow: false, xanchor: "right", yanchor: "bottom", font: { size: 11, color: t.lines[1] }, bgcolor: t.card, borderpad: 1 }];
+    // above the drawing, where it hides no bar
+    more.annotations = [{ xref: "paper", yref: "paper", x: 1, y: 1, text: `- - ${escaped(of.level[0])} ${short(of.level[1])}`, showarrow: false, xanchor: "right", yanchor: "bottom", font: { size: 11, color: t.lines[1] } }];
+    more.margin = { l: 44, r: 12, t: 22, b: 40 };
   }
   return { traces, layout: layout(t, more), height: 290 };
 };
