@@ -13,6 +13,7 @@ import hashlib
 import importlib.resources
 import importlib.util
 import json
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; ba
 """The content security policy beside the scripts; blobs are needed to save figures as PNG."""
 
 MISSING = 'These figures are pictures: pip install "consilience[report]" makes them answer to the mouse and keyboard.'
+_GZIP = 64  # bytes of gzip's own, and the end of the stream
 SCRIPTS = ("theme.js", "kinds.js", "maps.js", "table.js", "page.js", "controls.js")  # in this order, as one
 
 
@@ -117,17 +119,21 @@ def _plotly_file() -> Path | None:
 
 
 def _within(figures: Sequence[Figure], room: int) -> tuple[str, int]:
-    """The data of as many figures as there is room for, and how many that are: small ones before large ones."""
+    """The data of as many figures as there is room for, and how many that are: in the order of the page."""
     text = packed(data(figures).encode())
     if len(text) <= room:
         return text, len(figures)
-    sizes, kept = {figure.name: len(packed(data([figure]).encode())) for figure in figures}, set()
-    for name in sorted(sizes, key=sizes.__getitem__):
-        room -= sizes[name]
-        if room < 0:
-            break
-        kept.add(name)
-    return packed(data([figure for figure in figures if figure.name in kept]).encode()), len(kept)
+    left, kept = 3 * room // 4 - _GZIP, []  # base64 writes four characters for three bytes
+    packer = zlib.compressobj(9)
+    for figure in figures:
+        before = packer.copy()
+        size = len(packer.compress(data([figure]).encode()) + packer.flush(zlib.Z_SYNC_FLUSH))
+        if size > left:  # too large, but smaller ones may follow
+            packer = before
+            continue
+        left -= size
+        kept.append(figure)
+    return packed(data(kept).encode()), len(kept)
 
 
 def _hash(script: bytes) -> str:

@@ -46,7 +46,7 @@ def render(template: str, *, title: str, figures: Sequence[Figure] = (), static:
     if figures and not static and bundle is None:
         because = _TOO_LARGE if interactive.is_possible() else interactive.MISSING
     elif bundle is not None and bundle.left_out:
-        because = f"{bundle.left_out} figures with many numbers are pictures, so that the page stays small."
+        because = f"{bundle.left_out} figures are pictures only, so that the page stays below 5 MB."
     common = {"title": title, "heading": "", "refresh": 0, "made_by": "", "static_because": because}
     common |= {"interactive": bundle, "policy": POLICY if bundle is None else bundle.policy}
     return _environment().get_template(template).render({**common, **values})

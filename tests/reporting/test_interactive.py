@@ -70,6 +70,18 @@ def test_where_there_is_little_room_large_figures_stay_pictures() -> None:
     assert interactive.bundle([large, small], room=most) is None
 
 
+def test_where_there_is_little_room_the_first_figures_of_a_page_are_interactive() -> None:
+    values = np.random.default_rng(0).random((12, 200))
+    charts_ = [Lines(series=[Series(x=range(200), y=row)], x=Axis("round"), y=Axis("loss")) for row in values]
+    figures = [Figure(name=f"{n:02}", title="", caption="", chart=chart) for n, chart in enumerate(charts_)]
+    most = len(interactive.source()) + len(interactive._packed_plotly())
+    whole = len(interactive.packed(interactive.data(figures).encode()))
+    found = interactive.bundle(figures, room=most + whole // 2)
+    assert found is not None and len(found.data) <= whole // 2
+    kept = list(json.loads(interactive.unpacked(found.data)))
+    assert kept == [figure.name for figure in figures][: len(kept)] and 4 <= len(kept) <= 6
+
+
 def large(root: Path, *, clients: int, rounds: int) -> Path:
     """A run with everything a page can show: noise, which cannot be compressed."""
     rng = np.random.default_rng(0)

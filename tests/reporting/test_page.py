@@ -12,6 +12,7 @@ import pytest
 from html_pages import EVIL, alone, without_scripts
 from sample_runs import real, replace_rows, written
 
+from consilience.compare.tables import TextTable
 from consilience.reporting import interactive, page, static, style
 from consilience.reporting.charts import Axis, Heat, Scale
 from consilience.reporting.figure_set import compiled
@@ -48,10 +49,13 @@ def test_every_slot_of_a_page_is_escaped() -> None:
     table = Table(head=(EVIL, EVIL), lines=((EVIL, EVIL),), words=frozenset({1}))
     facts = [page.Fact(EVIL, EVIL, EVIL)]
     values = {"heading": EVIL, "made_by": EVIL, "cards": facts, "warnings": [EVIL], "notes": [EVIL], "pictures": []}
-    sheets = [{"title": EVIL, "table": table}]
+    sheets = [(TextTable(title=EVIL, head=(), rows=(), reading=EVIL), table)]
     text = page.render("comparison.html", title=EVIL, sheets=sheets, no_figures=EVIL, **values)
     alone(text)
-    assert text.count(html.escape(EVIL)) == 15  # one is the name of the table
+    assert text.count(html.escape(EVIL)) == 16  # one is the name of the table
+    text = page.render("tuning.html", title=EVIL, best=table, reading=EVIL, **values)
+    alone(text)
+    assert text.count(html.escape(EVIL)) == 11
 
 
 def test_a_value_that_a_template_lacks_is_an_error() -> None:
