@@ -147,6 +147,8 @@ def test_the_best_baseline_counts_and_measures_are_taken_by_seed(tmp_path: Path)
     assert value() == pytest.approx(2.0)  # c is the better one after five rounds
     assert value(round=2) == pytest.approx(10.0)  # and b after two
     assert value(measure="every_round") == pytest.approx(0.0)  # c is level in rounds 1, 3 and 4
+    assert value(measure="widest", baseline="c") == pytest.approx(20.0)  # after two rounds
+    assert value(kind="at_most", measure="widest", method="b", baseline="c") == pytest.approx(10.0)  # either way
     assert value(measure="last_four", baseline="b") == pytest.approx(10.0)
     assert value(kind="lower", measure="rounds_to", target=70, baseline="c") == 1  # round 2 against round 3
     assert value(kind="lower", measure="roughness", baseline="b") == pytest.approx(0.5)  # changes -1, -1, -2, -1
