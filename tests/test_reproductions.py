@@ -13,7 +13,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from scipy import stats
+
+from consilience.experiments.config import config
 
 ROOT = Path(__file__).parents[1]
 
@@ -91,6 +94,19 @@ def test_equivalence_is_two_one_sided_tests() -> None:
     upper = stats.ttest_1samp(values, 0.5, alternative="less").pvalue
     lower = stats.ttest_1samp(values, -0.5, alternative="greater").pvalue
     assert p == pytest.approx(2 * max(upper, lower))  # the interval is of 95 %, so each side has 2.5 %
+
+
+def test_a_size_that_is_only_not_ruled_out_is_said() -> None:
+    claim = {"kind": "higher", "points": 2}
+    assert make._verdict(claim, found(0.1, 2.1), "confirmed", True) == (
+        "**confirmed**; 2 points are not ruled out, nor shown"
+    )
+    assert make._verdict(claim, found(2.1, 4.1), "confirmed", False) == "**confirmed** †"
+    assert (
+        make._verdict({"kind": "higher", "stand_in": True}, found(0.1, 2.1), "confirmed", True) == "**confirmed** here"
+    )
+    assert make._verdict(claim, found(0.1, 1.9), "contradicted", True) == "**contradicted**"
+    assert make._verdict({}, None, "open", True) == "open"
 
 
 def test_holms_correction() -> None:
@@ -340,3 +356,33 @@ def test_what_cannot_be_finished_waits_until_nothing_else_is_left(tmp_path: Path
     assert pool.next_cell(waiting[:1], "cpu", 70.0, folders, pace) is waiting[0]
     assert pool.next_cell(waiting, "cpu", 600.0, folders, pace) is waiting[0]
     assert pool.next_cell(waiting, "cuda", 600.0, folders, pace) is None
+
+
+def test_a_process_runs_its_cell_and_says_how_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    small = ["rounds=3", "model=logistic", "partition.clients=3", "engine.lane=serial", "seed=5"]
+    waiting, sent = [(str(tmp_path / "cell"), "fedavg", config.load(None, small).toml())], []
+
+    class Pipe:
+        """The end of a connection whose other end sends one cell and is closed."""
+
+        def recv(self) -> tuple[str, str, str]:
+            if not waiting:
+                raise EOFError
+            return waiting.pop()
+
+        def send(self, message: tuple[Any, ...]) -> None:
+            sent.append(message)
+
+    threads = torch.get_num_threads()
+    try:
+        pool.work_on(Pipe(), "cpu")
+    finally:
+        torch.set_num_threads(threads)
+    (first, took), (last, text, facts) = sent
+    assert (first, last) == ("round", "end") and took > 0 and "accuracy" in text
+    assert facts["device"] == "cpu" and facts["torch"] == torch.__version__
+    experiment = next(one for one in EXPERIMENTS if one.device == "cpu")
+    stored = cells.row_of(cells.cells_of(experiment, [])[0], tmp_path / "cell", facts)
+    assert stored["status"] == "finished" and [test["round"] for test in stored["tests"]] == [1, 2, 3]
+    assert {"accuracy", "f1", "precision", "recall"} <= stored["tests"][-1].keys()
