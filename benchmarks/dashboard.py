@@ -33,7 +33,7 @@ def many(root: Path, runs: int, rounds: int = 50) -> None:
         text = CONFIG.format(seed=k % 10, rounds=rounds, lr=0.01 * (1 + k // 10))
         folder = RunFolder.create(root, f"run-{k:04}", text, {"status": "finished", "clients": 100})
         for number in range(1, rounds + 1):
-            folder.append(row(number, np.arange(10)), sync=False)
+            folder.metrics.append(row(number, np.arange(10)), sync=False)
             folder.timing.append({"round": number, "seconds": 0.1, "evaluation_seconds": 0.01}, sync=False)
 
 

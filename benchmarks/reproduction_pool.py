@@ -144,12 +144,12 @@ def work_on(pipe: connection.Connection, device: str) -> None:
             return
         config, last = from_table(loads(text)), [time.monotonic()]
 
-        def tell(number: int, text: str, last: list[float] = last) -> None:
+        def notify(number: int, text: str, last: list[float] = last) -> None:
             took, last[0] = time.monotonic() - last[0], time.monotonic()
             if number > 2:  # data are read and steps recorded before
                 pipe.send(("round", took))
 
-        found = run_cell(Path(folder), method, config, data=data.of(config), threads=1, tell=tell)
+        found = run_cell(Path(folder), method, config, data=data.of(config), threads=1, notify=notify)
         with contextlib.suppress(BrokenPipeError):
             pipe.send(("end", found.text, facts if found.status != "failed" else {}))
         if found.signal:

@@ -71,18 +71,22 @@ def claim_table(claims: Sequence[Table], holds: Sequence[bool]) -> str:
             claim["setting"] + command,
             "–" if claim.get("kind") == "arithmetic" else str(found.n) if found else "0",
             shown(claim, found),
-            word
-            if word == OPEN
-            else f"**{word}**" + (" here" if claim.get("stand_in") else "") + ("" if held else " †"),
+            _verdict(claim, found, word, held),
             claim.get("why", ""),
         ]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
 
 
-def _how(claim: Table) -> str:
-    """What a verdict rests on, if not on runs of the claim's own setting."""
-    return " by computation" if claim["kind"] == "arithmetic" else " here" if claim.get("stand_in") else ""
+def _verdict(claim: Table, found: FileSettings | None, word: str, held: bool) -> str:
+    """The word with its marks, and whether a claimed size is shown or only not ruled out."""
+    if word == OPEN:
+        return word
+    text = f"**{word}**" + (" here" if claim.get("stand_in") else "") + ("" if held else " †")
+    low = found.low if found is not None else None
+    if word == CONFIRMED and claim["kind"] in ("higher", "lower") and low is not None and low < claim.get("points", 0):
+        text += f"; {claim['points']:g} points are not ruled out, nor shown"
+    return text
 
 
 def count_table(claims: Sequence[Table]) -> str:

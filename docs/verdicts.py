@@ -168,7 +168,7 @@ def _differences(claim: Table, mine: Table, theirs: Sequence[Table]) -> dict[int
         needed = [_rounds_to(row, claim["target"] / 100) for row in (mine, *theirs)]
         return {} if None in needed else {0: min(needed[1:]) - needed[0]}
     scale = 1.0 if measure in ("roughness", "rises", "variance_share", "variance_slope") else 100.0
-    key = "accuracy" if measure == "every_round" else measure
+    key = "accuracy" if measure in ("every_round", "widest") else measure
     better = min if claim["kind"] == "lower" else max
     found = {}
     for number in (test["round"] for test in mine["tests"]):
@@ -180,6 +180,8 @@ def _differences(claim: Table, mine: Table, theirs: Sequence[Table]) -> dict[int
     found = {number: -value for number, value in found.items()} if claim["kind"] == "lower" else found
     if measure == "every_round" and found:  # the round in which it leads least
         return {max(found): min(found.values())}
+    if measure == "widest" and found:
+        return {max(found): max(map(abs, found.values()))}
     return found
 
 

@@ -13,7 +13,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from scipy import stats
+
+from consilience.experiments.config import config
 
 ROOT = Path(__file__).parents[1]
 
@@ -93,6 +96,19 @@ def test_equivalence_is_two_one_sided_tests() -> None:
     assert p == pytest.approx(2 * max(upper, lower))  # the interval is of 95 %, so each side has 2.5 %
 
 
+def test_a_size_that_is_only_not_ruled_out_is_said() -> None:
+    claim = {"kind": "higher", "points": 2}
+    assert make._verdict(claim, found(0.1, 2.1), "confirmed", True) == (
+        "**confirmed**; 2 points are not ruled out, nor shown"
+    )
+    assert make._verdict(claim, found(2.1, 4.1), "confirmed", False) == "**confirmed** †"
+    assert (
+        make._verdict({"kind": "higher", "stand_in": True}, found(0.1, 2.1), "confirmed", True) == "**confirmed** here"
+    )
+    assert make._verdict(claim, found(0.1, 1.9), "contradicted", True) == "**contradicted**"
+    assert make._verdict({}, None, "open", True) == "open"
+
+
 def test_holms_correction() -> None:
     """By hand: 0.01 x 4, then 0.015 x 3 pass; 0.03 x 2 does not, and so nothing after it."""
     assert verdicts.survives([0.03, 0.01, None, 0.04, 0.015]) == [False, True, True, False, True]
@@ -147,6 +163,8 @@ def test_the_best_baseline_counts_and_measures_are_taken_by_seed(tmp_path: Path)
     assert value() == pytest.approx(2.0)  # c is the better one after five rounds
     assert value(round=2) == pytest.approx(10.0)  # and b after two
     assert value(measure="every_round") == pytest.approx(0.0)  # c is level in rounds 1, 3 and 4
+    assert value(measure="widest", baseline="c") == pytest.approx(20.0)  # after two rounds
+    assert value(kind="at_most", measure="widest", method="b", baseline="c") == pytest.approx(10.0)  # either way
     assert value(measure="last_four", baseline="b") == pytest.approx(10.0)
     assert value(kind="lower", measure="rounds_to", target=70, baseline="c") == 1  # round 2 against round 3
     assert value(kind="lower", measure="roughness", baseline="b") == pytest.approx(0.5)  # changes -1, -1, -2, -1
@@ -338,3 +356,33 @@ def test_what_cannot_be_finished_waits_until_nothing_else_is_left(tmp_path: Path
     assert pool.next_cell(waiting[:1], "cpu", 70.0, folders, pace) is waiting[0]
     assert pool.next_cell(waiting, "cpu", 600.0, folders, pace) is waiting[0]
     assert pool.next_cell(waiting, "cuda", 600.0, folders, pace) is None
+
+
+def test_a_process_runs_its_cell_and_says_how_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    small = ["rounds=3", "model=logistic", "partition.clients=3", "engine.lane=serial", "seed=5"]
+    waiting, sent = [(str(tmp_path / "cell"), "fedavg", config.load(None, small).toml())], []
+
+    class Pipe:
+        """The end of a connection whose other end sends one cell and is closed."""
+
+        def recv(self) -> tuple[str, str, str]:
+            if not waiting:
+                raise EOFError
+            return waiting.pop()
+
+        def send(self, message: tuple[Any, ...]) -> None:
+            sent.append(message)
+
+    threads = torch.get_num_threads()
+    try:
+        pool.work_on(Pipe(), "cpu")
+    finally:
+        torch.set_num_threads(threads)
+    (first, took), (last, text, facts) = sent
+    assert (first, last) == ("round", "end") and took > 0 and "accuracy" in text
+    assert facts["device"] == "cpu" and facts["torch"] == torch.__version__
+    experiment = next(one for one in EXPERIMENTS if one.device == "cpu")
+    stored = cells.row_of(cells.cells_of(experiment, [])[0], tmp_path / "cell", facts)
+    assert stored["status"] == "finished" and [test["round"] for test in stored["tests"]] == [1, 2, 3]
+    assert {"accuracy", "f1", "precision", "recall"} <= stored["tests"][-1].keys()

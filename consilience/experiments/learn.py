@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from consilience import environments
-from consilience.core.settings import Invalid, options_of
+from consilience.core.settings import Invalid, nearest, options_of
 from consilience.experiments import learn_file
 from consilience.experiments.assembly import Simulation, assemble
 from consilience.experiments.config import config as configs
@@ -28,10 +28,11 @@ from consilience.options import parts
 from consilience.runs import identity
 from consilience.runs.text import duration
 from consilience.server.averaging.weighting.schedule import ScheduleWeights
-from consilience.server.averaging.weighting.transferred import FEATURES, save_rule
+from consilience.server.averaging.weighting.transferred import FEATURES, Feature, save_rule
 from consilience.server.protocols import Weighting
 
 USUAL = {"iterations": 400, "lr": 0.001}
+COUNTING = ("fedavg", "duw_fedavg")  # with a rule that reads labels, both are duw_fedavg, whose clients count them
 
 
 class Stopped(NamedTuple):
@@ -82,16 +83,28 @@ def learn(
     return Stopped(schedule, writer.stopped) if writer.stopped else schedule
 
 
-def fit(config: Config, schedule: Schedule, out: Path) -> FittedRule:
-    """Fit a rule to the schedule of this config's run and write it to `out`; labels are used if there are classes."""
+def fit(config: Config, schedule: Schedule, out: Path, features: tuple[Feature, ...]) -> FittedRule:
+    """Fit a rule of these features to the schedule of this config's run, and write it to `out`."""
     simulation = assemble(config)
-    engine, usable = simulation.engine, FEATURES
+    engine = simulation.engine
     if not engine.task.kind.class_per_row:
-        usable = tuple(name for name in FEATURES if name != "label_entropy")
-    found = fit_rule(schedule.weights, simulation.algorithm, engine, features=usable, seed=config.seed)
+        features = tuple(name for name in features if name != "label_entropy")
+    found = fit_rule(schedule.weights, simulation.algorithm, engine, features=features, seed=config.seed)
     quality = {"divergence": found.divergence, "divergence_by_examples": found.by_examples}
     save_rule(found.rule, out, clients=schedule.weights.shape[1], **quality)
     return found
+
+
+def rule_features(config: Config, text: str) -> tuple[Feature, ...]:
+    """The features that a value of `--features` names; by default all that a rule for this algorithm can read."""
+    counts = config.algorithm.name in COUNTING
+    usable = tuple(name for name in FEATURES if counts or name != "label_entropy")
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    for word in words:
+        if word not in usable:
+            known = f"known for {config.algorithm.name}: {', '.join(usable)}{nearest(word, usable)}"
+            raise Invalid(f"--features = {word!r} is not a feature; {known}")
+    return tuple(name for name in usable if not words or name in words)
 
 
 def refuse_existing(*files: Path | None) -> None:
@@ -116,26 +129,45 @@ def first_weights(initial: str, simulation: Simulation) -> Initial:
 
 def usage(arguments: Sequence[str], out: Path) -> str:
     """The command that uses these weights in the run they were learned for, checked as `run` would."""
+    recipe = KINDS["algorithm"].find(_loaded(arguments).algorithm.name)[1]
+    own = [f"algorithm.schedule={out}"] if "schedule" in options_of(recipe) else None
+    return _command(arguments, own or _weighting(arguments, "schedule", out))
+
+
+def rule_usage(arguments: Sequence[str], rule: FittedRule, out: Path) -> str:
+    """The command that uses a rule in the run it was learned for; settings of other clients and rounds can be added."""
+    if "labels" not in rule.rule.reads:
+        return _command(arguments, _weighting(arguments, "transferred", out))
+    kept = [text for text in arguments if text not in {f"algorithm={name}" for name in COUNTING}]
+    return _command(kept, ["algorithm=duw_fedavg", f"algorithm.rule={out}"])
+
+
+def _loaded(arguments: Sequence[str]) -> Config:
+    """The config of these arguments of `run`."""
     path = next((text for text in arguments if "=" not in text), None)
-    overrides = [text for text in arguments if "=" in text]
-    algorithm = configs.load(path, overrides).algorithm
-    recipe = KINDS["algorithm"].find(algorithm.name)[1]
-    if "schedule" in options_of(recipe):
-        more = [f"algorithm.schedule={out}"]
-    elif "weighting" in algorithm.options:  # a whole table, so that nothing is left of the other one
-        more = [f'algorithm.weighting={{name = "schedule", path = "{out}"}}']
-    else:
-        more = ["algorithm.weighting.name=schedule", f"algorithm.weighting.path={out}"]
-    for _ in options_of(recipe):
+    return configs.load(path, [text for text in arguments if "=" in text])
+
+
+def _weighting(arguments: Sequence[str], name: str, out: Path) -> list[str]:
+    """Overrides that replace the algorithm's weighting by one with a file."""
+    if "weighting" in _loaded(arguments).algorithm.options:  # a whole table, so that nothing is left of the other one
+        return [f'algorithm.weighting={{name = "{name}", path = "{out}"}}']
+    return [f"algorithm.weighting.name={name}", f"algorithm.weighting.path={out}"]
+
+
+def _command(arguments: Sequence[str], more: list[str]) -> str:
+    """`consilience run` with further overrides, and with those removed that they make idle."""
+    given = [*arguments, *more]
+    for _ in options_of(KINDS["algorithm"].find(_loaded(arguments).algorithm.name)[1]):
         try:
-            configs.load(path, [*overrides, *more])
+            _loaded(given)
             break
         except Invalid as problem:  # an option of the weighting that is replaced, such as DR-FedAvg's q
             idle = re.match(r"algorithm\.(\w+) = .* has no effect", str(problem))
             if idle is None:
                 raise
-            more.append(f"algorithm.{idle[1]}=")
-    return shlex.join(["consilience", "run", *arguments, *more])
+            given.append(f"algorithm.{idle[1]}=")
+    return shlex.join(["consilience", "run", *given])
 
 
 def shown(steps: Iterator[Iteration], iterations: int, console: Console, done: int = 0) -> Iterator[Iteration]:

@@ -38,6 +38,9 @@ def learn(
         str, typer.Option(help="Loss that the weights minimise: task, squared_error or squared_error_logits.")
     ] = "task",
     rule: Annotated[Path | None, typer.Option(help="Fit a rule for other clients to the weights, and save it.")] = None,
+    features: Annotated[
+        str, typer.Option(help="The rule's client features, such as size,loss; all that the algorithm can read.")
+    ] = "",
     variance: Annotated[
         str, typer.Option(help="Rounds such as 2,5,10: learn weights for each, and print their variance.")
     ] = "",
@@ -56,6 +59,7 @@ def learn(
     def work() -> int:
         from rich.console import Console
 
+        from consilience.core.settings import Invalid
         from consilience.experiments import learn
         from consilience.experiments.config import config
         from consilience.meta.schedule import variance_table
@@ -65,6 +69,9 @@ def learn(
         console, screen = None if quiet else Console(stderr=True), Console()
         studied = rounds_in(variance) or [settings.rounds]
         files = {rounds: numbered(out, rounds) if variance else out for rounds in studied}
+        read = learn.rule_features(settings, features)
+        if features and rule is None:
+            raise Invalid("--features has no effect without --rule")
         learn.refuse_existing(*(() if resume else files.values()), rule, results)
         found = []
         for rounds, file in files.items():
@@ -96,13 +103,15 @@ def learn(
             screen.print(f"saved: {out}", highlight=False, soft_wrap=True)
             screen.print(f"use it: {learn.usage(given, out)}", highlight=False, markup=False, soft_wrap=True)
         if rule is not None:
-            told = learn.fit(dataclasses.replace(settings, rounds=studied[-1]), found[-1], rule)
+            told = learn.fit(dataclasses.replace(settings, rounds=studied[-1]), found[-1], rule, read)
             screen.print(
                 f"rule: {rule}; its weights are {told.divergence:.4g} nats from the learned ones, N_k / N "
-                f"{told.by_examples:.4g}; use it: algorithm=duw_fedavg algorithm.rule={rule}",
+                f"{told.by_examples:.4g}",
                 highlight=False,
                 soft_wrap=True,
             )
+            advice = learn.rule_usage(given, told, rule)
+            screen.print(f"use the rule: {advice}", highlight=False, markup=False, soft_wrap=True)
         return 0
 
     guarded(work, debug)

@@ -17,6 +17,7 @@ from consilience.experiments import learn, learn_file
 from consilience.experiments.assembly import assemble
 from consilience.meta import Schedule
 from consilience.runs import toml_text
+from consilience.server.averaging.weighting.transferred import FEATURES
 
 SMALL = ["rounds=2", "model=logistic", "partition.clients=3", "engine.lane=serial", "algorithm.epochs=0.2"]
 
@@ -31,10 +32,10 @@ def learned(*arguments: str) -> Any:
     return done
 
 
-def advised(done: Any) -> list[str]:
-    """The words of the command after `use it:`."""
-    (line,) = [text for text in done.output.splitlines() if text.startswith("use it: ")]
-    words = shlex.split(line.removeprefix("use it: "))
+def advised(done: Any, what: str = "use it: ") -> list[str]:
+    """The words of the command after `use it:`, or after other words."""
+    (line,) = [text for text in done.output.splitlines() if text.startswith(what)]
+    words = shlex.split(line.removeprefix(what))
     assert words[0] == "consilience"
     return words[1:]
 
@@ -83,13 +84,48 @@ def test_nothing_is_learned_where_a_file_is_in_the_way(tmp_path: Path) -> None:
 def test_a_rule_for_other_clients_and_rounds(tmp_path: Path) -> None:
     rule = tmp_path / "rule.json"
     done = learned("algorithm=duw_fedavg", "--out", str(tmp_path / "w.safetensors"), "--rule", str(rule))
-    assert f"algorithm=duw_fedavg algorithm.rule={rule}" in done.output and "nats from the learned ones" in done.output
+    assert "nats from the learned ones" in done.output
+    assert advised(done, "use the rule: ")[-2:] == ["algorithm=duw_fedavg", f"algorithm.rule={rule}"]
     other = ["rounds=3", "model=logistic", "partition.clients=6", "engine.lane=serial", "algorithm.epochs=0.2"]
     settings = ["algorithm=duw_fedavg", f"algorithm.rule={rule}", "algorithm.rule_rounds=3"]
     ran = call("run", *other, *settings, "--folder", str(tmp_path / "run"), "--quiet")
     assert ran.exit_code == 0, ran.output
     held = json.loads(rule.read_text())
     assert held["clients"] == 3 and held["rounds"] == 2 and held["divergence"] <= held["divergence_by_examples"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "features"),
+    [
+        ("fedavg", [], ""),
+        ("duw_fednova", [], ""),
+        ("fednova", [], "size,loss"),
+        ("fedprox", ["algorithm.mu=0.1"], ""),
+        ("scaffold", ["algorithm.weighting.name=simprox", "algorithm.weighting.lambda_0=0.3"], "arrival"),
+        ("dr_fedavg", ["algorithm.q=2.0"], ""),
+    ],
+)
+def test_the_advice_for_a_rule_runs_with_more_clients(
+    name: str, options: list[str], features: str, tmp_path: Path
+) -> None:
+    rule = tmp_path / "rule.json"
+    files = ["--out", str(tmp_path / "w.safetensors"), "--rule", str(rule), "--features", features]
+    words = advised(learned(f"algorithm={name}", *options, *files), "use the rule: ")
+    ran = call(*words, "partition.clients=6", "--folder", str(tmp_path / "run"), "--quiet")
+    assert ran.exit_code == 0, ran.output
+    saved = toml_text.read(tmp_path / "run" / "config.toml")["algorithm"]
+    assert saved["name"] == ("duw_fedavg" if name == "fedavg" else name)
+    held = json.loads(rule.read_text())["features"]
+    assert held == (features.split(",") if features else [*FEATURES][: 6 if name == "fedavg" else 5])
+
+
+def test_features_that_a_rule_cannot_read_are_refused_before_learning(tmp_path: Path) -> None:
+    files = ["--out", str(tmp_path / "w.safetensors"), "--rule", str(tmp_path / "rule.json")]
+    done = call("learn", *SMALL, "algorithm=fedprox", *files, "--features", "size,label_entropy")
+    assert done.exit_code == 2 and "'label_entropy' is not a feature; known for fedprox: size, steps" in done.output
+    done = call("learn", *SMALL, *files[:2], "--features", "size")
+    assert done.exit_code == 2 and "--features has no effect without --rule" in done.output
+    assert not (tmp_path / "w.safetensors").exists()
 
 
 def test_first_weights_by_name_and_from_a_file(tmp_path: Path) -> None:
