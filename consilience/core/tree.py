@@ -176,4 +176,4 @@ def _sums_up(leaf: Tensor) -> bool:
     if leaf.device.type != "cpu":
         return False
     wide = torch.float32 if leaf.element_size() < 4 else leaf.dtype
-    return math.isfinite(leaf.detach().sum(dtype=wide).item())
+    return math.isfinite(leaf.sum(dtype=wide).item())
