@@ -210,7 +210,10 @@ class Vectorised(SimulatedEngine):
                 try:
                     groups = self._groups(order, work.store, work.sizes)
                     for group, plan, store in self._stager.ahead(groups, lambda one: work.plan(one, None), work.store):
-                        done.append(self._run_group(work, group, plan, store))
+                        keys, context = work.keys[on_device(group, self.device)], work.context(group)
+                        carry = self._tuner.fold(program, program.begin(keys, context), context, plan, store)
+                        done.append(program.end(carry, keys, context))
+                        del carry, context  # solvers' states and memories: not kept while the next group trains
                 except torch.OutOfMemoryError:  # results so far are dropped: start over with smaller groups
                     done = []
                     self._stager.forget()
@@ -221,12 +224,6 @@ class Vectorised(SimulatedEngine):
                 back = on_device(np.argsort(order), self.device)
                 reply, kept = tree.rows(reply, back), tree.rows(kept, back)
         return reply, kept
-
-    def _run_group(self, work: LocalWork, group: np.ndarray, plan: Plan, store: Rows) -> tuple[Tree, Tree]:
-        """Stacked (replies, memories); nothing else of the group is kept while the next one trains."""
-        keys, context = work.keys[on_device(group, self.device)], work.context(group)
-        carry = self._tuner.fold(work.program, work.program.begin(keys, context), context, plan, store)
-        return work.program.end(carry, keys, context)
 
     def _groups(self, order: np.ndarray, store: Rows, sizes: np.ndarray) -> list[np.ndarray]:
         """The groups in which clients train; where rows are read as needed and clients train apart, smaller ones."""
