@@ -157,9 +157,9 @@ def _overlapped(
 
 def _fetched(values: dict[str, Tensor | None]) -> dict[str, np.ndarray]:
     """The tensors that there are as float64 vectors, copied from the device at once."""
-    parts = {name: value.detach().reshape(-1) for name, value in values.items() if value is not None}
+    parts = {name: value.reshape(-1) for name, value in values.items() if value is not None}
     device = next(iter(parts.values())).device
-    together = torch.cat([part.to(device, torch.float64) for part in parts.values()]).cpu().numpy()
+    together = torch.cat([part.to(device, torch.float64) for part in parts.values()]).numpy(force=True)
     ends = np.cumsum([len(part) for part in parts.values()])
     return dict(zip(parts, np.split(together, ends[:-1])))
 

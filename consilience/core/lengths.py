@@ -74,12 +74,12 @@ class NormTest:
     def __init__(self, groups: Sequence[Sequence[Tensor]], accepts: Callable[[np.ndarray], bool]) -> None:
         kinds: dict[torch.dtype, dict[int, Tensor]] = {}
         for leaf in (leaf for group in groups for leaf in group):
-            kinds.setdefault(leaf.dtype, {})[id(leaf)] = leaf.detach()
+            kinds.setdefault(leaf.dtype, {})[id(leaf)] = leaf
         norms = [
             torch.stack(torch._foreach_norm(list(some.values()), 2, dtype=torch.float32 if kind.itemsize < 4 else kind))
             for kind, some in kinds.items()
         ]
-        self.values = torch.cat([norm.double() for norm in norms])  # [n]
+        self.values = torch.cat([norm.double() for norm in norms]).detach()  # [n]
         place = {name: at for at, name in enumerate(name for some in kinds.values() for name in some)}
         self._places = [[place[id(leaf)] for leaf in group] for group in groups]
         self._accepts = accepts  # of the groups' norms

@@ -14,9 +14,10 @@ _done, _of = 0, 0
 
 @contextlib.contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Use this listener in place of any other within the block."""
-    global _listener
+    """Use this listener in place of any other within the block; clients of an earlier round are forgotten."""
+    global _listener, _done, _of
     before, _listener = _listener, listener
+    _done, _of = 0, 0
     try:
         yield
     finally:

@@ -116,7 +116,7 @@ def _examined(cohort: Cohort, received: Broadcast | None, limits: Limits) -> Coh
     everyone, clips = cohort.ids, limits.max_norm is not None
     rough, models = _rough(cohort.reply, received)
     if not all(np.isfinite(length).all() for length in rough.values()):
-        finite = tree.all_finite(cohort.reply).cpu().numpy()
+        finite = tree.all_finite(cohort.reply)
         if not finite.all():
             cohort, rough = _without(cohort, rough, _nonfinite(cohort, ~finite))
     for name in [name for name in rough if not (clips and name.startswith(MODEL))]:

@@ -146,21 +146,18 @@ def nbytes(tree: Any) -> int:
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
 
 
-def all_finite(tree: Any) -> Tensor:
-    """[m] flags: whether every floating value in row i of a stacked tree is finite."""
+def all_finite(tree: Any) -> np.ndarray:
+    """[m] flags: whether every floating value in row i of a stacked tree is finite; one wait for a device, mostly."""
     every = [leaf for leaf in leaves(tree) if leaf.is_floating_point()]
     known = [leaf.finite for leaf in every if isinstance(leaf, RemoteTensor) and leaf.finite is not None]
     if known:  # known without fetching the rows
         nearby = [leaf for leaf in every if not (isinstance(leaf, RemoteTensor) and leaf.finite is not None)]
-        flags = torch.from_numpy(np.stack(known).all(0)).to(every[0].device)
+        flags: np.ndarray = np.logical_and.reduce(known)
         return flags & all_finite(dict(enumerate(nearby))) if nearby else flags
     floating = [leaf.reshape(len(leaf), -1) for leaf in every]
-    if not floating:
-        some = next(leaves(tree))
-        return torch.ones(len(some), dtype=torch.bool, device=some.device)
-    if is_finite(floating):
-        return torch.ones(len(floating[0]), dtype=torch.bool, device=floating[0].device)
-    return torch.stack([leaf.isfinite().all(1) for leaf in floating]).all(0)
+    if not floating or is_finite(floating):
+        return np.ones(len(next(leaves(tree))), dtype=bool)
+    return torch.stack([leaf.isfinite().all(1) for leaf in floating]).all(0).cpu().numpy()
 
 
 def is_finite(values: list[Tensor]) -> bool:
@@ -170,7 +167,8 @@ def is_finite(values: list[Tensor]) -> bool:
         if leaf.is_floating_point() and leaf.numel() and not _sums_up(leaf):
             by_dtype.setdefault(leaf.dtype, []).append(leaf)
     # the largest magnitude is NaN if any value is
-    return all(bool(torch.stack(torch._foreach_norm(some, math.inf)).isfinite().all()) for some in by_dtype.values())
+    found = [torch.stack(torch._foreach_norm(some, math.inf)).isfinite().all() for some in by_dtype.values()]
+    return not found or bool(found[0] if len(found) == 1 else torch.stack(found).all())
 
 
 def _sums_up(leaf: Tensor) -> bool:
@@ -178,4 +176,4 @@ def _sums_up(leaf: Tensor) -> bool:
     if leaf.device.type != "cpu":
         return False
     wide = torch.float32 if leaf.element_size() < 4 else leaf.dtype
-    return math.isfinite(leaf.detach().sum(dtype=wide).item())
+    return math.isfinite(leaf.sum(dtype=wide).item())

@@ -19,7 +19,10 @@ from consilience.runs.names import plain
 MOST_BYTES = 1 << 20
 DEEPEST = 16
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
-_WORD = re.compile(r"[^\s\"'\[\]{},#=\x00-\x1f\x7f]([^\"\[\]{}#\x00-\x1f\x7f]*[^\s\"\[\]{}#\x00-\x1f\x7f])?")
+_WORD = re.compile(  # a # only within a word, as in all.safetensors#x: after a space it would begin a comment
+    r"[^\s\"'\[\]{},#=\x00-\x1f\x7f]"
+    r"((?:[^\"\[\]{}#\x00-\x1f\x7f]|(?<=\S)#(?=\S))*[^\s\"\[\]{}#\x00-\x1f\x7f])?"
+)
 
 _TABLES = (".csv", ".tsv", ".parquet", ".npz")
 

@@ -170,7 +170,8 @@ def _safetensors_place(file: Any, path: Path, name: str | None) -> tuple[torch.d
         if name is None and len(head) == 1:
             name = next(iter(head))
         if name not in head:
-            raise Invalid(f"{path} has the tensors {', '.join(sorted(head)) or 'none'}, not {name!r}: name one of them")
+            held = f"{path} has {', '.join(sorted(head)) or 'no tensors'}"
+            raise Invalid(f"{held}: " + ("name one of them" if name is None else f"there is no tensor {name!r} in it"))
         entry = head[name]
         begin, end = entry["data_offsets"]
         kind, shape = _SAFETENSORS.get(entry["dtype"]), tuple(entry["shape"])

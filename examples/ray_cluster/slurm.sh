@@ -35,7 +35,7 @@ trap stop EXIT
 address=$("${step[@]}" "${first[@]}" hostname --ip-address)
 address=${address%% *}
 gpus=()
-if [ -n "${SLURM_GPUS_PER_TASK:-}" ]; then gpus=(--num-gpus="$SLURM_GPUS_PER_TASK"); fi
+if [ -n "${SLURM_GPUS_PER_TASK:-}" ]; then gpus=(--num-gpus="${SLURM_GPUS_PER_TASK##*:}"); fi # h200:2 is 2
 
 "${step[@]}" "${first[@]}" ray start --head --node-ip-address="$address" --port="$port" --num-cpus="$cores" "${gpus[@]}" \
     --include-dashboard=false --disable-usage-stats --block &

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from consilience.algorithms.fedavg import fedavg
+from consilience.algorithms.scaffold import scaffold
 from consilience.core import tree
 from consilience.core.algorithm import Plain
 from consilience.core.evaluate import Evaluate
@@ -199,3 +200,13 @@ def test_when_all_diverge_the_model_stays_and_the_run_stops(lane: str) -> None:
 def test_a_huge_rate_diverges_without_a_traceback() -> None:
     with pytest.raises(Diverged, match="lower the learning rate"):
         list(run(fedavg(batch_size=4, lr=1e300, epochs=5), tiny.engine(squares), rounds=9))
+
+
+def test_replies_and_memories_are_tested_with_one_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    tested: list[int] = []
+    is_finite = tree.is_finite
+    monkeypatch.setattr(tree, "is_finite", lambda values: tested.append(len(values)) or is_finite(values))
+    engine = tiny.engine(environment=Environment(steps=(2,) * 5))
+    for _ in run(scaffold(lr=0.1), engine, rounds=3):
+        pass
+    assert len(tested) == 3 and min(tested) > len(tiny.mlp().state_dict()), "replies and memories together"

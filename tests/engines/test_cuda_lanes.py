@@ -1,17 +1,28 @@
-"""Every CUDA lane gives the CPU's result; run on a machine with a GPU."""
+"""Every CUDA lane gives the CPU's result; run on a machine with a GPU.
+
+`-k first` selects what concerns the code that has not been on a GPU since 19 November 2026.
+"""
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
+import numpy as np
 import pytest
 import sequence_layers
 import torch
 
 from consilience.algorithms import recipe
+from consilience.core import conclusion, tree
 from consilience.core.federation import Federation
-from consilience.core.rounds import run
+from consilience.core.rounds import Round, run
 from consilience.engines.vectorised.engine import Vectorised
+from consilience.engines.vectorised.lanes.captured import Captured
+from consilience.engines.vectorised.lanes.cuda import GraphBatched
 from consilience.experiments.client_tests import personal_test
 from consilience.models import build
+from consilience.selection import Uniform
 from consilience.task.task import Task
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -141,3 +152,71 @@ def test_attention_over_long_texts_in_bf16_repeats_to_the_bit(lane: str) -> None
 
     first, second = trained(), trained()
     assert all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def _rounds(algorithm: str, lane: str, rounds: int, resume: Any = None, **engine: object) -> list[Round]:
+    task = Task(build("cnn", inputs=(3, 16, 16), classes=10))
+    runs = Vectorised(task, _federation(), device="cuda", lane=lane, **engine)  # type: ignore[arg-type]
+    rule = recipe(algorithm)(batch_size=8, lr=0.05, selection=Uniform(count=6))
+    return list(run(rule, runs, rounds=rounds, seed=1, resume=resume))
+
+
+def _same(one: Round, other: Round) -> bool:
+    pairs = [(one.model, other.model), (tree.here(one.snapshot.memory), tree.here(other.snapshot.memory))]
+    return all(
+        torch.equal(a, b) for x, y in pairs for a, b in zip(tree.leaves(x), tree.leaves(y), strict=True)
+    ) and np.array_equal(one.snapshot.losses.dense(), other.snapshot.losses.dense(), equal_nan=True)
+
+
+@pytest.mark.parametrize("lane", ["serial", "batched", "streams"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "ditto"])
+def test_first_a_resumed_run_has_the_same_bits(lane, algorithm):
+    """Functions around training are traced at their seventh call, at another round in a resumed run."""
+    whole = _rounds(algorithm, lane, 10)
+    rest = _rounds(algorithm, lane, 10, resume=whole[4].snapshot)
+    assert all(_same(one, other) for one, other in zip(whole[5:], rest, strict=True))
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "feddyn", "fedadam"])
+def test_first_one_wait_a_round_and_prepared_batches_change_no_bit(monkeypatch, algorithm):
+    early = _rounds(algorithm, "batched", 4)
+    monkeypatch.setattr(conclusion, "_on_gpu", lambda cohort: False)
+    monkeypatch.setattr(Vectorised, "prepares_ahead", property(lambda self: False))
+    assert all(_same(one, other) for one, other in zip(early, _rounds(algorithm, "batched", 4), strict=True))
+
+
+@pytest.mark.parametrize("lane", ["batched", "streams"])
+def test_first_rows_and_memories_elsewhere_change_no_bit(lane):
+    near = _rounds("scaffold", lane, 4)
+    for where in ({"rows": "host"}, {"memory": "host"}, {"memory": "file"}):
+        far = _rounds("scaffold", lane, 4, **where)
+        assert all(_same(one, other) for one, other in zip(near, far, strict=True)), where
+
+
+@pytest.mark.parametrize("lane", ["batched", "streams"])
+def test_first_memory_that_runs_out_halves_the_groups(monkeypatch, lane):
+    replay, left = Captured.replay, [3]
+
+    def short(self: Captured, **how: Any) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise torch.OutOfMemoryError("out of memory")
+        replay(self, **how)
+
+    expected = _rounds("scaffold", lane, 2, dtype="float64", clients_at_once=3)
+    monkeypatch.setattr(Captured, "replay", short)
+    got = _rounds("scaffold", lane, 2, dtype="float64", clients_at_once=6)
+    assert left[0] < 0 and _gap(got[-1].model, expected[-1].model) < 1e-12
+
+
+def test_first_a_lane_that_failed_gives_its_memory_back(monkeypatch):
+    held = []
+
+    def fold(self: GraphBatched, program: Any, carry: Any, *rest: Any) -> Any:
+        held.append(weakref.ref(next(tree.leaves(carry))))
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(GraphBatched, "fold", fold)
+    with pytest.warns(UserWarning, match="cannot run this model"):
+        _rounds("fedavg", "auto", 1)
+    assert held and all(one() is None for one in held)

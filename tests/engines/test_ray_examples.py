@@ -45,6 +45,25 @@ def test_the_slurm_script_is_sound_shell() -> None:
     assert outside.returncode and "run this with sbatch" in outside.stderr
 
 
+@pytest.mark.parametrize(("given", "declared"), [(None, None), ("2", "2"), ("h200:2", "2")])
+def test_the_slurm_script_declares_the_gpus_of_a_task(given: str | None, declared: str | None, tmp_path: Path) -> None:
+    steps = tmp_path / "steps"
+    for name, text in (("srun", f'echo "$@" >> {steps}; echo 127.0.0.1'), ("scontrol", "echo node1; echo node2")):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    job = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_CPUS_PER_TASK": "4", "SLURM_JOB_ID": "7"}
+    gpus = {} if given is None else {"SLURM_GPUS_PER_TASK": given}
+    subprocess.run(
+        ["bash", str(EXAMPLE / "slurm.sh"), "x.toml"],
+        check=True,
+        capture_output=True,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", **job, **gpus},
+    )
+    raylets = [line for line in steps.read_text(encoding="utf-8").splitlines() if " ray start " in line]
+    found = [part for line in raylets for part in line.split() if part.startswith("--num-gpus")]
+    assert len(raylets) == 2 and found == ([] if declared is None else [f"--num-gpus={declared}"] * 2)
+
+
 def _programs(folder: Path) -> Path:
     """A folder with stand-ins for Slurm's commands, and this environment's own."""
     folder.mkdir()

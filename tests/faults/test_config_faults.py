@@ -251,3 +251,11 @@ def test_a_tensor_option_cannot_come_from_a_config() -> None:
 
 def test_reading_leaves_no_trace_of_the_value_as_code() -> None:
     assert toml_text.value("key", "__import__('os')") == "__import__('os')"
+
+
+def test_a_tensor_of_a_file_can_be_named_on_the_command_line() -> None:
+    given = ["data=array_files", "data.x=all.safetensors#x", "data.y=all.safetensors#y"]
+    assert config.load(None, given).data.options["x"] == "all.safetensors#x"
+    for comment in ("word #x", "word# x", "#x", "word#"):
+        with pytest.raises(Invalid, match="cannot be read"):
+            toml_text.value("key", comment)

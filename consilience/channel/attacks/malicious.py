@@ -60,7 +60,7 @@ def split(cohort: Cohort, clients: tuple[int, ...], fraction: float | None) -> t
     """Indices of (malicious, honest) clients among those that replied with finite values."""
     malicious = are_malicious(cohort.ids, clients, fraction)
     there = np.ones(len(cohort), dtype=bool) if cohort.heard is None else cohort.heard
-    finite = tree.all_finite(cohort.reply).cpu().numpy() if len(cohort) else there
+    finite = tree.all_finite(cohort.reply) if len(cohort) else there
     honest = np.flatnonzero(~malicious & there & finite)
     device = cohort.examples.device
     return torch.from_numpy(np.flatnonzero(malicious & there)).to(device), torch.from_numpy(honest).to(device)

@@ -55,7 +55,8 @@ def array_files(
         tests = _array(test_x, data_dir)
         if (tests.shape[1:], tests.dtype) != (source.shape[1:], source.dtype):
             raise Invalid(
-                f"rows of {test_x} are {tests.dtype} {tests.shape[1:]}, those of {x} {source.dtype} {source.shape[1:]}"
+                f"rows of {test_x} are {tests.dtype} {tests.shape[1:]}, those of {x} {source.dtype} "
+                f"{source.shape[1:]}: training and test rows need one type and shape"
             )
         test = len(labels) + np.arange(tests.shape[0])
         labels = np.concatenate([labels, _numbers(test_y, data_dir, tests.shape[0])])

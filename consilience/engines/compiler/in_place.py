@@ -154,7 +154,7 @@ def add_all(targets: Flat, sources: Flat, alpha: float) -> None:
 def copy_all(targets: Flat, sources: Flat) -> None:
     """Copy lists of tensors with one kernel per dtype rather than one per tensor, where the layouts agree."""
     alike: dict[torch.dtype, tuple[Flat, Flat]] = {}
-    for target, source in zip(targets, sources):
+    for target, source in zip(targets, sources, strict=True):
         if target.stride() == source.stride():
             to, of = alike.setdefault(target.dtype, ([], []))
             to.append(target)

@@ -205,7 +205,7 @@ def _lengths(leaf: Tensor) -> np.ndarray:
     found = quick(leaf).double().cpu().numpy() if leaf.is_floating_point() else np.zeros(len(leaf))
     if np.isfinite(found).all():
         return found
-    finite = tree.all_finite({"leaf": leaf}).cpu().numpy()
+    finite = tree.all_finite({"leaf": leaf})
     return np.where(finite, np.where(np.isfinite(found), found, np.inf), np.nan)
 
 

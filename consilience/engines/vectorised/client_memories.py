@@ -10,7 +10,6 @@ import torch
 from consilience.core import tree
 from consilience.core.protocols import Channel, ClientRule
 from consilience.core.tree import Tree
-from consilience.engines.vectorised.local_work import on_device
 from consilience.engines.vectorised.program import memories
 from consilience.engines.workload import Workload
 from consilience.stores.block_storage import BlockStorage
@@ -73,8 +72,7 @@ class ClientMemories:
         rows = self._of(client, channel)
         if rows is None or not any(True for _ in tree.leaves(rows.initial)):
             return
-        sound = on_device(workload.heard, self._device) & tree.all_finite(reply) & tree.all_finite(new)
-        kept = np.flatnonzero(sound.cpu().numpy())
+        kept = np.flatnonzero(workload.heard & tree.all_finite({"reply": reply, "memory": new}))
         ids = self.where(workload.ids)
         if len(kept) < len(ids):
             ids, new = ids[kept], tree.take(new, kept)

@@ -213,6 +213,7 @@ class Vectorised(SimulatedEngine):
                         keys, context = work.keys[on_device(group, self.device)], work.context(group)
                         carry = self._tuner.fold(program, program.begin(keys, context), context, plan, store)
                         done.append(program.end(carry, keys, context))
+                        del carry, context  # solvers' states and memories: not kept while the next group trains
                 except torch.OutOfMemoryError:  # results so far are dropped: start over with smaller groups
                     done = []
                     self._stager.forget()

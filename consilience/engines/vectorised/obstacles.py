@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import traceback
 import warnings
 from collections.abc import Iterator
 
@@ -24,6 +25,16 @@ def reason(problem: Exception) -> str:
         if found:
             return words.format(*found.groups())
     return f"{type(problem).__name__}: {text[:200]}"
+
+
+def forget_values(problem: BaseException) -> None:
+    """Clear the local variables that an exception keeps: a failed trial's tensors would stay on the device."""
+    if problem.__traceback__ is not None:
+        problem.__traceback__ = problem.__traceback__.tb_next  # the caller's frame is in use
+    found: BaseException | None = problem
+    while found is not None:
+        traceback.clear_frames(found.__traceback__)
+        found = found.__cause__ or found.__context__
 
 
 @contextlib.contextmanager

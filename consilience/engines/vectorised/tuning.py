@@ -232,6 +232,7 @@ class Tuner:
         except Invalid:
             raise
         except (RuntimeError, NotImplementedError, ValueError, TypeError) as problem:
+            obstacles.forget_values(problem)
             self._problems[name] = problem
             return 0.0
 

@@ -185,12 +185,15 @@ class Captured:
     def _try(self, step: InPlace, arguments: tuple[Flat, ...]) -> None:
         try:
             step(*arguments)
+            return
+        except torch.OutOfMemoryError:
+            raise  # smaller groups may fit
         except Exception as problem:
             if not self._compile:
                 raise
             warnings.warn(f"the step cannot be compiled and runs uncompiled: {problem}", stacklevel=2)
-            step.give_up_compiling()
-            step(*arguments)
+        step.give_up_compiling()  # now that the exception no longer keeps the failed step's memory
+        step(*arguments)
 
     def _advance(self, masked: bool, keeps_old: bool) -> Callable[..., Flat]:
         """The step at the counter; in a group, a client without rows left keeps its carry."""

@@ -21,6 +21,7 @@ from consilience.engines.compiler.in_place import copy_all
 from consilience.engines.compiler.trace import Flat
 from consilience.engines.vectorised.lanes.captured import Captured, CarryLayout, SharedCapture, room_for
 from consilience.engines.vectorised.program import Context, Program, owned
+from consilience.engines.vectorised.traced import flattened
 
 SHORTEST_TAIL = 4  # steps: below this, finished clients stay in the graph and the rest does not move to a narrower one
 CHUNKS = (16, 4, 1)  # steps in one graph: between two graphs the device waits for some microseconds
@@ -61,7 +62,7 @@ class GraphBatched:
         return tree.concatenate([head, tree.rows(carry, slice(half, width))])
 
     def _for(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Captured:
-        key = (id(program), len(plan.steps), plan.width, room_for(plan), store.y.data_ptr())
+        key = (id(program), form_of(carry, context), len(plan.steps), plan.width, room_for(plan), store.y.data_ptr())
         if key not in self._captured:
             layout = CarryLayout(pytree.tree_leaves(carry))
             self._captured[key] = Captured(
@@ -88,11 +89,13 @@ class GraphStreams:
         self._pools = [torch.cuda.graph_pool_handle() for _ in range(streams)]
         self._captured: dict[Any, Captured] = {}
         self._common: dict[Any, SharedCapture] = {}
+        self._forms: dict[Any, int] = {}  # those met, numbered
 
     def fold(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Tree:
         """Every client's steps; clients go to the stream with least work so far, longest first."""
         slots, (leaves, spec) = min(len(self._streams), len(plan.steps)), pytree.tree_flatten(carry)
-        captured = [self._for(slot, program, carry, context, plan, store) for slot in range(slots)]
+        form = self._forms.setdefault(form_of(carry, context), len(self._forms))
+        captured = [self._for(slot, form, program, carry, context, plan, store) for slot in range(slots)]
         copy_all(captured[0].shared, pytree.tree_leaves(context.shared))  # all of them read it
         layout = captured[0].layout
         blocks = layout.blocks(leaves[0].device, len(plan.steps))
@@ -102,10 +105,12 @@ class GraphStreams:
             stream.wait_stream(main)
         queues = [self._client_steps(captured[s], self._streams[s], queue, blocks, context, plan)
                   for s, queue in enumerate(_balanced(plan.steps, slots))]  # fmt: skip
-        while queues:  # one step of every stream in turn keeps them all busy
-            queues = [queue for queue in queues if next(queue, None) is not None]
-        for stream in self._streams[:slots]:
-            main.wait_stream(stream)
+        try:
+            while queues:  # one step of every stream in turn keeps them all busy
+                queues = [queue for queue in queues if next(queue, None) is not None]
+        finally:  # memory runs out in the middle: what streams still write to must not be used anew before
+            for stream in self._streams[:slots]:
+                main.wait_stream(stream)
         progress.add(len(plan.steps))
         return pytree.tree_unflatten(layout.windows(blocks), spec)
 
@@ -132,8 +137,10 @@ class GraphStreams:
                 for static, block in zip(captured.blocks, blocks):
                     block[client].copy_(static)
 
-    def _for(self, slot: int, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Captured:
-        key = (slot, id(program), plan.width, room_for(plan), store.y.data_ptr())
+    def _for(
+        self, slot: int, form: int, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows
+    ) -> Captured:
+        key = (slot, form, id(program), plan.width, room_for(plan), store.y.data_ptr())
         if key not in self._captured:
             one = tree.rows(carry, 0)
             common = self._common.setdefault(key[1:], SharedCapture(context))
@@ -142,6 +149,13 @@ class GraphStreams:
             how: dict[str, Any] = {"pool": self._pools[slot], "compile": self._compile, "channels_last": True}
             self._captured[key] = Captured(program.one, program, *first, store, common, **how)
         return self._captured[key]
+
+
+def form_of(carry: Tree, context: Context) -> Any:
+    """The names, shapes and types of a client's carry and context: a message may differ from round to round."""
+    own, shared = list[Any](), list[Any]()
+    names = flattened((carry, context.personal, context.memory), own), flattened(context.shared, shared)
+    return names, tuple((leaf.shape[1:], leaf.dtype) for leaf in own), tuple((one.shape, one.dtype) for one in shared)
 
 
 def chunks(masked: np.ndarray, sizes: tuple[int, ...]) -> Iterator[tuple[bool, int]]:
