@@ -28,6 +28,10 @@ def file_and_overrides(given: Any, overrides: Sequence[str]) -> tuple[Any, tuple
     """A setting in the place of the config file is an override: no file has to be named."""
     if isinstance(given, str) and "=" in given and not Path(given).exists():
         return None, (given, *overrides)
+    if isinstance(given, (list, tuple)):
+        raise Invalid(
+            f"the config is {list(given)}: give a file or nothing there, and methods by algorithms={list(given)}"
+        )
     return given, tuple(overrides)
 
 
