@@ -30,7 +30,7 @@ EXPECTED = (
     "pictures in class folders, with LEAF's train and test, or a data set saved by Hugging Face's save_to_disk"
 )
 Ask = Callable[[str, str, Sequence[str]], str]
-"""(question, default, allowed answers; none: any) -> the answer."""
+"""(question, default, allowed answers) -> the answer; where "" is allowed, a user answers "none"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ def _file(path: Path, wishes: GivenSettings, ask: Ask) -> FileSettings:
     owner = wishes.client
     if owner is None:
         owner = ask(
-            "Column that names the clients (none: rows are spread)", _named(table, CLIENTS), ["", *table.columns]
+            "Column that names the clients (none: rows are spread)", _named(table, CLIENTS), [*table.columns, ""]
         )
     client = _column(table, owner) if owner else ""
     rest = [name for name in table.columns if name not in (label, client)]
