@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from consilience import algorithms, models
+from consilience import algorithms, environments, models
 from consilience.core import task as contract
 from consilience.core.algorithm import Algorithm
 from consilience.core.capabilities import PoolsData, capability
 from consilience.core.federation import Federation
 from consilience.core.kind import Kind
 from consilience.core.metrics import Loss
-from consilience.core.rounds import run
+from consilience.core.rounds import Diverged, run
 from consilience.core.screening import Limits
 from consilience.core.settings import SYNONYMS, Count, Invalid, Whole, check_value, options_of, refuse_unknown
 from consilience.core.tree import rows, to
@@ -50,7 +50,7 @@ def train(
     seed: Whole = 0,
     kind: str | Kind | None = None,
     loss: str | Loss | None = None,
-    environment: Environment | Mapping[str, Any] | None = None,
+    environment: Environment | Mapping[str, Any] | str | None = None,
     evaluate_every: Whole = 1,
     evaluate_local: bool = False,
     progress: bool = True,
@@ -64,7 +64,8 @@ def train(
         result = cs.train(module, federation, cs.fedavg(lr=0.05, epochs=2), rounds=20)
         result.history[-1]["accuracy"], result.model(x)
 
-    Ctrl-C ends training early: the result then has the rounds that were finished, and `result.stopped` says so.
+    Ctrl-C ends training early: the result then has the rounds that were finished, and `result.stopped` says so. If
+    training diverges, the error `cs.Diverged` has them as its `result`.
 
     model: any `nn.Module`, whose present values are the start and which is not changed; or a `Task`, which
         can have a kind of task and metrics of your own; or the name of a model of the library, such as "mlp".
@@ -75,7 +76,8 @@ def train(
     kind: the kind of task, by name or a `Kind`; by default that of these targets: classification for class numbers,
         multi_label for several 0 and 1 a row, else regression. Tokens and pixels need their kind.
     loss: a name or a function (output, target) -> [B]; by default that of the kind.
-    environment: which clients are slow, unavailable or silent, such as `{"stragglers": 0.5}`; by default none.
+    environment: which clients are slow, unavailable or silent, such as `{"stragglers": 0.5}` or the name
+        of a preset, "duw_1"; by default none.
     evaluate_every: test after every so many rounds and after the last (1); 0 is never.
     evaluate_local: test the clients' own models as well, as they are before the server merges them.
     progress: show a progress bar.
@@ -120,7 +122,7 @@ def train(
     observations = observer.watch(finished, vectorised.start())
     history, values = [], vectorised.start()
     best = values
-    stopped = 0
+    stopped, diverged = 0, None
     try:
         for observation in shown(observations, rounds=rounds) if progress else observations:
             history.append(observation.row)
@@ -134,11 +136,13 @@ def train(
             raise  # there is nothing to give back
         stopped = signal.SIGINT
         warnings.warn(f"interrupted: the result has {len(history)} of {rounds} rounds", stacklevel=2)
+    except Diverged as problem:
+        diverged = problem
     chosen = observer.best
     if chosen is not None and chosen.wants_best and chosen.round is not None:
         values = best
     example = to(rows(federation.train.x, slice(0, 2)), "cpu")
-    return Result(
+    result = Result(
         task=task,
         values=to(values, "cpu"),
         history=history,
@@ -147,6 +151,10 @@ def train(
         best=chosen.facts if chosen else None,
         stopped=stopped,
     )
+    if diverged is not None:
+        diverged.result = result
+        raise diverged
+    return result
 
 
 def _refuse_unknown(given: Mapping[str, Any]) -> None:
@@ -171,6 +179,7 @@ def _task(
         called = f": call it, {model.__name__}(...)" if isinstance(model, type) else ""
         raise Invalid(f"model is {type(model).__name__}, not an nn.Module, a Task or the name of a model{called}")
     if kind is None and not isinstance(loss, str):
+        _refuse_one_hot(federation.train.y)
         kind = kind_of_targets(federation.train.y, federation.classes)
     if isinstance(model, str):
         x, y = federation.train.x, federation.train.y
@@ -181,9 +190,21 @@ def _task(
     return Task(model, kind, loss=loss)
 
 
-def _environment(given: Environment | Mapping[str, Any] | None) -> Environment | None:
+def _refuse_one_hot(y: Tensor) -> None:
+    """Refuse targets with a single 1 in every row, where nothing says whether they are classes, labels or numbers."""
+    if y.dim() == 2 and y.shape[1] > 1 and bool(((y == 0) | (y == 1)).all()) and bool((y.sum(1) == 1).all()):
+        raise Invalid(
+            "the targets are one-hot: give class numbers, y.argmax(1), or say kind='multi_label' or kind='regression'"
+        )
+
+
+def _environment(given: Environment | Mapping[str, Any] | str | None) -> Environment | None:
     if given is None or isinstance(given, Environment):
         return given
+    if isinstance(given, str):
+        return environments.environment(given)
     if not isinstance(given, Mapping):
         raise Invalid(f"environment = {given!r} is not an Environment: write cs.Environment(stragglers=0.5)")
+    if "name" in given:
+        return environments.environment(**given)
     return made("environment", Environment, read_options("environment", given, options_of(Environment), "environment"))

@@ -48,7 +48,11 @@ def test_a_named_model_has_the_outputs_of_its_kind() -> None:
             "fedavg.rounds is not a setting of an algorithm: give rounds to",
         ),
         ({"algorithm": {"name": "fedavg", "optimiser": "adamm"}}, r"nadam, lion, accumulated, clipped, scheduled \("),
-        ({"environment": "stragglers"}, r"environment = 'stragglers' is not an Environment: write cs"),
+        (
+            {"environment": "stragglers"},
+            "environment.name = 'stragglers' is not one of plain, .*did you mean 'fedprox_",
+        ),
+        ({"environment": 0.5}, r"environment = 0.5 is not an Environment: write cs"),
         ({"environment": {"straglers": 0.5}}, "environment.straglers is not a setting .did you mean 'stragglers'"),
         ({"model": nn.Linear}, r"model is type, not an nn.Module, .* call it, Linear\(...\)"),
         ({"model": "mlpp"}, "'mlpp'.*did you mean 'mlp'"),

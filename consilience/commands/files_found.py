@@ -11,9 +11,9 @@ import numpy as np
 
 from consilience.core.settings import Invalid
 from consilience.data.datasets.client_files import TABLES
+from consilience.data.datasets.prepare.column_mistakes import FEW, mistaken_texts
 from consilience.data.datasets.prepare.columns import cells_of
 from consilience.data.datasets.prepare.pairs import read_pairs
-from consilience.data.frames import FEW
 from consilience.data.readers.leaf import read_leaf
 from consilience.data.readers.npz import npz_names, read_npz
 from consilience.data.readers.pictures import find_pictures
@@ -30,7 +30,7 @@ EXPECTED = (
     "pictures in class folders, with LEAF's train and test, or a data set saved by Hugging Face's save_to_disk"
 )
 Ask = Callable[[str, str, Sequence[str]], str]
-"""(question, default, allowed answers; none: any) -> the answer."""
+"""(question, default, allowed answers) -> the answer; where "" is allowed, a user answers "none"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ def _file(path: Path, wishes: GivenSettings, ask: Ask) -> FileSettings:
     owner = wishes.client
     if owner is None:
         owner = ask(
-            "Column that names the clients (none: rows are spread)", _named(table, CLIENTS), ["", *table.columns]
+            "Column that names the clients (none: rows are spread)", _named(table, CLIENTS), [*table.columns, ""]
         )
     client = _column(table, owner) if owner else ""
     rest = [name for name in table.columns if name not in (label, client)]
@@ -215,12 +215,25 @@ def _is_text(cells: Sequence[str]) -> bool:
 
 
 def _without_keys(columns: Mapping[str, Sequence[str]], names: Sequence[str], said: list[str]) -> dict[str, list[str]]:
-    """The option `columns` without those that identify a row, which is said; {} if there are none."""
-    left_out = [name for name in names if _is_key(name, columns[name])]
+    """The option `columns` without those that identify a row or hold dates or notes, which is said; {}: all columns."""
+    keys = [name for name in names if _is_key(name, columns[name])]
+    others = {name: _no_feature(columns[name]) for name in names if name not in keys}
+    left_out = [*keys, *(name for name, why in others.items() if why)]
     if not left_out or len(left_out) == len(names):
         return {}
-    said.append(f"left out, because every row has a value of its own: {', '.join(left_out)}")
+    if keys:
+        said.append(f"left out, because every row has a value of its own: {', '.join(keys)}")
+    said += [f"left out: {name!r} {why}" for name, why in others.items() if why]
     return {"columns": [name for name in names if name not in left_out]}
+
+
+def _no_feature(cells: Sequence[str]) -> str:
+    """Why a column of texts is left out; "" for numbers, categories, and columns with a mistake to correct."""
+    stripped, missing = cells_of(cells)
+    if _numeric(cells) or missing.all():
+        return ""
+    why = mistaken_texts(stripped, missing)
+    return why.what if why is not None and why.no_feature else ""
 
 
 def _is_key(name: str, cells: Sequence[str]) -> bool:

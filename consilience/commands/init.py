@@ -88,6 +88,8 @@ def _guessed(question: str, default: str, allowed: Sequence[str]) -> str:
 
 def _asked(question: str, default: str, allowed: Sequence[str]) -> str:
     """Ask until the answer is one of those allowed."""
+    from consilience.core.settings import nearest
+
     shown = [answer for answer in allowed if answer]
     if len(shown) > 2:
         print(
@@ -96,9 +98,12 @@ def _asked(question: str, default: str, allowed: Sequence[str]) -> str:
     hint = f" ({', '.join(shown)})" if len(shown) == 2 else ""
     while True:
         answer = str(typer.prompt(f"{question}{hint}", default=default, show_default=bool(default))).strip()
-        if not allowed or answer in allowed:
+        if answer == "none" and "" in allowed and answer not in allowed:
+            return ""
+        if answer in allowed:
             return answer
-        typer.echo(f"{answer!r} is not one of {', '.join(shown)}")
+        problem = f"{answer!r} is not one of {', '.join(shown)}{nearest(answer, shown)}"
+        print(fitted(problem, sys.stdout))
 
 
 def config_text(found: FileSettings, *, clients: int, rounds: int, algorithm: str) -> str:

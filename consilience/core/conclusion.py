@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,7 +37,9 @@ from consilience.core.tree import Tree
 
 
 class Diverged(RuntimeError):
-    """Too many rounds in a row had no usable reply."""
+    """Too many rounds in a row had no usable reply; `result` has the finished rounds, if `cs.train` raised this."""
+
+    result: Any = None
 
 
 class Conclusion(NamedTuple):

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from consilience.core import notebook, tree
-from consilience.core.given_clients import Given, check_rows, in_order, side_by_side, with_numbers
+from consilience.core.given_clients import Given, check_rows, in_order, refuse_unlike, side_by_side, with_numbers
 from consilience.core.given_rows import named_clients, rows_of
 from consilience.core.settings import Invalid
 from consilience.core.stored_rows import Preparation, has_stored, is_stored, stored_values
 
+MOST_CLASSES = 1_000_000  # and more than rows: the targets are no class numbers
 _SHOWN = 12  # clients in a notebook's table
 
 
@@ -155,14 +156,18 @@ class Federation:
                 if is_stored(leaf):
                     continue  # checked when a whole file is read; otherwise a non-finite reply is refused
                 if leaf.is_floating_point() and not bool(leaf.sum().isfinite()) and not bool(leaf.isfinite().all()):
-                    bad = self._owner_of_first_nonfinite(split, leaf)
-                    raise Invalid(f"{place} data of client {bad!r} hold NaN or infinite values: clean or impute them")
+                    assert split is not None
+                    wrong = torch.nonzero(~leaf.isfinite().reshape(len(leaf), -1).all(1)).flatten()
+                    row, rows = self.place_of(split, int(wrong[0])), f"{len(wrong)} of {len(leaf)} rows"
+                    raise Invalid(f"{place} row {row} has NaN or infinite values ({rows}): clean or impute them")
 
-    def _owner_of_first_nonfinite(self, split: Rows | None, leaf: Tensor) -> str:
-        assert split is not None
-        row = int(torch.nonzero(~leaf.isfinite().reshape(len(leaf), -1).all(1))[0])
-        owner = torch.nonzero((split.starts <= row) & (row < split.starts + split.sizes))
-        return self.names[int(owner[0])] if len(owner) else "(none)"
+    def place_of(self, split: Rows, row: int) -> str:
+        """A row by its number among its owner's rows, such as "3 of client 'a'"."""
+        owner = torch.nonzero((split.starts <= row) & (row < split.starts + split.sizes)).flatten()
+        if not len(owner):
+            return str(row)
+        client = int(owner[0])
+        return f"{row - int(split.starts[client])} of client {self.names[client]!r}"
 
     def __len__(self) -> int:
         return len(self.train.sizes)
@@ -238,6 +243,9 @@ class Federation:
         clients, names = named_clients(clients, names)
         if not clients:
             raise Invalid("clients is empty: a federation needs at least one (x, y) pair")
+        twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
+        if twice is not None:
+            raise Invalid(f"names has {twice!r} twice: clients need names of their own")
         called = names if len(names) == len(clients) else tuple(str(k) for k in range(len(clients)))
         clients = [rows_of(client, f"client {name}") for client, name in zip(clients, called)]
         if test is not None:
@@ -255,14 +263,28 @@ class Federation:
             raise Invalid("test and client_tests are both given: test rows are shared by all or one set per client")
         if client_tests is not None:
             tests = _one_after_the_other(list[Any](client_tests), [f"{name} (test)" for name in called])
+            refuse_unlike("client_tests", (tests.x, tests.y), f"client {called[0]}", clients[0])
         elif test is not None:
             check_rows("test", *test)
+            refuse_unlike("test", test, f"client {called[0]}", clients[0])
             none = torch.zeros(len(clients), dtype=torch.int64)
             tests = Rows(x=test[0], y=test[1], starts=none, sizes=none)
         if classes is None:
             labelled = not train.y.is_floating_point() and train.y.dim() == 1
-            classes = int(train.y.max()) + 1 if labelled and len(train.y) else None
+            classes = _number_of_classes(train.y) if labelled and len(train.y) else None
         return Federation(train=train, test=tests, names=tuple(names), classes=classes, label_names=label_names)
+
+
+def _number_of_classes(y: Tensor) -> int:
+    highest = int(y.max())
+    if highest < 0:
+        raise Invalid(f"all class numbers are negative, the highest is {highest}: number the classes from 0")
+    if highest >= MOST_CLASSES and highest >= len(y):
+        raise Invalid(
+            f"the highest class number is {highest:,} for {len(y):,} rows: number the classes from 0, as "
+            "torch.unique(y, return_inverse=True) does, or give y.float() if they are numbers to predict"
+        )
+    return highest + 1
 
 
 def _one_after_the_other(clients: Sequence[Given], names: Sequence[str]) -> Rows:

@@ -67,13 +67,9 @@ def side_by_side(clients: Sequence[Given], names: Sequence[str]) -> tuple[Any, T
             )
     clients = [rows[:2] for rows in clients]
     check_rows(f"client {names[0]}", *clients[0])
-    shape = [(leaf.shape[1:], leaf.dtype) for leaf in (*tree.leaves(clients[0][0]), clients[0][1])]
     for k, (x, y) in enumerate(clients):
         check_rows(f"client {names[k]}", x, y)
-        mine = [(leaf.shape[1:], leaf.dtype) for leaf in (*tree.leaves(x), y)]
-        if mine != shape:
-            first, other = f"client {names[0]} of {_shapes(shape)}", f"client {names[k]} has rows of {_shapes(mine)}"
-            raise Invalid(f"{other}, {first}: they must be equal")
+        refuse_unlike(f"client {names[k]}", (x, y), f"client {names[0]}", clients[0])
     given = [one.to(torch.get_default_dtype()) for one in weights if one is not None]
     x, y = concatenated([x for x, _ in clients]), torch.cat([y for _, y in clients])
     return x, y, torch.cat(given) if given else None
@@ -82,6 +78,8 @@ def side_by_side(clients: Sequence[Given], names: Sequence[str]) -> tuple[Any, T
 def check_rows(who: str, x: Any, y: Tensor) -> None:
     """Refuse rows that are not tensors of one length."""
     for part in (*tree.leaves(x), y):
+        if isinstance(part, Tensor) and part.layout is not torch.strided:
+            raise Invalid(f"{who} holds a sparse tensor: make it dense, with .to_dense()")
         if not isinstance(part, Tensor):
             kind = type(part).__name__
             raise Invalid(f"{who} holds a {kind} where a tensor is needed: convert it with torch.as_tensor")
@@ -91,5 +89,20 @@ def check_rows(who: str, x: Any, y: Tensor) -> None:
         raise Invalid(f"{who} has {found} rows of features for {len(y)} targets: they must match")
 
 
-def _shapes(parts: list[tuple[torch.Size, torch.dtype]]) -> str:
-    return ", ".join(f"{tuple(shape)} {str(dtype).removeprefix('torch.')}" for shape, dtype in parts)
+def refuse_unlike(who: str, rows: Given, first: str, others: Given) -> None:
+    """Refuse rows of other parts, shapes or types than those of the first client."""
+    mine, theirs = ([*tree.flatten({"x": part[0]}).items(), ("y", part[1])] for part in (rows, others))
+    if [(name, leaf.shape[1:], leaf.dtype) for name, leaf in mine] != [
+        (name, leaf.shape[1:], leaf.dtype) for name, leaf in theirs
+    ]:
+        raise Invalid(f"{who} has rows of {_shapes(mine)}, {first} of {_shapes(theirs)}: they must be equal")
+
+
+def _shapes(parts: list[tuple[str, Tensor]]) -> str:
+    """'(4,) float32, () int64', with the names of the parts where there are several."""
+    named = parts[0][0] != "x"
+    shown = [
+        (name.removeprefix("x/"), f"{tuple(leaf.shape[1:])} {str(leaf.dtype).removeprefix('torch.')}")
+        for name, leaf in parts
+    ]
+    return ", ".join(f"{name}: {text}" if named else text for name, text in shown)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ PAIR = "a pair (x, y) of tensors or arrays, a torch.utils.data.Dataset or a Data
 
 def named_clients(clients: Any, names: Sequence[str]) -> tuple[list[Any], tuple[str, ...]]:
     """(clients in order, their names), from a list or from a dict by name."""
+    if isinstance(clients, Iterator):
+        clients = list(clients)
     if isinstance(clients, Mapping):
         if names:
             raise Invalid("names is given beside clients by name: leave it out")
@@ -56,6 +58,8 @@ def rows_of(client: Any, who: str) -> tuple[Any, ...]:
     if not isinstance(client, (tuple, list)) or not 2 <= len(client) <= 3:
         raise Invalid(f"{who} is {_kind(client)}: it must be {PAIR}")
     x, y, *weights = client
+    if y is None:
+        raise Invalid(f"{who} has no targets, y is None: leave the client out, or label its rows")
     return _features(x, who), _targets(y, who), *(_array(weight, f"{who}, weights") for weight in weights)
 
 
@@ -117,7 +121,7 @@ def _of_dataset(data: Dataset[Any], who: str) -> tuple[Any, ...]:
     count = len(data)
     pieces = []
     for start in range(0, count, _AT_ONCE):
-        rows = [data[row] for row in range(start, min(start + _AT_ONCE, count))]
+        rows = _read(data, range(start, min(start + _AT_ONCE, count)), who)
         try:
             pieces.append(default_collate(rows))
         except (TypeError, RuntimeError) as problem:
@@ -126,6 +130,17 @@ def _of_dataset(data: Dataset[Any], who: str) -> tuple[Any, ...]:
                 f"({str(problem).partition(chr(10))[0]}): give them one shape, as tensors, by its transform"
             ) from problem
     return _joined(pieces, who)
+
+
+def _read(data: Dataset[Any], numbers: range, who: str) -> list[Any]:
+    found = []
+    for row in numbers:
+        try:
+            found.append(data[row])
+        except Exception as problem:
+            kind = type(problem).__name__
+            raise Invalid(f"{who}: row {row} of {type(data).__name__} cannot be read ({kind}: {problem})") from problem
+    return found
 
 
 def _of_loader(loader: DataLoader[Any], who: str) -> tuple[Any, ...]:

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from consilience.core.federation import Federation
-from consilience.core.settings import Invalid, nearest
+from consilience.core.settings import Invalid, check_value, nearest
 from consilience.data.dataset import Dataset
+from consilience.data.datasets.prepare.column_mistakes import FEW, refuse_repeated
 from consilience.data.datasets.prepare.columns import OwnedPlace, row_named
 from consilience.data.datasets.prepare.owned_rows import OwnedRows, Target, table_set
+from consilience.data.datasets.prepare.splits import HeldOut
 from consilience.data.federate import federate
 from consilience.data.partition import partition
 
-FEW = 20  # up to this many distinct whole numbers are classes
 Columns = dict[str, list[str]]
 
 
@@ -76,6 +77,9 @@ def frames_dataset(
     seed: int = 0,
 ) -> Dataset:
     """The same rows as a `Dataset`, with clients as its groups."""
+    refuse_repeated(columns, label)
+    for option, value, allowed in (("target", target, Target | None), ("test_fraction", test_fraction, HeldOut)):
+        check_value(option, value, allowed)
     names, table, owners = _joined(frames, label, client, columns, "frames")
     count = len(owners)
     if test is not None:

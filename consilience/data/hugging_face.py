@@ -68,6 +68,8 @@ def from_hugging_face(
     if owners is not None and partition is not None and client is None:
         raise Invalid("partition is for one data set, and here is one for each client: leave it out")
     found = [*parts, *tests]
+    if not sum(map(len, found)):
+        raise Invalid("data has no rows")
     given = sum(len(part) for part in parts) if tests else None
     if x is None and not set(USUAL_INPUTS) & set(found[0].column_names):
         dataset = _table(parts, tests, label, client, names, test_fraction, seed)
@@ -108,7 +110,11 @@ def _arranged(data: Any, client: str | None) -> tuple[list[Any], list[Any], np.n
         if client not in part.column_names:
             hint = nearest(client, part.column_names)
             raise Invalid(f"the data have no column {client!r}{hint}; they have {', '.join(part.column_names)}")
-    owners, names = number_names([str(v) for part in (*parts, *tests) for v in part[client]], where="data")
+    cells = [value for part in (*parts, *tests) for value in part[client]]
+    gap = next((row for row, cell in enumerate(cells) if cell is None or cell == ""), None)
+    if gap is not None:
+        raise Invalid(f"data: row {gap} names no client in the column {client!r}: fill it in")
+    owners, names = number_names([str(cell) for cell in cells], where="data")
     return parts, tests, owners, names
 
 

@@ -56,5 +56,7 @@ def resolve_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as problem:
         others = "auto, cpu or cuda" if torch.cuda.is_available() else "auto or cpu"
-        raise Invalid(f"device = {name!r} cannot be used here ({problem}): try {others}") from problem
+        reason = str(problem).partition("\n")[0]
+        reason = "there is no such device" if reason.startswith("Expected one of") else reason
+        raise Invalid(f"device = {name!r} cannot be used here ({reason}): try {others}") from problem
     return device

@@ -22,7 +22,7 @@ def refuse_wrong(kind: Kind, federation: Federation, width: int | None, where: s
         wrong = _wrong(kind, rows.y, width)
         if wrong is not None:
             row, reason = wrong
-            raise Invalid(f"{where}: {part} row {_place(federation, rows, row)} {reason}")
+            raise Invalid(f"{where}: {part} row {federation.place_of(rows, row)} {reason}")
         if kind.entries is not None:
             _refuse_uncounted(kind, federation, rows, part, where)
     _refuse_weights(federation, where)
@@ -80,7 +80,7 @@ def _refuse_uncounted(kind: Kind, federation: Federation, rows: Rows, part: str,
     if bool(counts.all()):
         return
     if kind.name in ("tokens", "next_token"):
-        row = _place(federation, rows, int(torch.nonzero(~counts)[0]))
+        row = federation.place_of(rows, int(torch.nonzero(~counts)[0]))
         raise Invalid(f"{where}: {part} row {row} has no target that counts: remove empty sequences")
     totals = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cpu().cumsum(0)])
     owned = totals[rows.starts + rows.sizes] - totals[rows.starts]
@@ -97,17 +97,8 @@ def _refuse_weights(federation: Federation, where: str) -> None:
         return
     row = _first(~(weight.isfinite() & (weight >= 0)))
     if row is not None:
-        place = _place(federation, federation.train, row)
+        place = federation.place_of(federation.train, row)
         raise Invalid(f"{where}: training row {place} has the weight {weight[row].item()}: weights are numbers >= 0")
     for client, (start, size) in enumerate(zip(federation.train.starts.tolist(), federation.train.sizes.tolist())):
         if size and not bool((weight[start : start + size] > 0).any()):
             raise Invalid(f"{where}: all rows of client {federation.names[client]!r} have the weight 0: leave it out")
-
-
-def _place(federation: Federation, rows: Rows, row: int) -> str:
-    """A row by its number among its owner's rows, such as '3 of client 'a''."""
-    owner = torch.nonzero((rows.starts <= row) & (row < rows.starts + rows.sizes)).flatten()
-    if not len(owner):
-        return str(row)
-    client = int(owner[0])
-    return f"{row - int(rows.starts[client])} of client {federation.names[client]!r}"

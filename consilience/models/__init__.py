@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from consilience.core.settings import Invalid, nearest
+from consilience.core.settings import Invalid, nearest, refuse_unknown
 from consilience.models.adapted import lora_mlp
 from consilience.models.convolutional import cnn
 from consilience.models.densely_connected import densenet121
@@ -61,6 +62,9 @@ def build(name: str, inputs: Any, classes: int, *, seed: int = 0, **options: Any
     models` shows all names with their options.
     """
     make = find(name)
+    refuse_unknown(
+        options, [key for key in inspect.signature(make).parameters if key not in ("inputs", "classes")], name
+    )
     # Not torch.manual_seed: it would reseed every accelerator as well.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from consilience.core.progress import listening
 from consilience.reporting.terminal import sparkline
+from consilience.runs.interrupts import noted_by
 from consilience.runs.metric_table import main_of
 from consilience.runs.observation import Observation
 from consilience.runs.text import duration, quality, rate
@@ -40,7 +41,11 @@ def shown(
 
 def _live(observations: Iterable[Observation], rounds: int, done: int, console: Console) -> Iterator[Observation]:
     status = _Status(rounds, done, curve=console.encoding.lower().startswith("utf"))
-    with Live(status, console=console, refresh_per_second=4) as live, listening(status.hear):
+    with (
+        noted_by(status.note),
+        Live(status, console=console, refresh_per_second=4) as live,
+        listening(status.hear),
+    ):
         for observation in observations:
             status.see(observation)
             _name_refused(observation, live.console)
@@ -77,7 +82,7 @@ def _notebook(observations: Iterable[Observation], rounds: int, done: int) -> It
         status.hear(clients, of)
         draw()
 
-    with listening(hear):
+    with noted_by(status.note), listening(hear):
         try:
             for observation in observations:
                 status.see(observation)
@@ -97,11 +102,15 @@ class _Status:
         self._metric, self._quality, self._speed, self._left = "", "preparing the first round", "", ""
         self._in_round = (0, 0)  # clients done, of so many
         self._refused = 0
-        self._last_refused = ""
+        self._last_refused = self._note = ""
 
     def hear(self, done: int, of: int) -> None:
         """Clients of the round in progress."""
         self._in_round = (done, of)
+
+    def note(self, text: str) -> None:
+        """Such as that the run was interrupted."""
+        self._note = text
 
     def see(self, observation: Observation) -> None:
         """A finished round."""
@@ -128,6 +137,8 @@ class _Status:
         parts = [curve, self._quality, "" if narrow else self._speed]
         parts.append(f"refused {self._refused}" if self._refused else "")
         yield Text("  ".join(part for part in parts if part), no_wrap=True, overflow="ellipsis")
+        if self._note:
+            yield Text(self._note)
 
     def html(self) -> str:
         """The same for a notebook; texts from outside are escaped."""
@@ -139,7 +150,8 @@ class _Status:
             '<div style="font-family: monospace; line-height: 1.5">'
             f'<progress max="100" value="{share:.1f}" style="width: 16em" aria-label="rounds"></progress> '
             f"{html.escape('  '.join(word for word in words if word))}"
-            f"{_curve_svg(self._history, self._metric)}{refused if self._refused else ''}</div>"
+            f"{_curve_svg(self._history, self._metric)}{refused if self._refused else ''}"
+            f"{f'<div>{html.escape(self._note)}</div>' if self._note else ''}</div>"
         )
 
     def _clients(self) -> str:

@@ -15,6 +15,8 @@ import textwrap
 from collections.abc import Callable
 from typing import NoReturn, TextIO
 
+import typer
+
 UNEXPECTED, BAD_SETTINGS, DIVERGED, BAD_FOLDER, TOO_FEW_CLIENTS, INTERRUPTED, PIPE_CLOSED = 1, 2, 3, 4, 5, 130, 141
 
 
@@ -22,8 +24,11 @@ def guarded(work: Callable[[], int], debug: bool) -> NoReturn:
     """Run a command and exit with its code; with `debug` errors keep their traceback."""
     try:
         code = work()
-    except KeyboardInterrupt:
-        code = fail("stopped; whatever rounds were finished can be resumed", INTERRUPTED)
+    except (KeyboardInterrupt, typer.Abort) as stop:  # the latter at a question
+        asked = isinstance(stop, typer.Abort)
+        print(end="\n" if asked else "", file=sys.stderr)
+        said = "stopped; nothing was written" if asked else "stopped; whatever rounds were finished can be resumed"
+        code = fail(said, INTERRUPTED)
     except Exception as problem:
         if isinstance(problem, BrokenPipeError) and _nobody_reads():
             sys.exit(PIPE_CLOSED)

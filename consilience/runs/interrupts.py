@@ -6,11 +6,14 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _NOTE = b"\x1b[?25h" if os.isatty(2) else b""  # show the cursor, which a live display hides
+
+_displays: list[Callable[[str], None]] = []
 
 
 class Interrupts:
@@ -35,6 +38,21 @@ class Interrupts:
         self.asked = number
         for each in SIGNALS:
             signal.signal(each, signal.SIG_DFL)  # by the system, so that it works inside a long computation too
+        note = f"{signal.Signals(number).name}: finishing this round and saving; once more to exit at once"
         with contextlib.suppress(OSError):
-            name = signal.Signals(number).name.encode()
-            os.write(2, b"\n%s%s: finishing this round and saving; once more to exit at once\n" % (_NOTE, name))
+            os.write(2, _NOTE if _displays else b"\n%s%s\n" % (_NOTE, note.encode()))
+        for display in _displays:
+            display(note)
+
+
+@contextlib.contextmanager
+def noted_by(display: Callable[[str], None]) -> Iterator[None]:
+    """Let a live display show an interrupt: what is written beside it would be painted over.
+
+    display: called in a signal handler, so it may only keep the text.
+    """
+    _displays.append(display)
+    try:
+        yield
+    finally:
+        _displays.remove(display)

@@ -51,8 +51,15 @@ def read(path: Path) -> dict[str, Any]:
             f"the config file {plain(path, most=400)} is larger than {MOST_BYTES} bytes: it cannot be a config"
         )
     try:
-        return loads(data.decode("utf-8"))
+        return loads(data.decode("utf-8-sig"))  # some editors begin a file with a mark of its encoding
+    except UnicodeDecodeError as problem:
+        raise Invalid(f"the config file {plain(path, most=400)} is not UTF-8 text: save it as UTF-8") from problem
     except ValueError as problem:
+        if path.suffix.lower() in (".yaml", ".yml", ".json"):
+            raise Invalid(
+                f"{plain(path, most=400)} is no TOML file, which a config must be; `consilience run` writes a complete "
+                "one into its run folder, `consilience init` one for your data"
+            ) from problem
         raise Invalid(f"the config file {plain(path, most=400)} is not TOML: {plain(problem)}") from problem
 
 

@@ -177,6 +177,36 @@ def test_a_terminal_is_asked_until_the_answer_fits(patients: Path, monkeypatch: 
     monkeypatch.setattr(init.typer, "prompt", lambda *_, **__: next(answers))
     assert init._asked("Column to predict", "outcome", ["age", "sex"]) == "sex"
     assert init._asked("Clients", "", ["", "age"]) == ""
+    answers = iter(["hospitl", "none"])
+    assert init._asked("Column that names the clients", "hospital", ["hospital", "age", ""]) == ""
+
+
+def test_a_question_can_be_left(patients: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from consilience.commands import init
+
+    def leave(question: str, default: str, allowed: object) -> str:
+        raise init.typer.Abort
+
+    monkeypatch.setattr(init, "_guessed", leave)
+    done = call("init", "patients.csv")
+    assert done.exit_code == 130 and done.stderr.split() == ["error:", "stopped;", "nothing", "was", "written"]
+    assert not Path("consilience.toml").exists()
+
+
+def test_dates_and_notes_are_left_out_and_said(patients: Path) -> None:
+    table = [
+        [*line, f"2024-{1 + k // 28:02d}-{1 + k % 28:02d}", f"note number {k}!"] for k, line in enumerate(rows(120))
+    ]
+    repeated = [*table, *table]  # so that neither column identifies a row
+    write(patients / "visits.csv", [*HEAD, "seen", "note"], repeated)
+    done = call("init", "visits.csv", "--no-check")
+    assert done.exit_code == 0, done.output
+    assert "left out: 'seen' holds dates ('2024-01-01' ...)" in done.stdout
+    assert settings()["data"]["columns"] == ["key", "age", "sex", "note"]  # as many repeats as categories have
+    write(patients / "visits.csv", [*HEAD, "seen", "note"], [*table, *table[:60]])
+    done = call("init", "visits.csv", "--no-check", "--force")
+    assert "left out: 'note' holds 120 different texts in 180 rows" in done.stdout
+    assert settings()["data"]["columns"] == ["age", "sex"]
 
 
 def test_a_terminal_gets_lines_broken_between_words_and_a_pipe_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:

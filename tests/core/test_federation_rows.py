@@ -80,12 +80,12 @@ def test_rows_move_floating_features_and_targets_only() -> None:
 def test_nonfinite_features_name_the_owner(place: str, value: float) -> None:
     clean, dirty = [pair(2), pair(2)], [pair(2), pair(2, value)]
     train, test = (dirty, clean) if place == "training" else (clean, dirty)
-    with pytest.raises(Invalid, match=f"{place} data of client 'north' hold NaN or infinite values"):
+    with pytest.raises(Invalid, match=f"{place} row 0 of client 'north' has NaN or infinite values"):
         Federation.from_clients(train, client_tests=test, names=("south", "north"))
 
 
 def test_nonfinite_features_of_one_number_a_row() -> None:
-    with pytest.raises(Invalid, match="training data of client '0' hold NaN"):
+    with pytest.raises(Invalid, match="training row 1 of client '0' has NaN"):
         Federation.from_clients([(torch.tensor([1.0, float("nan")]), torch.tensor([0, 1]))])
 
 

@@ -109,6 +109,11 @@ def test_hugging_face_data_in_memory_and_on_disk(tmp_path: Path) -> None:
     assert given.test.y.sum() == sum(split["test"]["label"])
     data = cs.load_data("hugging_face", path=str(tmp_path / "split"), group="shop", text="ngrams", ngram_features=32)
     assert len(data.y) == 30 and data.group_names == ("s0", "s1", "s2", "s3")
+
+    def holed(name: str) -> Any:
+        gap = {name: [value if k != 1 else None for k, value in enumerate(columns[name])]}
+        return datasets.Dataset.from_dict({**columns, **gap})
+
     apart = {"n": rows.select(range(20)), "s": rows.select(range(20, 40))}
     assert cs.from_hugging_face(apart, text="ngrams").names == ("n", "s")
     table = datasets.Dataset.from_pandas(patients())
@@ -117,6 +122,9 @@ def test_hugging_face_data_in_memory_and_on_disk(tmp_path: Path) -> None:
     for bad, message in (
         (lambda: cs.from_hugging_face(rows), "no clients"),
         (lambda: cs.from_hugging_face(rows, client="shp"), "did you mean 'shop'"),
+        (lambda: cs.from_hugging_face(rows.select([]), client="shop"), "data has no rows"),
+        (lambda: cs.from_hugging_face(holed("label"), client="shop"), "row 1 has no label in the column 'label'"),
+        (lambda: cs.from_hugging_face(holed("shop"), client="shop"), "row 1 names no client in the column 'shop'"),
         (lambda: cs.from_hugging_face({"n": rows, "s": table}), "clients 'n' and 's' differ in the columns"),
     ):
         with pytest.raises(Invalid, match=message):

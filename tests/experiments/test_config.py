@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -54,6 +55,34 @@ def test_written_and_read_back_it_is_equal(overrides: tuple[str, ...]) -> None:
     again = config.from_table(toml_text.loads(first.toml()))
     assert again == first
     assert again.toml() == first.toml() and again.digest() == first.digest()
+
+
+@pytest.mark.parametrize(
+    "key, value, said",
+    [
+        ("lr", 0.1, r"lr is a setting of \[algorithm\], not of the top of a config: write algorithm.lr=..."),
+        ("learning_rate", 0.1, "write algorithm.lr=..."),
+        ("alpha", 0.1, "write partition.alpha=..."),
+        ("hidden", [8], "write model.hidden=..."),
+        ("device", "cpu", "write engine.device=..."),
+        ("num_rounds", 3, "it is called 'rounds' here"),
+        ("loss", "mse", "loss = 'mse' is called 'squared_error' here"),
+        ("threads", 9999, "threads = 9999 is out of range: it must be >= 1 and <= 1024"),
+    ],
+)
+def test_a_setting_in_the_wrong_place_is_refused_with_its_section(key: str, value: Any, said: str) -> None:
+    assert re.search(said, refusal(table={key: value}))
+
+
+def test_files_of_other_editors_are_read_or_refused_by_name(tmp_path: Path) -> None:
+    text = b'rounds = 5\r\n[data]\r\nname = "digits"\r\n'
+    (tmp_path / "marked.toml").write_bytes(b"\xef\xbb\xbf" + text)
+    assert config.load(tmp_path / "marked.toml").rounds == 5
+    (tmp_path / "wide.toml").write_bytes(text.decode().encode("utf-16"))
+    (tmp_path / "run.yaml").write_text("rounds: 5\n")
+    for name, said in (("wide.toml", "not UTF-8 text: save it as UTF-8"), ("run.yaml", "no TOML file, which a config")):
+        with pytest.raises(Invalid, match=said):
+            config.load(tmp_path / name)
 
 
 def test_what_is_written_holds_the_defaults_too() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import consilience as cs
 from consilience.core import progress as core_progress
 from consilience.core.metrics import MetricRow
 from consilience.reporting import progress
+from consilience.runs.interrupts import Interrupts
 
 
 def test_the_first_round_counts_alone_until_there_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,6 +66,20 @@ def test_the_live_display_fits_and_tells_what_matters(width: int, monkeypatch: p
     assert ("clients 3/7" in lines[0]) == (width > 80) and ("12 clients/s" in lines[1]) == (width > 80)
     if width > 80:
         assert "accuracy 0.9000" in lines[1] and "refused 2" in lines[1]
+
+
+def test_an_interrupt_is_shown_by_the_live_display_which_would_paint_over_it(capfd: pytest.CaptureFixture[str]) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=50, legacy_windows=False)
+    with Interrupts() as interrupts:
+        for observation in progress.shown(iter(ROUNDS), rounds=3, console=console):
+            if observation is ROUNDS[1]:
+                interrupts._ask(signal.SIGINT, None)
+    assert "finishing" not in capfd.readouterr().err
+    assert "SIGINT: finishing this round and saving" in out.getvalue()
+    with Interrupts() as interrupts:
+        interrupts._ask(signal.SIGTERM, None)
+    assert "SIGTERM: finishing this round and saving; once more to exit at once" in capfd.readouterr().err
 
 
 def test_without_unicode_and_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

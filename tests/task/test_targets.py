@@ -56,7 +56,10 @@ def test_wrong_targets(kind: str, change: Callable[[Tensor], Tensor], message: s
 
 
 def test_a_class_that_the_model_has_no_output_for() -> None:
-    with pytest.raises(cs.Invalid, match="has 2 outputs, but the federation's data have class number 5: give it more"):
+    with pytest.raises(
+        cs.Invalid,
+        match=r"has 2 outputs, but .* class number 5 \(training row 0 of client 'south'\): give",
+    ):
         trained("classification", put(5, 0))
     with pytest.raises(cs.Invalid, match="has 3 outputs, but the federation's data have class number 3"):
         trained("dense", put(3, 0, 1, 1))

@@ -9,6 +9,7 @@ import numpy as np
 from consilience.core.settings import Invalid, Whole
 from consilience.data.dataset import Dataset
 from consilience.data.datasets.prepare.assemble import assemble
+from consilience.data.datasets.prepare.column_mistakes import refuse_repeated
 from consilience.data.datasets.prepare.features import Scaling, scale_features
 from consilience.data.datasets.prepare.owned_rows import OwnedRows, Target, table_set
 from consilience.data.datasets.prepare.pairs import read_pairs
@@ -42,6 +43,7 @@ def client_files(
     Tables need the column `label`; `columns` are the features (default: all others), as in `table`, and `weight` may
     name a column with the weight of each row in the loss. Archives hold x and y, or x_train, y_train, x_test, y_test.
     """
+    refuse_repeated(columns, label, weight)
     place = chosen_source(folder, data_dir, how=HOW)
     top = place.places[0]
     nested = (top / "train").is_dir() and (top / "test").is_dir()

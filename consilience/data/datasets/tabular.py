@@ -9,6 +9,7 @@ import numpy as np
 
 from consilience.core.settings import Count, Invalid, OnlyWith, Whole
 from consilience.data.dataset import Dataset
+from consilience.data.datasets.prepare.column_mistakes import refuse_repeated
 from consilience.data.datasets.prepare.owned_rows import OwnedRows, Target, table_set
 from consilience.data.datasets.prepare.splits import HeldOut
 from consilience.data.readers.files import chosen_file, source
@@ -54,13 +55,16 @@ def table(
     training median and marked. `target` "number" makes it regression. `test` names a second table. `weight` names a
     column with the weight of each row in the loss.
     """
+    refuse_repeated(columns, label, weight)
+    if client == label:
+        raise Invalid(f"client and label both name the column {label!r}: name the column to predict with label")
     tables = [_read(chosen_file(name, data_dir, how=HOW)) for name in (file, test) if name is not None]
     chosen = columns or tuple(name for name in tables[0].columns if name not in (client, label, weight))
     rows = OwnedRows(
         where=tables[0].path,
         columns={name: [cell for part in tables for cell in part.column(name)] for name in chosen},
         labels=[cell.strip() for part in tables for cell in part.column(label)],
-        owners=[] if client is None else [cell.strip() for part in tables for cell in part.column(client)],
+        owners=[] if client is None else [owner for part in tables for owner in _owners(part, client)],
         given=len(tables[0]) if test else None,
         weights=None if weight is None else [cell for part in tables for cell in part.column(weight)],
     )
@@ -72,6 +76,13 @@ def table(
         standardise=standardise,
         split=(test_fraction, seed),
     )
+
+
+def _owners(part: Table, client: str) -> list[str]:
+    owners = [cell.strip() for cell in part.column(client)]
+    if "" in owners:
+        raise Invalid(f"{part.path}: row {owners.index('')} names no client in the column {client!r}: fill it in")
+    return owners
 
 
 def heart_disease(

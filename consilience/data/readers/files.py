@@ -75,16 +75,27 @@ def chosen_source(folder: str, data_dir: str | Path | None, *, how: str) -> Sour
     """Look only in the folder the user named, relative to `data_dir`."""
     place = data_directory(data_dir) / folder
     if not place.is_dir():
-        raise FileNotFoundError(f"the folder {place} was not found. {how} Name it with folder and data_dir.")
+        raise FileNotFoundError(
+            f"the folder {place}{_from_here(place)} was not found. {how} Name it with folder and data_dir."
+        )
     return Source(name=place.resolve().name, places=(place,), how=how)
 
 
 def chosen_file(file: str, data_dir: str | Path | None, *, how: str) -> Path:
     """The file the user named, relative to `data_dir`."""
     path = data_directory(data_dir) / file
+    if path.is_dir():
+        raise Invalid(f"{path} is a folder where a file is needed; client_files reads a folder with a file per client")
     if not path.is_file():
-        raise FileNotFoundError(f"the file {path} was not found. {how} Name it with its option and data_dir.")
+        raise FileNotFoundError(
+            f"the file {path}{_from_here(path)} was not found. {how} Name it with its option and data_dir."
+        )
     return path
+
+
+def _from_here(path: Path) -> str:
+    """' (in FOLDER)' for a relative path, which depends on where the command was started."""
+    return "" if path.is_absolute() else f" (in {Path.cwd()})"
 
 
 def plain_or_gz(path: Path) -> Path | None:

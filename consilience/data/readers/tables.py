@@ -46,6 +46,7 @@ def read_table(
     """A csv (quoted fields), tsv (quotes are plain characters) or Parquet file; `header` names bare columns."""
     if path.suffix.lower() == ".parquet":
         return _read_parquet(path)
+    _refuse_workbook(path)
     separator = separator or ("\t" if {".tsv", ".tab"} & {suffix.lower() for suffix in path.suffixes} else ",")
     text = io.StringIO(read_text(path, encoding), newline="")
     if separator == "\t":
@@ -59,6 +60,8 @@ def read_table(
         rows = []
         for row in reader:
             if len(row) == len(names):
+                if any("\0" in cell for cell in row):
+                    raise Invalid(f"{path}, line {reader.line_num} holds a NUL byte: it is damaged, or not text")
                 rows.append(row)
             elif row:  # an empty line is no row
                 raise Invalid(
@@ -69,6 +72,17 @@ def read_table(
     if not rows:
         raise Invalid(f"{path} has a header but no rows")
     return Table(path=path, columns={name: list(values) for name, values in zip(names, zip(*rows))})
+
+
+def _refuse_workbook(path: Path) -> None:
+    """Refuse Excel's and LibreOffice's files, which are archives and no text; say how to convert them."""
+    with path.open("rb") as file:
+        start = file.read(8)
+    if start.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
+        raise Invalid(
+            f"{path} is a workbook or archive, not a table of text; save its sheet as .csv, such as by "
+            "pandas.read_excel(FILE).to_csv(NEW, index=False)"
+        )
 
 
 def _refuse_other_separator(path: Path, names: Sequence[str]) -> None:

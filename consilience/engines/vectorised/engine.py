@@ -21,7 +21,7 @@ from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.engines.placement import FloatingType, Placement
 from consilience.engines.simulated import SimulatedEngine
-from consilience.engines.vectorised import timing
+from consilience.engines.vectorised import obstacles, timing
 from consilience.engines.vectorised.arithmetic import Arithmetic, Precision, resolve_precision
 from consilience.engines.vectorised.client_memories import ClientMemories
 from consilience.engines.vectorised.local_work import LocalWork, channel_keys, on_device
@@ -219,6 +219,9 @@ class Vectorised(SimulatedEngine):
                     self._stager.forget()
                     if not self._tuner.halve(len(order)):
                         raise
+                except RuntimeError as problem:
+                    obstacles.refuse_unbatched(problem, self.choice.lane)
+                    raise
             reply, kept = done[0] if len(done) == 1 else (tree.concatenate(parts) for parts in zip(*done))
             if (np.diff(order) < 0).any():
                 back = on_device(np.argsort(order), self.device)

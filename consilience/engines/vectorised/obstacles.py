@@ -8,6 +8,8 @@ import traceback
 import warnings
 from collections.abc import Iterator
 
+from consilience.core.settings import Invalid
+
 _KNOWN = (
     (r"Batching rule not implemented for (\S+?)[;,. ]", "torch has no rule that batches {} over clients"),
     (r"autograd\.Function with functorch", "an autograd.Function without setup_context and vmap rules"),
@@ -35,6 +37,15 @@ def forget_values(problem: BaseException) -> None:
     while found is not None:
         traceback.clear_frames(found.__traceback__)
         found = found.__cause__ or found.__context__
+
+
+def refuse_unbatched(problem: RuntimeError, lane: str) -> None:
+    """Raise `Invalid` in place of torch's error about a model that cannot be batched over clients; ignore others."""
+    if lane.startswith("batched") and re.search(r"\bvmap\b|Batching rule|functorch", str(problem)):
+        raise Invalid(
+            f"lane = {lane!r} cannot run this model: {reason(problem)}. Use lane = 'auto', or write that part with "
+            "plain tensor operations, whose shapes and steps do not depend on values"
+        ) from problem
 
 
 @contextlib.contextmanager

@@ -37,7 +37,7 @@ from consilience.experiments.config.catalogue import (
     section_options,
     with_defaults,
 )
-from consilience.experiments.config.overrides import overridden
+from consilience.experiments.config.overrides import overridden, refuse_outside_sections
 from consilience.experiments.config.schedules import refuse_idle_rounds, with_horizons
 from consilience.experiments.stopping import Validation
 from consilience.options import parts, recipes
@@ -46,6 +46,7 @@ from consilience.runs.names import safe_name
 from consilience.task.kinds import KINDS as TASK_KINDS
 from consilience.task.kinds import LOSSES
 
+Threads = Annotated[int, Range(least=1, most=1024)]  # thousands would fill the memory with their stacks
 Seed = Annotated[int, Range(least=0, below=2**63)]
 Table = dict[str, Any]
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class Config:
     seed: Seed = 0
     rounds: Count = 20
     loss: LossName = "auto"
-    threads: Count | None = None  # of the processor; None leaves it to PyTorch
+    threads: Threads | None = None  # of the processor; None leaves it to PyTorch
     data_dir: str | None = None
     runs: str = "runs"
     log: Literal["csv", "tensorboard", "mlflow", "wandb", "aim"] | None = None  # tracker besides the run folder
@@ -203,6 +204,7 @@ def from_table(given: Mapping[str, Any], overrides: Iterable[str] = (), *, sourc
     """A checked config from plain tables; what is left out has its default."""
     table = _with_tables(overridden(_with_tables(given), overrides, source))
     fields = [f.name for f in dataclasses.fields(Config)]
+    refuse_outside_sections(table, fields)
     refuse_unknown(table, fields, "")
     hints = hints_of(Config)
     checked: Table = {key: parts.read(key, table[key], hints[key]) for key in _scalars() if key in table}

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from consilience.core.settings import Invalid
-from consilience.experiments.config.catalogue import DEFAULTS, KINDS
+from consilience.core.settings import SYNONYMS, Invalid
+from consilience.experiments.config.catalogue import DEFAULTS, KINDS, engine_options, section_options
 from consilience.runs import toml_text
 from consilience.runs.names import plain
+from consilience.task.kinds import LOSS_SYNONYMS
 
 Table = dict[str, Any]
 
@@ -28,7 +29,30 @@ def file_and_overrides(given: Any, overrides: Sequence[str]) -> tuple[Any, tuple
     """A setting in the place of the config file is an override: no file has to be named."""
     if isinstance(given, str) and "=" in given and not Path(given).exists():
         return None, (given, *overrides)
+    if isinstance(given, (list, tuple)):
+        raise Invalid(
+            f"the config is {list(given)}: give a file or nothing there, and methods by algorithms={list(given)}"
+        )
     return given, tuple(overrides)
+
+
+def refuse_outside_sections(table: Table, top: Sequence[str]) -> None:
+    """Refuse a setting at the top of a config that belongs into a section, such as `lr`, and name the section."""
+    for key in table:
+        own = SYNONYMS.get(key, key)
+        if key in top or own in top:
+            continue
+        names = {section: table.get(section, {}).get("name", DEFAULTS[section]["name"]) for section in KINDS}
+        options = {
+            **{section: section_options(section, name) for section, name in names.items()},
+            "engine": engine_options(),
+        }
+        home = next((section for section, known in options.items() if own in known), None)
+        if home is not None:
+            raise Invalid(f"{key} is a setting of [{home}], not of the top of a config: write {home}.{own}=...")
+    meant = LOSS_SYNONYMS.get(str(table.get("loss")).lower())
+    if meant is not None:
+        raise Invalid(f"loss = {table['loss']!r} is called {meant!r} here")
 
 
 def _copied(value: Any) -> Any:

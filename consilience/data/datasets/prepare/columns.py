@@ -13,6 +13,7 @@ import numpy as np
 
 from consilience.core.class_names import sorted_names
 from consilience.core.settings import Invalid
+from consilience.data.datasets.prepare.column_mistakes import mistaken_texts, refuse_unknown_categorical
 
 MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})
 
@@ -115,10 +116,11 @@ def learn_encoding(
     """How to encode columns: medians, statistics and categories of the `training` rows.
 
     A column with gaps anywhere gets one more column that marks them. `categorical` None: the columns
-    with a value that is not a number.
+    with a value that is not a number, unless their texts are clearly no categories.
     """
     if not columns:
         raise Invalid(f"{where}: there are no feature columns left")
+    refuse_unknown_categorical(categorical, columns)
     learnt = []
     for name, texts in columns.items():
         cells, missing = cells_of(texts)
@@ -127,6 +129,8 @@ def learn_encoding(
         if numbers is None:
             if categorical is not None and name not in categorical:
                 _refuse_text(name, cells, missing, where, "list it in categorical")
+            if categorical is None:
+                _refuse_mistaken(name, cells, missing, where)
             known = sorted_names([cells[row] for row in training if not missing[row]])
             learnt.append(Column(name=name, categories=known, marks_gaps=marks))
         else:
@@ -179,11 +183,25 @@ def _refuse_text(name: str, cells: Sequence[str], missing: np.ndarray, where: Wh
             raise Invalid(f"{where}: {cell!r} in column {name!r}, {place}, is not a number: {fix}")
 
 
+def _refuse_mistaken(name: str, cells: Sequence[str], missing: np.ndarray, where: Where) -> None:
+    """Refuse texts that would become one feature each, although they are clearly no categories."""
+    found = mistaken_texts(cells, missing)
+    if found is None:
+        return
+    place = "" if found.row is None else f", {row_named(found.row, where)},"
+    fix = f"{found.fix}, or leave" if found.fix else "leave"
+    raise Invalid(
+        f"{where}: column {name!r}{place} {found.what}: {fix} the column out by listing the others in columns "
+        "(text columns listed in categorical are used as they are)"
+    )
+
+
 def _refuse_infinite(name: str, numbers: np.ndarray, missing: np.ndarray, where: Where) -> None:
-    wrong = np.flatnonzero(~np.isfinite(numbers) & ~missing)
+    wrong = np.flatnonzero(~(np.abs(numbers) <= np.finfo(np.float32).max) & ~missing)
     if len(wrong):
         place = row_named(int(wrong[0]), where)
-        raise Invalid(f"{where}: column {name!r}, {place} is {numbers[wrong[0]]}: leave unknown values empty")
+        fix = "change its unit" if np.isfinite(numbers[wrong[0]]) else "leave unknown values empty"
+        raise Invalid(f"{where}: column {name!r}, {place} is {numbers[wrong[0]]}: {fix}")
 
 
 def row_named(row: int, where: Where) -> str:

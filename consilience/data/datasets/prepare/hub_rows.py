@@ -75,6 +75,9 @@ class HubReading:
 
 def read_labels(rows: Any, values: Sequence[Any], column: str, where: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """Class numbers and class names: the data set's own, or the sorted distinct labels if they are text."""
+    gap = next((row for row, value in enumerate(values) if value is None or value == ""), None)
+    if gap is not None:
+        raise Invalid(f"{where}: row {gap} has no label in the column {column!r}: remove it, or give it one")
     if len(values) and isinstance(values[0], str):
         return number_names(values, where=where)
     feature = (getattr(rows, "features", None) or {}).get(column)

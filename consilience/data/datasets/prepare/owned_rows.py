@@ -13,6 +13,7 @@ import torch
 from consilience.core.settings import Invalid, nearest
 from consilience.data.dataset import Dataset, NewRows
 from consilience.data.datasets.prepare.assemble import assemble
+from consilience.data.datasets.prepare.column_mistakes import refuse_no_classes
 from consilience.data.datasets.prepare.columns import ColumnEncoding, OwnedPlace, Where, learn_encoding, row_named
 from consilience.data.datasets.prepare.labels import kept_groups, number_names
 from consilience.data.datasets.prepare.splits import given_or_held_out
@@ -67,6 +68,7 @@ def table_set(
     if target == "classes":
         _refuse_gaps(rows.labels, where)
         labels, names = number_names(rows.labels, where=rows.where)
+        refuse_no_classes(rows.labels, names, where)
     else:
         labels, names = _numbers(rows.labels, "target", where), ()
     strata = labels if target == "classes" else np.zeros(len(labels))
