@@ -13,7 +13,7 @@ from torch import Tensor
 from consilience.core import rng, tree
 from consilience.core.capabilities import Buffers, Reasons, TrainsModel, Wraps
 from consilience.core.exchange import Broadcast, Cohort, Notes
-from consilience.core.settings import Count, Invalid, Positive, check
+from consilience.core.settings import Count, Invalid, Positive
 from consilience.core.task import Task
 from consilience.core.tree import Tree, map_leaves
 from consilience.privacy import SpendsPrivacy
@@ -45,10 +45,6 @@ class EnsembleDistillation(Wraps):
         SpendsPrivacy: "protects what it averages, and the ensemble reads each model as it was sent",
     }
     needs_each_reply = True  # every model is evaluated
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(self)
 
     @property
     def reads(self) -> tuple[str, ...]:
