@@ -11,11 +11,10 @@ from consilience.core.settings import Invalid
 from consilience.experiments.config.catalogue import DEFAULTS, KINDS
 from consilience.runs import toml_text
 from consilience.runs.names import plain
+from consilience.runs.toml_text import TomlTable
 
-Table = dict[str, Any]
 
-
-def overridden(table: Table, overrides: Iterable[str], source: str) -> Table:
+def overridden(table: TomlTable, overrides: Iterable[str], source: str) -> TomlTable:
     """A copy of the table with every `key=value` applied in turn; `source` names the table's origin."""
     changed = _copied(table)
     for override in overrides:
@@ -35,7 +34,7 @@ def _copied(value: Any) -> Any:
     return {k: _copied(v) for k, v in value.items()} if isinstance(value, Mapping) else value
 
 
-def _apply(table: Table, text: str) -> None:
+def _apply(table: TomlTable, text: str) -> None:
     """Apply `section.key=value`; an empty value resets the setting to its default."""
     key, equals, value = text.partition("=")
     key, value = key.strip(), value.strip()
@@ -61,7 +60,7 @@ def _apply(table: Table, text: str) -> None:
         node[path[-1]] = parsed
 
 
-def _refuse_leftovers(before: Table, after: Table, source: str) -> None:
+def _refuse_leftovers(before: TomlTable, after: TomlTable, source: str) -> None:
     """Refuse an override with another name while the file still has options of the first; name them, and the fix."""
     for section, kind in KINDS.items():
         if not isinstance(after.get(section, {}), Mapping):
