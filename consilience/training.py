@@ -26,7 +26,7 @@ from consilience.data.validation import held_back
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
 from consilience.experiments.client_tests import personal_test
-from consilience.experiments.cohort_size import lone_client
+from consilience.experiments.cohort_size import lone_client, try_selection
 from consilience.experiments.config.catalogue import engine_options
 from consilience.experiments.config.schedules import refuse_idle_rounds
 from consilience.experiments.model_checks import try_client, try_model
@@ -101,6 +101,7 @@ def train(
     task = try_model(task, federation, f"the model {type(task.module).__name__}", "the federation's data")
     task = try_client(algorithm, task, federation)
     refuse_idle_rounds(algorithm, rounds)
+    try_selection(algorithm, federation, seed)
     options = read_options("train", engine, engine_options(), "train")
     vectorised = Vectorised(task, federation, environment=environment, rounds_ahead=rounds, **options)
     observer = Observer(

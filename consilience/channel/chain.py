@@ -12,7 +12,7 @@ from consilience.core import rng, tree
 from consilience.core.capabilities import HasFeedback, HasForm, SumsOnly, Wraps, capability
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.protocols import Channel
-from consilience.core.settings import Invalid, check
+from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 
 
@@ -25,7 +25,6 @@ class Chain(Wraps):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(self)
         self._refuse()
 
     @property

@@ -10,7 +10,7 @@ from consilience.client.wrapped import Wrapped
 from consilience.core.capabilities import ChecksTask, PreparesTask, Reasons, capability
 from consilience.core.plans import Batch
 from consilience.core.protocols import ClientRule
-from consilience.core.settings import Invalid, check
+from consilience.core.settings import Invalid
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 from consilience.layers import adapters
@@ -38,10 +38,6 @@ class AdapterTraining(Wrapped):
         ChecksTask: "asks for adapters first, then for what training needs",
         PreparesTask: "changes the model after training has changed it",
     }
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(self)
 
     def check_against(self, task: Task) -> None:
         """Refuse a model without adapters (the error says how to add them), and what training refuses."""

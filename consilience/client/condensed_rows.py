@@ -44,6 +44,9 @@ def first_rows(x: Tensor, batch: Batch, start: Start) -> Tensor:
     if not isinstance(batch.x, Tensor) or not batch.x.is_floating_point():
         found = "several parts" if isinstance(batch.x, dict) else "whole numbers"
         raise Invalid(f"condensed rows are tensors of floats, but the rows of this data set are {found}")
+    own, wanted = batch.x.shape[1:], x.shape[2:]
+    if own != wanted and wanted != (own.numel(),):  # a model's first dense layer may flatten its rows
+        raise Invalid(f"shape = {list(wanted)} of a condensed row does not fit rows of shape {list(own)}: leave it out")
     keys = rng.fold(rng.fold(batch.key, 2**33), torch.arange(x.shape[0] * x.shape[1], device=x.device))
     if start == "means":
         return _averages(x, batch, keys)

@@ -14,7 +14,7 @@ from consilience.client.wrapped import Wrapped
 from consilience.core.capabilities import PostTrainingPass, Reasons
 from consilience.core.plans import Batch, Work
 from consilience.core.protocols import ClientRule
-from consilience.core.settings import Checked, NonNegative, check
+from consilience.core.settings import Checked, NonNegative
 from consilience.core.task import Task
 from consilience.core.tree import Tree, leaves, map_leaves
 
@@ -69,10 +69,6 @@ class ReportsGamma(Wrapped):
     refuses: ClassVar[Reasons] = {
         PostTrainingPass: "has a pass after training, and so has ReportsGamma: there can be only one, leave one out",
     }
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(self)
 
     @property
     def post_training(self) -> ClientRule:

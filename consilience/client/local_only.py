@@ -37,15 +37,15 @@ class LocalOnly(Wrapped):
 
     def begin(self, task: Task, message: Tree, memory: Tree) -> Tree:
         """Start from its own model."""
-        return self.training.begin(task, _told(message, memory), memory)
+        return self.training.begin(task, _with_own_model(message, memory), memory)
 
     def step(self, task: Task, carry: Tree, batch: Batch, message: Tree, memory: Tree) -> Tree:
         """As in training."""
-        return self.training.step(task, carry, batch, _told(message, memory), memory)
+        return self.training.step(task, carry, batch, _with_own_model(message, memory), memory)
 
     def end(self, task: Task, carry: Tree, message: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """The reply holds only the loss; the model is kept in memory."""
-        reply, kept = self.training.end(task, carry, _told(message, memory), memory)
+        reply, kept = self.training.end(task, carry, _with_own_model(message, memory), memory)
         return {"loss": reply["loss"]}, {**kept, OWN: reply["model"]}
 
     def personal(self, task: Task, message: Tree, memory: Tree) -> Tree:
@@ -53,5 +53,5 @@ class LocalOnly(Wrapped):
         return memory[OWN]
 
 
-def _told(message: Tree, memory: Tree) -> Tree:
+def _with_own_model(message: Tree, memory: Tree) -> Tree:
     return {**message, "model": memory[OWN]}

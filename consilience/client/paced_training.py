@@ -10,7 +10,7 @@ from consilience.client.local_training import LocalTraining
 from consilience.client.solver_wrappers import plain_sgd
 from consilience.client.wrapped import Wrapped
 from consilience.core.plans import Batch
-from consilience.core.settings import Invalid, check
+from consilience.core.settings import Invalid
 from consilience.core.task import Task
 from consilience.core.tree import Tree, map_leaves
 
@@ -23,7 +23,6 @@ class PacedTraining(Wrapped):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(self)
         if plain_sgd(self.training.solver) is None:
             raise Invalid(
                 f"PacedTraining scales the steps of plain SGD, not of {self.training.solver!r}: change the optimiser"

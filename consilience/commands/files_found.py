@@ -17,7 +17,7 @@ from consilience.data.datasets.prepare.pairs import read_pairs
 from consilience.data.readers.leaf import read_leaf
 from consilience.data.readers.npz import npz_names, read_npz
 from consilience.data.readers.pictures import find_pictures
-from consilience.data.readers.tables import Table, read_table
+from consilience.data.readers.tables import FileTable, read_table
 
 LABELS = ("label", "target", "outcome", "class", "y", "diagnosis", "category", "species", "intent", "sentiment")
 CLIENTS = (
@@ -183,7 +183,7 @@ def _leaf(path: Path) -> FileSettings:
     return FileSettings(data_dir=path.parent, data=data, model=model, has_clients=True, said=said)
 
 
-def _named(table: Table, usual: Sequence[str]) -> str:
+def _named(table: FileTable, usual: Sequence[str]) -> str:
     """The column with a usual name, or with a usual name among its words; "" if there is none."""
     for word in usual:
         for name in table.columns:
@@ -196,7 +196,7 @@ def _named(table: Table, usual: Sequence[str]) -> str:
     return ""
 
 
-def _column(table: Table, name: str) -> str:
+def _column(table: FileTable, name: str) -> str:
     table.column(name)  # raises if there is none
     return name
 

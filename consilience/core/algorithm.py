@@ -12,7 +12,7 @@ from consilience.core import notebook
 from consilience.core.capabilities import ChecksTask, PreparesTask, SumsOnly, capability
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.protocols import Channel, ClientRule, Selection, ServerRule
-from consilience.core.settings import Invalid
+from consilience.core.settings import Invalid, check
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 
@@ -44,7 +44,8 @@ class Algorithm:
     channel: Channel = field(default_factory=Plain)
 
     def __post_init__(self) -> None:
-        """Refuse a channel that delivers only a sum if the server rule reads single replies."""
+        """Refuse what is no part, and a channel that delivers only a sum if the server rule reads single replies."""
+        check(self)
         sums = capability(self.channel, SumsOnly)
         if sums is not None and sums.sums_only and self.server.needs_each_reply:
             raise Invalid(

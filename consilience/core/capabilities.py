@@ -11,7 +11,7 @@ from torch import Tensor
 
 from consilience.core.exchange import Broadcast, Cohort, Pool
 from consilience.core.protocols import ClientRule
-from consilience.core.settings import Invalid
+from consilience.core.settings import Invalid, check
 from consilience.core.task import Task
 from consilience.core.tree import Tree
 
@@ -51,7 +51,8 @@ class Wraps:
         return held if isinstance(held, tuple) else (held,)
 
     def __post_init__(self) -> None:
-        """Refuse a part whose behaviour would be lost."""
+        """Refuse a setting of another type, and a part whose behaviour would be lost."""
+        check(self)
         for part in self.wrapped:
             for protocol, reason in self.refuses.items():
                 if capability(part, protocol) is not None:

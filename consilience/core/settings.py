@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import numpy as np
+
 from consilience.core import renamed
 
 
@@ -146,7 +148,7 @@ def check_value(key: str, value: Any, annotation: Any) -> Any:
         return _check_union(key, value, typing.get_args(annotation))
     if origin is Literal:
         allowed = typing.get_args(annotation)
-        if value not in allowed:
+        if isinstance(value, np.ndarray) or value not in allowed:
             new = renamed.value(value, allowed)
             if new is not None:
                 raise Invalid(f"{key} = {value!r} is now called {new!r} (`consilience migrate` rewrites a config file)")
@@ -165,7 +167,31 @@ def check_value(key: str, value: Any, annotation: Any) -> Any:
         raise Invalid(f"{key} = {value!r} must be left out")
     if origin is Mapping and not isinstance(value, Mapping):
         raise Invalid(f"{key} = {value!r} must be a table, not {type(value).__name__}")
+    if getattr(annotation, "_is_protocol", False) or dataclasses.is_dataclass(annotation):
+        _check_part(key, value, annotation)
     return value
+
+
+@functools.cache
+def members_of(protocol: type) -> tuple[str, ...]:
+    """What a part must have to be one of a protocol's."""
+    return tuple(name for name in vars(protocol) if not name.startswith("_") or name == "__call__")
+
+
+def missing(value: Any, members: Iterable[str]) -> list[str]:
+    """The members that a value lacks; an array, whose `choose` is no selection's, lacks all."""
+    return [name for name in members if isinstance(value, np.ndarray) or not hasattr(value, name)]
+
+
+def _check_part(key: str, value: Any, kind: type) -> None:
+    """Refuse what is not of a dataclass, or lacks members of a protocol."""
+    if isinstance(value, type):
+        raise Invalid(f"{key} = {value.__name__} is a class, not a part: write {value.__name__}(...)")
+    members = () if dataclasses.is_dataclass(kind) else members_of(kind)
+    lacks = missing(value, members)
+    if lacks or not (members or isinstance(value, kind)):
+        why = f": it has no {', '.join(lacks)}" if 0 < len(lacks) < len(members) else ""
+        raise Invalid(f"{key} = {value!r} is no {kind.__name__}{why}")
 
 
 @dataclass(frozen=True)
@@ -237,6 +263,8 @@ def _check_union(key: str, value: Any, members: tuple[Any, ...]) -> Any:
 
 
 def _check_tuple(key: str, value: Any, members: tuple[Any, ...]) -> tuple[Any, ...]:
+    if isinstance(value, np.ndarray) and value.ndim:
+        value = value.tolist()
     if not isinstance(value, (tuple, list)):
         alone = f": write [{value!r}]" if isinstance(value, (str, int, float)) else ""
         raise Invalid(f"{key} = {value!r} must be a list, not {type(value).__name__}{alone}")

@@ -160,13 +160,13 @@ def learn_schedule(
     settings = {"rounds": rounds, "iterations": iterations, "lr": lr, "seed": seed, "constraint": constraint}
     more = {"gradient": gradient, "keep": keep, "start": start, "initial": initial, "loss": loss}
     steps = learning(algorithm, engine, **settings, **more)  # type: ignore[arg-type]
-    schedule = learned(_told(steps, iterations) if progress else steps)
+    schedule = learned(_printing(steps, iterations) if progress else steps)
     if schedule.note():
         warnings.warn(schedule.note(), stacklevel=2)
     return schedule
 
 
-def _told(steps: Iterator[Iteration], iterations: int) -> Iterator[Iteration]:
+def _printing(steps: Iterator[Iteration], iterations: int) -> Iterator[Iteration]:
     """The iterations, with about twenty progress lines."""
     began = time.monotonic()
     for step in steps:

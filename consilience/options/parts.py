@@ -19,7 +19,17 @@ from typing import Annotated, Any
 
 from consilience.core import renamed
 from consilience.core.protocols import Channel, Selection
-from consilience.core.settings import Invalid, Option, check_value, nearest, options_of, refuse_idle, refuse_unknown
+from consilience.core.settings import (
+    Invalid,
+    Option,
+    check_value,
+    members_of,
+    missing,
+    nearest,
+    options_of,
+    refuse_idle,
+    refuse_unknown,
+)
 from consilience.selection.uniform import Uniform
 
 PACKAGES = ("consilience.selection", "consilience.client", "consilience.channel", "consilience.server")
@@ -32,7 +42,7 @@ def parts_of(protocol: type) -> dict[str, type]:
     """The dataclasses that have a protocol's members, by name, sorted."""
     package = protocol.__module__.rpartition(".")[0]
     packages = PACKAGES if package.startswith((*PACKAGES, "consilience.core")) else (*PACKAGES, package)
-    fitting = [kind for kind in _dataclasses(packages) if all(_has(kind, name) for name in _members_of(protocol))]
+    fitting = [kind for kind in _dataclasses(packages) if all(_has(kind, name) for name in members_of(protocol))]
     return {name_of(kind): kind for kind in sorted(fitting, key=name_of)}
 
 
@@ -87,14 +97,12 @@ def build(key: str, given: Any, protocol: type, words: Sequence[str] = ()) -> An
 
     `words` are also allowed in its place, and are listed with the parts in errors.
     """
-    if isinstance(given, type):
-        raise Invalid(f"{key} = {given.__name__} is a class, not a part: write {given.__name__}(...)")
     if protocol is Selection and isinstance(given, (int, float)) and not isinstance(given, bool):
         return _share(key, given)
     table = {"name": given} if isinstance(given, str) else given
     known = ", ".join(_named_once(words, parts_of(protocol)))
     if not isinstance(table, Mapping):
-        if not all(hasattr(given, member) for member in _members_of(protocol)):
+        if missing(given, members_of(protocol)):
             fix = "write a name, or a table {name = ..., ...}"
             if protocol is Channel and isinstance(given, (list, tuple)):
                 fix = "several in sequence are {name = 'chain', channels = [...]}"
@@ -200,7 +208,7 @@ def describe(annotation: Any) -> str:
 
 def _converted(key: str, value: Any, annotation: Any) -> Any:
     members = list(_members(annotation))
-    if value is None or (value == NONE and isinstance(value, str) and type(None) in members):
+    if value is None or (isinstance(value, str) and value == NONE and type(None) in members):
         return None
     protocol = protocol_in(annotation)
     choices = [str(c) for m in members if typing.get_origin(m) is typing.Literal for c in typing.get_args(m)]
@@ -256,11 +264,6 @@ def _has(kind: type, member: str) -> bool:
     # a field without a default is not a class attribute; and every class is callable
     inherited = any(member in vars(base) for base in kind.__mro__)
     return inherited or member in {field.name for field in dataclasses.fields(kind)}
-
-
-@functools.cache
-def _members_of(protocol: type) -> tuple[str, ...]:
-    return tuple(name for name in vars(protocol) if not name.startswith("_") or name == "__call__")
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from torch import Tensor
 from consilience.core.settings import Count, Invalid, Range, check_value
 from consilience.core.tree import Tree
 from consilience.runs import canonical, tree_file
-from consilience.runs.client_log import ClientLog, LogEntry, Table, TableEntry, log_files, tables_in
+from consilience.runs.client_log import ClientLog, ClientTable, LogEntry, TableEntry, log_files, tables_in
 from consilience.runs.disk import (
     disk,
     explain,
@@ -85,7 +85,7 @@ def save(
     root, stored_facts = Path(root), canonical.to_json_types(facts or {}, "facts")
     if len({str(name).lower() for name in trees}) != len(trees):
         raise Invalid(f"tree names {plain(list(trees))} differ in capitals only: not all disks tell those apart")
-    described, tables = {}, list[Table]()
+    described, tables = {}, list[ClientTable]()
     for name, tree in trees.items():
         flat, layout = tree_file.describe(tree, safe_name(name, "tree name"))
         own = tables_in(name, flat)

@@ -37,7 +37,7 @@ _NAME = r"clients-(\d{8,18})\.log"
 _CPU = torch.device("cpu")
 
 
-class Table(NamedTuple):
+class ClientTable(NamedTuple):
     """Rows of all clients in one of the trees to save."""
 
     tree: str
@@ -99,7 +99,7 @@ class LogEntry:
     sha256: str
 
 
-def tables_in(name: str, flat: Mapping[str, Tensor]) -> list[Table]:
+def tables_in(name: str, flat: Mapping[str, Tensor]) -> list[ClientTable]:
     """The tables among a tree's tensors that are too large to be written whole, and that say what has changed."""
     found: dict[int, tuple[Any, list[str]]] = {}
     for path, leaf in flat.items():
@@ -113,7 +113,7 @@ def tables_in(name: str, flat: Mapping[str, Tensor]) -> list[Table]:
             layout = _number_layout(source.dtype)
         else:
             layout = source.storage.layout if isinstance(source.storage, BlockStorage) else RowLayout(source.initial)
-        table = Table(name, paths[0].removesuffix(own[0]), source, layout)
+        table = ClientTable(name, paths[0].removesuffix(own[0]), source, layout)
         if paths == [table.prefix + path for path in own] and len(source) * table.layout.length > WHOLE:
             tables.append(table)
     return tables
@@ -141,7 +141,7 @@ class ClientLog:
         self._saved: list[Mark] = []
         self._next: list[Mark] = []
 
-    def append(self, root: Path, tables: Sequence[Table]) -> LogEntry:
+    def append(self, root: Path, tables: Sequence[ClientTable]) -> LogEntry:
         """Add the changed rows, durably; call `commit` when the checkpoint that refers to them is durable, too."""
         known = [table.entry for table in tables]
         changed: list[np.ndarray | None] = [None] * len(tables)
@@ -159,13 +159,13 @@ class ClientLog:
         """Mark the rows added last as part of a checkpoint."""
         self._saved = self._next
 
-    def _is_long(self, tables: Sequence[Table]) -> bool:
+    def _is_long(self, tables: Sequence[ClientTable]) -> bool:
         if self._length > self._bound:  # current rows are counted only here, since that visits all clients
             needed = sum((len(table.source.written()) + 1) * (table.layout.length + 8) for table in tables)
             self._bound = 2 * needed + SLACK
         return self._length > self._bound
 
-    def _begin(self, root: Path, tables: Sequence[Table]) -> None:
+    def _begin(self, root: Path, tables: Sequence[ClientTable]) -> None:
         """A new file with all rows."""
         self.may_exist = True
         taken = max((int(name[8:-4]) for name in log_files(root)), default=0)
@@ -198,7 +198,7 @@ class ClientLog:
         self._path = path
 
 
-def _records(number: int, table: Table, ids: np.ndarray | None) -> Iterator[bytes]:
+def _records(number: int, table: ClientTable, ids: np.ndarray | None) -> Iterator[bytes]:
     """The records of these clients, or of all that have a row."""
     for some, rows in table.rows(table.source.written() if ids is None else ids):
         yield _record(number, some, rows)

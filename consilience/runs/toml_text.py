@@ -18,6 +18,7 @@ from consilience.runs.names import plain
 
 MOST_BYTES = 1 << 20
 DEEPEST = 16
+TomlTable = dict[str, Any]
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _WORD = re.compile(  # a # only within a word, as in all.safetensors#x: after a space it would begin a comment
     r"[^\s\"'\[\]{},#=\x00-\x1f\x7f]"

@@ -11,7 +11,7 @@ from consilience.core.capabilities import QueriesBeforeSelection, Reasons, Wraps
 from consilience.core.client_flags import AllBut
 from consilience.core.exchange import Pool
 from consilience.core.protocols import Selection
-from consilience.core.settings import Count, check
+from consilience.core.settings import Count
 from consilience.selection.everyone import Everyone
 
 
@@ -30,10 +30,6 @@ class FixedForRounds(Wraps):
         QueriesBeforeSelection: "chooses by losses, which change every round, so its choice cannot be fixed: take a "
         "selection that does not ask, such as uniform",
     }
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(self)
 
     def choose(self, round: int, pool: Pool, seed: int) -> np.ndarray:
         """The available clients of the current choice."""

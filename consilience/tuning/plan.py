@@ -19,8 +19,8 @@ from consilience.options import parts
 from consilience.options.ranges import SearchRange, space
 from consilience.runs import toml_text
 from consilience.runs.names import LONGEST, safe_name
+from consilience.runs.toml_text import TomlTable
 
-Table = dict[str, Any]
 Sampler = Literal["tpe", "random"]
 Pruner = Literal["median", "halving", "none"]
 
@@ -53,7 +53,7 @@ class MethodStudy:
     method: Method
     base: str  # the run's settings as TOML, with the share of validation rows
     space: dict[str, SearchRange]
-    start: Table  # the first trial: the options as they are without tuning, or the nearest in range
+    start: TomlTable  # the first trial: the options as they are without tuning, or the nearest in range
     search: Search
     metric: str
     better: Better = "higher"  # known with the data
@@ -64,7 +64,7 @@ class MethodStudy:
         base = from_table(toml_text.loads(self.base))
         return [cell.config for cell in cells_of(base, tried, self.search.seeds)]
 
-    def plain(self) -> Table:
+    def plain(self) -> TomlTable:
         """The values that determine the trials, against which a later start of the same study is checked."""
         search = {key: getattr(self.search, key) for key in ("seeds", "seed", "validation", "sampler", "pruner")}
         return {
@@ -85,7 +85,7 @@ class Tuning:
 
     folder: Path
     base: Config
-    compare: Table  # of the file's [compare], without its methods
+    compare: TomlTable  # of the file's [compare], without its methods
     search: Search
     studies: tuple[MethodStudy, ...]
 

@@ -224,5 +224,8 @@ def test_fedaf_refuses_what_it_cannot_use() -> None:
         first_rows(torch.zeros(2, 1, 4), batch, "noise")
     with pytest.raises(Invalid, match=r"the rows of this data set are several parts"):
         first_rows(torch.zeros(2, 1, 4), batch._replace(x={"text": batch.x}), "noise")
+    for shape in ((5,), (2, 18)):
+        with pytest.raises(Invalid, match=r"shape = .* of a condensed row does not fit rows of shape \[1, 6, 6\]"):
+            list(run(fedaf(shape=shape), tiny.engine(), rounds=1))
     with pytest.raises(Invalid, match=r"condensation needs class numbers"):
         Condensation().check_against(Task(nn.Linear(3, 1), "regression"))

@@ -91,7 +91,7 @@ def test_shares_move_to_processes_that_join_until_none_has_less_to_do() -> None:
     serving = Serving([5.0, 4.0, 3.0, 2.0], [None] * 4, WorkerResources(cpus=1), lambda *move: opened.append(move))
     first, second = _Process(), _Process()
     serving.processes.running = [first]  # type: ignore[list-item]
-    serving._settle(range(4))
+    serving._assign(range(4))
     assert serving.by == [first] * 4 and not serving.unserved
     serving.processes.running.append(second)  # type: ignore[arg-type]
     serving._balance()
@@ -107,10 +107,10 @@ def test_a_share_goes_only_to_a_machine_that_has_its_rows() -> None:
     serving = Serving([1.0, 9.0], [frozenset("a"), frozenset("bc")], WorkerResources(cpus=1), lambda *_: None)
     one, other = _Process("a"), _Process("c")
     serving.processes.running = [one, other]  # type: ignore[list-item]
-    serving._settle([0, 1])
+    serving._assign([0, 1])
     assert serving.by == [one, other]
     serving.by, serving.processes.running = [None, None], [other]  # type: ignore[list-item]
-    serving._settle([0, 1])
+    serving._assign([0, 1])
     assert serving.by == [None, other] and serving.unserved == [0]
 
 

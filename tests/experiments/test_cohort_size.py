@@ -17,6 +17,7 @@ from consilience.algorithms.fedasync import fedasync
 from consilience.algorithms.fedswap import fedswap
 from consilience.algorithms.local_only import local_only
 from consilience.cli import app
+from consilience.core.settings import Invalid
 from consilience.experiments.cohort_size import lone_client
 from consilience.selection.poisson import Poisson
 
@@ -44,7 +45,7 @@ def test_who_is_warned(algorithm: cs.Algorithm, clients: int, warned: bool) -> N
         assert f"leaves one of {clients} clients in a round" in note
 
 
-def test_python_warns() -> None:
+def test_python_warns_and_refuses_more_clients_than_there_are() -> None:
     rows = [(torch.randn(4, 3), torch.tensor([0, 1, 0, 1])) for _ in range(5)]
     module, federation = torch.nn.Linear(3, 2), cs.Federation.from_clients(rows)
     options: dict[str, Any] = {"rounds": 1, "progress": False, "evaluate_every": 0, "lane": "serial"}
@@ -53,6 +54,8 @@ def test_python_warns() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         cs.train(module, federation, cs.fedavg(lr=0.05), **options)
+    with pytest.raises(Invalid, match=r"algorithm\.selection\.count = 6 is more than the 5 clients there are"):
+        cs.train(module, federation, cs.fedavg(selection=cs.Uniform(count=6)), **options)
 
 
 def test_a_run_says_so_at_the_start_and_in_its_folder(tmp_path: Path) -> None:

@@ -150,6 +150,8 @@ def test_refusals(tmp_path: Path) -> None:
         GivenRows(x=torch.full((2, 5), float("nan"))).public_rows(Task(network()).start()["params"], 0)
     with pytest.raises(Invalid, match="shape is missing"):
         list(run(feddf(public=NoiseRows()), tiny.engine(tiny.convnet), rounds=1))
+    with pytest.raises(Invalid, match=r"cannot read public rows of shape \[7\]"):
+        list(run(feddf(public=NoiseRows(shape=(7,))), tiny.engine(), rounds=1))
     with pytest.raises(Invalid, match="personal_layers is incompatible with feddf"):
         feddf(public=NoiseRows(), personal_layers=Head())
     data = Federation.from_clients([(torch.randn(6, 5), torch.randn(6))] * 2)

@@ -15,7 +15,7 @@ from consilience.data.datasets.prepare.owned_rows import OwnedRows, Target, tabl
 from consilience.data.datasets.prepare.pairs import read_pairs
 from consilience.data.datasets.prepare.splits import HeldOut, held_out
 from consilience.data.readers.files import chosen_source
-from consilience.data.readers.tables import Table, read_table
+from consilience.data.readers.tables import FileTable, read_table
 
 HOW = (
     "It should hold one file per client (hospital_a.csv, hospital_b.csv ... or .tsv, .csv.gz, .parquet, .npz), "
@@ -113,7 +113,7 @@ def _table_rows(
     )
 
 
-def _same_columns(first: Table, part: Table) -> None:
+def _same_columns(first: FileTable, part: FileTable) -> None:
     differing = first.columns.keys() ^ part.columns.keys()
     if differing:
         raise Invalid(f"{part.path} and {first.path} differ in the columns {', '.join(sorted(differing))}")

@@ -14,7 +14,7 @@ from consilience.data.datasets.prepare.owned_rows import OwnedRows, Target, tabl
 from consilience.data.datasets.prepare.splits import HeldOut
 from consilience.data.readers.files import chosen_file, source
 from consilience.data.readers.npz import read_npz
-from consilience.data.readers.tables import Table, read_table
+from consilience.data.readers.tables import FileTable, read_table
 
 HOW = (
     "It is a .csv or .tsv (.gz) file whose first row names the columns, a .parquet file, or an .npz with one array per "
@@ -122,7 +122,7 @@ def heart_disease(
     )
 
 
-def _diagnosis(part: Table, row: int) -> str:
+def _diagnosis(part: FileTable, row: int) -> str:
     """num 0 is no disease, 1 to 4 are degrees of it."""
     cell = part.column("num")[row].strip()
     if cell not in ("0", "1", "2", "3", "4"):
@@ -130,7 +130,7 @@ def _diagnosis(part: Table, row: int) -> str:
     return "0" if cell == "0" else "1"
 
 
-def _read(path: Path) -> Table:
+def _read(path: Path) -> FileTable:
     """A table from text, or from an archive whose arrays [N] and [N, D] are its columns."""
     if path.suffix != ".npz":
         return read_table(path)
@@ -145,4 +145,4 @@ def _read(path: Path) -> Table:
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) != 1 or not np.all(list(lengths.values())):
         raise Invalid(f"{path}: its columns must have equal lengths above 0, not {lengths}")
-    return Table(path=path, columns=columns)
+    return FileTable(path=path, columns=columns)

@@ -16,7 +16,7 @@ from consilience.data.datasets.prepare.labels import kept_groups, number_names
 from consilience.data.datasets.prepare.splits import HeldOut, given_or_held_out
 from consilience.data.datasets.prepare.texts import TOKENS, TextFeatures, TextForm, VocabularySize
 from consilience.data.readers.files import chosen_file, read_text, source
-from consilience.data.readers.tables import Table, read_json, read_table
+from consilience.data.readers.tables import FileTable, read_json, read_table
 
 HOW = "It is a .csv or .tsv (.gz) file whose first row names the columns."
 BANKING77_HOME = "Its home is https://github.com/PolyAI-LDN/task-specific-datasets (banking_data)."
@@ -122,7 +122,7 @@ def sentiment140(
 
 def _text_set(
     name: str,
-    tables: Sequence[Table],
+    tables: Sequence[FileTable],
     featurise: TextFeatures,
     *,
     columns: tuple[str, str, str | None],

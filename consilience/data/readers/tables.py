@@ -18,7 +18,7 @@ _INDEX = re.compile(r"__index_level_\d+__")  # the name of a frame's index in a 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class FileTable:
     """Named columns of text and the file they came from."""
 
     path: Path
@@ -42,7 +42,7 @@ def read_table(
     header: Sequence[str] = (),
     encoding: str = "utf-8-sig",
     strict: bool = True,
-) -> Table:
+) -> FileTable:
     """A csv (quoted fields), tsv (quotes are plain characters) or Parquet file; `header` names bare columns."""
     if path.suffix.lower() == ".parquet":
         return _read_parquet(path)
@@ -71,7 +71,7 @@ def read_table(
         raise Invalid(f"{path}, line {reader.line_num}: {problem}") from problem
     if not rows:
         raise Invalid(f"{path} has a header but no rows")
-    return Table(path=path, columns={name: list(values) for name, values in zip(names, zip(*rows))})
+    return FileTable(path=path, columns={name: list(values) for name, values in zip(names, zip(*rows))})
 
 
 def _refuse_workbook(path: Path) -> None:
@@ -96,7 +96,7 @@ def _refuse_other_separator(path: Path, names: Sequence[str]) -> None:
         )
 
 
-def read_records(path: Path) -> Table:
+def read_records(path: Path) -> FileTable:
     """A csv, tsv or jsonl file as columns of text; what a JSON line does not name, or says is null, is empty."""
     if not {".jsonl", ".ndjson"} & {suffix.lower() for suffix in path.suffixes}:
         return read_table(path)
@@ -104,7 +104,7 @@ def read_records(path: Path) -> Table:
     names = dict.fromkeys(name for record in records for name in record)
     if not names:
         raise Invalid(f"{path} has no rows: each line must be a JSON object that names its columns")
-    return Table(path=path, columns={name: [_cell(record.get(name)) for record in records] for name in names})
+    return FileTable(path=path, columns={name: [_cell(record.get(name)) for record in records] for name in names})
 
 
 def read_json_lines(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
@@ -136,7 +136,7 @@ def parse_json(text: str, where: str) -> Any:
         raise Invalid(f"{where} is not readable JSON: {problem}") from problem
 
 
-def _read_parquet(path: Path) -> Table:
+def _read_parquet(path: Path) -> FileTable:
     """A Parquet file as columns of text, gaps empty; numbers are written so that they read back as they were."""
     try:
         import pyarrow.parquet
@@ -158,7 +158,7 @@ def _read_parquet(path: Path) -> Table:
     _check_header(path, list(columns))
     if not any(columns.values()):
         raise Invalid(f"{path} has columns but no rows")
-    return Table(path=path, columns=columns)
+    return FileTable(path=path, columns=columns)
 
 
 def _cell(value: Any) -> str:

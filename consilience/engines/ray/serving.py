@@ -32,7 +32,7 @@ class Serving:
     def begin(self, least: int) -> None:
         """Start processes, and wait for `least` of them."""
         self.processes.begin(self._places(), least)
-        self._settle(self.unserved)
+        self._assign(self.unserved)
 
     @property
     def unserved(self) -> list[int]:
@@ -49,7 +49,7 @@ class Serving:
         for machine in self._places():
             self.processes.spawn(machine)
         joined = self.processes.joined()
-        self._settle(self.unserved)
+        self._assign(self.unserved)
         if joined:
             self._balance()
 
@@ -64,7 +64,7 @@ class Serving:
             self.by[share] = None
         self.processes.drop(gone)
         self.processes.fill(self._places())
-        self._settle(orphans)
+        self._assign(orphans)
 
     def _places(self) -> list[str | None]:
         """Where processes are missing: on a machine that has the rows of a share, or anywhere."""
@@ -76,7 +76,7 @@ class Serving:
         places: list[str | None] = [machines[0] for machines in found if machines]
         return places[:missing]
 
-    def _settle(self, shares: Sequence[int]) -> None:
+    def _assign(self, shares: Sequence[int]) -> None:
         """Give each of these shares the process with the fewest rows that may serve it, if there is one."""
         for share in sorted(shares, key=lambda share: (-self._weights[share], share)):
             allowed = [process for process in self.processes.running if self._may_serve(process, share)]

@@ -43,12 +43,12 @@ from consilience.experiments.stopping import Validation
 from consilience.options import parts, recipes
 from consilience.runs import canonical, toml_text
 from consilience.runs.names import safe_name
+from consilience.runs.toml_text import TomlTable
 from consilience.task.kinds import KINDS as TASK_KINDS
 from consilience.task.kinds import LOSSES
 
 Threads = Annotated[int, Range(least=1, most=1024)]  # thousands would fill the memory with their stacks
 Seed = Annotated[int, Range(least=0, below=2**63)]
-Table = dict[str, Any]
 if TYPE_CHECKING:
     LossName = str
     KindName = str
@@ -62,7 +62,7 @@ class NamedOptions:
     """A section whose name determines its options; the options are read and checked."""
 
     name: str
-    options: Table = field(default_factory=dict)
+    options: TomlTable = field(default_factory=dict)
     built: Any = field(default=None, compare=False, repr=False)  # the built part, where it needs no data
 
 
@@ -104,11 +104,11 @@ class TaskSettings(Checked):
     labels: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
 
-    def changed(self) -> Table:
+    def changed(self) -> TomlTable:
         """The settings that differ from their defaults."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}
 
-    def of_kind(self) -> Table:
+    def of_kind(self) -> TomlTable:
         """The arguments of the kind of task."""
         return {key: value for key, value in self.changed().items() if key not in ("kind", "outputs", "labels")}
 
@@ -151,7 +151,7 @@ class Config:
     environment: NamedOptions
     model: NamedOptions
     algorithm: NamedOptions
-    engine: Table = field(default_factory=dict)
+    engine: TomlTable = field(default_factory=dict)
     task: TaskSettings = field(default_factory=TaskSettings)
     evaluation: Evaluation = field(default_factory=Evaluation)
     validation: Validation = field(default_factory=Validation)
@@ -167,7 +167,7 @@ class Config:
         """The name of the run folder if it is free."""
         return self.name or f"{self.algorithm.name}-{self.data.name}"
 
-    def table(self) -> Table:
+    def table(self) -> TomlTable:
         """Every setting in plain values, defaults included: what `from_table` reads back to an equal config."""
         scalars = {key: getattr(self, key) for key in _scalars() if getattr(self, key) not in (None, "")}
         chosen = {section: getattr(self, section) for section in KINDS}
@@ -207,7 +207,7 @@ def from_table(given: Mapping[str, Any], overrides: Iterable[str] = (), *, sourc
     refuse_outside_sections(table, fields)
     refuse_unknown(table, fields, "")
     hints = hints_of(Config)
-    checked: Table = {key: parts.read(key, table[key], hints[key]) for key in _scalars() if key in table}
+    checked: TomlTable = {key: parts.read(key, table[key], hints[key]) for key in _scalars() if key in table}
     rounds = checked.get("rounds", Config.rounds)
     for section in KINDS:
         checked[section] = _chosen(section, table.get(section, {}), rounds)
@@ -228,12 +228,12 @@ def _scalars() -> list[str]:
     return [f.name for f in dataclasses.fields(Config) if f.name not in (*KINDS, "engine", *TASK, *FIXED)]
 
 
-def _set_options(section: Any) -> Table:
+def _set_options(section: Any) -> TomlTable:
     """A section's settings without those that are not set."""
     return {key: value for key, value in vars(section).items() if value is not None}
 
 
-def _with_tables(given: Mapping[str, Any]) -> Table:
+def _with_tables(given: Mapping[str, Any]) -> TomlTable:
     """The tables, with `data = "mnist"` spelled `data = {name = "mnist"}`."""
     named = (*KINDS, "engine")
     spelled = {k: {"name": v} if k in named and isinstance(v, str) else v for k, v in given.items()}
@@ -243,7 +243,7 @@ def _with_tables(given: Mapping[str, Any]) -> Table:
     return spelled
 
 
-def _chosen(section: str, given: Table, rounds: int) -> NamedOptions:
+def _chosen(section: str, given: TomlTable, rounds: int) -> NamedOptions:
     """A named section: the options given, and of the default section those that belong to this name as well."""
     kind, default = KINDS[section], DEFAULTS[section]
     name, factory = kind.find(given.get("name", default["name"]))
@@ -267,7 +267,7 @@ def _chosen(section: str, given: Table, rounds: int) -> NamedOptions:
     return NamedOptions(name=name, options=with_defaults(section, name, options), built=built)
 
 
-def _engine(given: Table) -> Table:
+def _engine(given: TomlTable) -> TomlTable:
     """The engine's settings; the default engine's name is left out."""
     if not isinstance(given, Mapping):
         raise Invalid(f"engine = {given!r} must be a table, or the name of an engine: {', '.join(ENGINES)}")
@@ -289,6 +289,6 @@ def _engine(given: Table) -> Table:
     return {**({} if name == usual else {"name": name}), **_section("engine", {"engine": own}, known)}
 
 
-def _section(section: str, table: Table, known: Mapping[str, Option]) -> Table:
+def _section(section: str, table: TomlTable, known: Mapping[str, Option]) -> TomlTable:
     options = parts.read_options(section, table.get(section, {}), known, section)
     return filled(known, options, {key: option.default for key, option in known.items()})

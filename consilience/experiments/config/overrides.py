@@ -11,12 +11,11 @@ from consilience.core.settings import SYNONYMS, Invalid
 from consilience.experiments.config.catalogue import DEFAULTS, KINDS, engine_options, section_options
 from consilience.runs import toml_text
 from consilience.runs.names import plain
+from consilience.runs.toml_text import TomlTable
 from consilience.task.kinds import LOSS_SYNONYMS
 
-Table = dict[str, Any]
 
-
-def overridden(table: Table, overrides: Iterable[str], source: str) -> Table:
+def overridden(table: TomlTable, overrides: Iterable[str], source: str) -> TomlTable:
     """A copy of the table with every `key=value` applied in turn; `source` names the table's origin."""
     changed = _copied(table)
     for override in overrides:
@@ -36,7 +35,7 @@ def file_and_overrides(given: Any, overrides: Sequence[str]) -> tuple[Any, tuple
     return given, tuple(overrides)
 
 
-def refuse_outside_sections(table: Table, top: Sequence[str]) -> None:
+def refuse_outside_sections(table: TomlTable, top: Sequence[str]) -> None:
     """Refuse a setting at the top of a config that belongs into a section, such as `lr`, and name the section."""
     for key in table:
         own = SYNONYMS.get(key, key)
@@ -59,7 +58,7 @@ def _copied(value: Any) -> Any:
     return {k: _copied(v) for k, v in value.items()} if isinstance(value, Mapping) else value
 
 
-def _apply(table: Table, text: str) -> None:
+def _apply(table: TomlTable, text: str) -> None:
     """Apply `section.key=value`; an empty value resets the setting to its default."""
     key, equals, value = text.partition("=")
     key, value = key.strip(), value.strip()
@@ -85,7 +84,7 @@ def _apply(table: Table, text: str) -> None:
         node[path[-1]] = parsed
 
 
-def _refuse_leftovers(before: Table, after: Table, source: str) -> None:
+def _refuse_leftovers(before: TomlTable, after: TomlTable, source: str) -> None:
     """Refuse an override with another name while the file still has options of the first; name them, and the fix."""
     for section, kind in KINDS.items():
         if not isinstance(after.get(section, {}), Mapping):

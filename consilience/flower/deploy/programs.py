@@ -11,7 +11,6 @@ import ipaddress
 import json
 import ssl
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from consilience.core.settings import Invalid
@@ -38,11 +37,9 @@ def gateway(host: str, port: int, *, superlink: int, keys: Keys) -> list[str]:
     return [*command, "--certificate", str(keys.certificate), "--key", str(keys.certificate_key)]
 
 
-def executor(
-    role: str, port: int, *, secret: Path, allowed: Path, authority: Path | None, more: Sequence[str] = ()
-) -> list[str]:
+def executor(role: str, port: int, *, secret: Path, allowed: Path, authority: Path | None) -> list[str]:
     """What starts the allowed apps, for the SuperLink or SuperNode on that port of loopback."""
-    command = [sys.executable, "-m", "consilience.flower.deploy.executor", role, "--allowed", str(allowed), *more]
+    command = [sys.executable, "-m", "consilience.flower.deploy.executor", role, "--allowed", str(allowed)]
     command += ["--runtime-api-address", f"{LOOPBACK}:{port}", "--superexec-auth-secret-file", str(secret)]
     return [*command, *(["--root-certificates", str(authority)] if authority else ["--insecure"])]
 

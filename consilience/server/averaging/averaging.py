@@ -9,7 +9,7 @@ import torch
 
 from consilience.core.capabilities import capability
 from consilience.core.exchange import Broadcast, Cohort, Notes
-from consilience.core.settings import Invalid
+from consilience.core.settings import Invalid, check
 from consilience.core.tree import Tree
 from consilience.server.averaging.combining.weighted_mean import WeightedMean
 from consilience.server.averaging.steps.plain import Replace
@@ -38,6 +38,7 @@ class Averaging:
     ledgers: tuple[Ledger, ...] = ()
 
     def __post_init__(self) -> None:
+        check(self)
         plain = isinstance(self.weighting, (ByExamples, UniformWeights))  # the defaults, accepted with any `combine`
         if not plain and not uses_weights(self.combine):
             raise Invalid(

@@ -104,20 +104,11 @@ def all_pairs(
     stacked: Tensor,
     *,
     confounder: Tensor | None = None,
-    bandwidth: float = 0.5,
-    offdiag: bool = False,
     negative_eigenvalues: Eigenvalues = "remove",
 ) -> Tensor:
     """[m, m] of a metric between matrices stacked [m, n, p], by matrix products; `confounder` is [n, q], if needed."""
     stacks = [_checked(metric, stacked, 3)]
-    return between(
-        metric,
-        stacks,
-        confounder=confounder,
-        bandwidth=bandwidth,
-        offdiag=offdiag,
-        negative_eigenvalues=negative_eigenvalues,
-    )[0, 0]
+    return between(metric, stacks, confounder=confounder, negative_eigenvalues=negative_eigenvalues)[0, 0]
 
 
 def between(

@@ -11,7 +11,7 @@ from torch import Tensor
 from consilience.core import tree
 from consilience.core.capabilities import Wraps
 from consilience.core.exchange import Broadcast, Cohort, Notes
-from consilience.core.settings import Count, NonNegative, Probability, Whole, check
+from consilience.core.settings import Count, NonNegative, Probability, Whole
 from consilience.core.tree import Tree
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.rules.grouping import UNGROUPED, largest, open_groups, update_groups
@@ -35,10 +35,6 @@ class Bipartition(Wraps):
     holds = "averaging"
     refuses = UNGROUPED
     needs_each_reply = True  # it compares updates
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(self)
 
     def init(self, start: Tree, clients: int) -> Tree:
         """All clients in cluster 0; the other clusters hold the initial model."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from consilience.core.capabilities import Buffers, MovesWithoutReplies, Reasons, TrainsModel, Wraps
 from consilience.core.exchange import Broadcast, Cohort, Notes
-from consilience.core.settings import Count, Fraction, check
+from consilience.core.settings import Count, Fraction
 from consilience.core.tree import Tree
 from consilience.privacy import SpendsPrivacy
 from consilience.server.averaging.averaging import Averaging
@@ -41,10 +41,6 @@ class Buffered(Wraps):
         TrainsModel: "trains on replies as they are, and these are of different ages",
         SpendsPrivacy: "counts rounds in which clients take part at random, and a buffer takes the fastest",
     }
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(self)
 
     @property
     def needs_each_reply(self) -> bool:

@@ -10,7 +10,7 @@ import torch
 from consilience.core import rng, tree
 from consilience.core.capabilities import Wraps
 from consilience.core.exchange import Broadcast, Cohort, Notes
-from consilience.core.settings import Count, Whole, check
+from consilience.core.settings import Count, Whole
 from consilience.core.tree import Tree
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.rules.grouping import UNGROUPED, largest, open_groups, update_groups
@@ -32,10 +32,6 @@ class ChosenClusters(Wraps):
     holds = "averaging"
     refuses = UNGROUPED
     needs_each_reply = True  # it needs each client's choice
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(self)
 
     def init(self, start: Tree, clients: int) -> Tree:
         """The models, with no choices yet."""

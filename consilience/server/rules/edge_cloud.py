@@ -11,7 +11,7 @@ from torch import Tensor
 from consilience.core import tree
 from consilience.core.capabilities import Wraps
 from consilience.core.exchange import Broadcast, Cohort, Notes
-from consilience.core.settings import Count, Invalid, Whole, check
+from consilience.core.settings import Count, Invalid, Whole
 from consilience.core.tree import Tree
 from consilience.server.averaging.averaging import Averaging
 from consilience.server.averaging.combining.weighted_mean import weighted_mean
@@ -37,7 +37,6 @@ class EdgeCloud(Wraps):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(self)
         if self.edge_of is not None and max(self.edge_of, default=0) >= self.edges:
             raise Invalid(f"edge_of names edge {max(self.edge_of)}, but edges = {self.edges}: count from 0")
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from consilience.core import rng, tree
 from consilience.core.capabilities import Buffers, Reasons, TrainsModel, Wraps
 from consilience.core.exchange import Broadcast, Cohort, Notes
-from consilience.core.settings import Count, Invalid, Positive, check
+from consilience.core.settings import Count, Invalid, Positive
 from consilience.core.task import Task
 from consilience.core.tree import Tree, map_leaves
 from consilience.privacy import SpendsPrivacy
@@ -45,10 +45,6 @@ class EnsembleDistillation(Wraps):
         SpendsPrivacy: "protects what it averages, and the ensemble reads each model as it was sent",
     }
     needs_each_reply = True  # every model is evaluated
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(self)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -82,6 +78,7 @@ class EnsembleDistillation(Wraps):
         self.check_against(task)
         model = state["model"]
         x = self.public.public_rows(model["params"], cohort.seed)
+        _refuse_unreadable(task, model, x)
         wanted = teacher(task, cohort, x)
         with torch.no_grad():
             known = torch.cat([torch.softmax(task.apply(model, part, train=False)[0], 1) for part in x.split(BLOCK)])
@@ -102,6 +99,17 @@ class EnsembleDistillation(Wraps):
         rate = self.lr * 0.5 * (1 + math.cos(math.pi * step / self.steps)) / (1 - BETAS[0] ** (step + 1))
         spread = 1 - BETAS[1] ** (step + 1)
         return map_leaves(lambda w, m, v: w - rate * m / ((v / spread).sqrt() + EPS), params, first, second)
+
+
+@torch.no_grad()
+def _refuse_unreadable(task: Task, model: Tree, x: Tensor) -> None:
+    try:
+        task.apply(model, x[:1], train=False)
+    except (RuntimeError, ValueError, TypeError, IndexError) as problem:
+        raise Invalid(
+            f"the model cannot read public rows of shape {list(x.shape[1:])} and type {x.dtype}, which must be as the "
+            f"clients' rows are: {problem}"
+        ) from problem
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from torch import Tensor
 from consilience.core.capabilities import Buffers, Reasons, ReceivesSchedule, Wraps
 from consilience.core.exchange import Broadcast, Cohort, Notes
 from consilience.core.protocols import ServerRule
-from consilience.core.settings import Count, Invalid, check
+from consilience.core.settings import Count, Invalid
 from consilience.core.tree import Tree, here
 from consilience.layers.adapters import LORA, Factors, pairs_in, pairs_of, within_rank
 from consilience.server.averaging.averaging import Averaging
@@ -35,10 +35,6 @@ class RankedAdapters(Wraps):
         ReceivesSchedule: "sends clients what depends on their work, without their ranks: use an averaging server",
         Buffers: "updates when a buffer is full, which was not tried with different ranks: give all clients one rank",
     }
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(self)
 
     @property
     def needs_each_reply(self) -> bool:

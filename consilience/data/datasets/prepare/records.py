@@ -9,20 +9,20 @@ import numpy as np
 
 from consilience.core.settings import Invalid
 from consilience.data.datasets.prepare.labels import number_names
-from consilience.data.readers.tables import Table
+from consilience.data.readers.tables import FileTable
 
 
-def cells(tables: Sequence[Table], name: str) -> list[str]:
+def cells(tables: Sequence[FileTable], name: str) -> list[str]:
     """One column of all tables."""
     return [cell for table in tables for cell in table.column(name)]
 
 
-def places(tables: Sequence[Table]) -> list[tuple[Path, int]]:
+def places(tables: Sequence[FileTable]) -> list[tuple[Path, int]]:
     """File and row number of every row, for messages."""
     return [(table.path, row) for table in tables for row in range(len(table))]
 
 
-def classes(tables: Sequence[Table], name: str, *, training: int) -> tuple[np.ndarray, tuple[str, ...]]:
+def classes(tables: Sequence[FileTable], name: str, *, training: int) -> tuple[np.ndarray, tuple[str, ...]]:
     """Class numbers of all rows; the classes are those of the first `training` tables, and others are refused."""
     for table in tables:
         empty = next((row for row, cell in enumerate(table.column(name)) if not cell.strip()), None)
@@ -36,6 +36,6 @@ def classes(tables: Sequence[Table], name: str, *, training: int) -> tuple[np.nd
     return np.concatenate(numbers), known
 
 
-def owners(tables: Sequence[Table], name: str) -> tuple[np.ndarray, tuple[str, ...]]:
+def owners(tables: Sequence[FileTable], name: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """The natural client of every row, as numbers, and their names."""
     return number_names([cell.strip() for cell in cells(tables, name)], where=tables[0].path)

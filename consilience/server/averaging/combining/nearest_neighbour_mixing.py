@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from consilience.core.capabilities import Wraps, capability
-from consilience.core.settings import check
 from consilience.core.tree import Tree, map_leaves
 from consilience.server.averaging.combining.coordinate_wise import TrimmedMean
 from consilience.server.averaging.combining.tolerance import Faulty, require
@@ -28,10 +27,6 @@ class NearestNeighbourMixing(Wraps):
     then: Combine = field(default_factory=TrimmedMean)
     holds = "then"
     needs_each_reply = True  # it measures distances between them
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(self)
 
     def check_against(self, replies: int) -> None:
         """Refuse an f that lets faulty replies be the majority, or that `then` refuses."""

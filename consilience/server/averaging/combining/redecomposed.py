@@ -10,7 +10,6 @@ from torch import Tensor
 
 from consilience.core import tree
 from consilience.core.capabilities import Reasons, Wraps, capability
-from consilience.core.settings import check
 from consilience.core.tree import Tree
 from consilience.layers.adapters import LORA, Factors, others, pairs_of, product
 from consilience.server.averaging.combining.weighted_mean import WeightedMean
@@ -40,10 +39,6 @@ class Redecomposed(Wraps):
         CombineAround: "its rank is that of the broadcast model, which the rule inside is given as products"
     }
     needs_each_reply = True  # a product of sums is not the sum of the products
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(self)
 
     def merge(self, models: Tree, weights: Tensor) -> Tree:
         """As `merge_around` with the first model as centre."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from consilience.core.capabilities import Wraps
 from consilience.core.exchange import Cohort, Notes
-from consilience.core.settings import Decay, Fraction, Positive, check
+from consilience.core.settings import Decay, Fraction, Positive
 from consilience.core.tree import Tree, flatten
 from consilience.server.averaging.combining.tolerance import Faulty, faulty, require
 from consilience.server.averaging.weighting.by_size import ByExamples
@@ -42,10 +42,6 @@ class AgreementWeights(Wraps):
     max_weight: Positive = 2.0
     holds = "inner"
     needs_each_reply = True  # it compares them
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check(self)
 
     def init(self, start: Tree, clients: int) -> Tree:
         """The inner state, every client's score, and in how many rounds it was measured."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from consilience.core.capabilities import Wraps
 from consilience.core.exchange import Cohort, Notes
 from consilience.core.rounds import Diverged
-from consilience.core.settings import Fraction, Invalid, OnlyWith, check
+from consilience.core.settings import Fraction, Invalid, OnlyWith
 from consilience.core.tree import Tree
 from consilience.server.averaging.weighting.by_size import ByExamples
 from consilience.server.geometry.geometry import measure_updates
@@ -39,7 +39,6 @@ class CappedWeights(Wraps):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(self)
         if self.max_client is None and self.max_group is None:
             raise Invalid(
                 "CappedWeights without max_client and without max_group has no effect: give at least one of them"

@@ -18,7 +18,7 @@ from consilience.core.settings import Invalid, check
 from consilience.core.tree import Tree
 
 LEARN = "learn one with `consilience learn` or `learn_schedule`, or give a table"
-Table = tuple[tuple[float, ...], ...]
+WeightTable = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class ScheduleWeights:
     its means over all rounds are used (the objective of DUW's Theorem 1), or its last row again.
     """
 
-    table: Table = ()
+    table: WeightTable = ()
     path: str = ""
     after_last: Literal["mean", "last"] = "mean"
     needs_each_reply = False  # it reads only which clients replied
@@ -80,7 +80,7 @@ def shares(row: Tensor, cohort: Cohort) -> Tensor:
     return present * (row.sum() / present.sum())
 
 
-def as_table(weights: Tensor) -> Table:
+def as_table(weights: Tensor) -> WeightTable:
     """A tensor [rounds, clients] as plain numbers."""
     if weights.dim() != 2:
         raise Invalid(f"a schedule has the shape [rounds, clients], not {list(weights.shape)}")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from consilience.core.exchange import Cohort, Notes
-from consilience.core.settings import Count, Invalid, Probability, check
+from consilience.core.settings import Count, Invalid, Probability, check, check_value
 from consilience.core.tree import Tree
 from consilience.server.averaging.weighting.fedadp import took_part
 from consilience.server.geometry.geometry import measure_updates
@@ -43,6 +43,7 @@ class TransferredWeights:
     needs_each_reply = True  # similarities need every update, the others each client's numbers
 
     def __post_init__(self) -> None:
+        check_value("TransferredWeights.path", self.path, str)
         if self.path and not self.features:
             for key, value in load_rule(self.path).items():
                 if key != "rounds" or self.rounds is None:
