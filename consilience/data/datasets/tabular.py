@@ -78,7 +78,7 @@ def table(
     )
 
 
-def _owners(part: Table, client: str) -> list[str]:
+def _owners(part: FileTable, client: str) -> list[str]:
     owners = [cell.strip() for cell in part.column(client)]
     if "" in owners:
         raise Invalid(f"{part.path}: row {owners.index('')} names no client in the column {client!r}: fill it in")
