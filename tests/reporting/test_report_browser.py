@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -198,6 +199,10 @@ def test_a_marked_level_is_named_above_the_bars(tmp_path: Path, opened: Any) -> 
     figure.locator(".main-svg").first.wait_for()
     name, bars = figure.locator(".annotation-text").bounding_box(), figure.locator(".bars").bounding_box()
     assert name["y"] + name["height"] <= bars["y"] + 1
+    first = figure.locator(".bars .point").first.bounding_box()
+    page.mouse.move(first["x"] + first["width"] / 2, first["y"] + first["height"] - 4)
+    figure.locator(".hoverlayer text").first.wait_for()
+    assert re.fullmatch(r"client 0training rows: \d+", figure.locator(".hoverlayer").text_content())
 
 
 def test_axe_finds_nothing_in_light_and_dark(many: Path, opened: Any) -> None:

@@ -62,7 +62,7 @@ DRAW.bars = (of, view, t, width) => {
     return {
       type: "bar", x: series.x, y: series.y, name: series.name, showlegend: Boolean(series.name), keys, client: of.x.of === "client",
       marker: { color: colour(t, series.look) }, text: keys, textposition: "none",
-      hovertemplate: (keys ? "%{text}: " : `${escaped(of.x.title)} %{x}: `) + `%{y:.5~g}<extra>${escaped(series.name)}</extra>`,
+      hovertemplate: `${escaped(of.x.title)} ${keys ? "%{text}" : "%{x}"}<br>${escaped(of.y.title)}: %{y:.5~g}<extra>${escaped(series.name)}</extra>`,
     };
   });
   const x = axis(t, of.x, false, of.series.flatMap((series) => series.x));
