@@ -120,7 +120,9 @@ def test_lanes_agree_on_uneven_work(name: str, lane: str) -> None:
 
 
 @each_kind
-@pytest.mark.parametrize(("lane", "fused"), [("serial", False), ("serial", True), ("batched", False)])
+@pytest.mark.parametrize(
+    ("lane", "fused"), [("serial", False), ("serial", True), ("batched", False), ("streams", False)]
+)
 def test_traced_steps_give_the_same_bits(name: str, lane: str, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "InPlace", functools.partial(in_place.InPlace, fused=fused))
     monkeypatch.setattr(fuse, "FEWEST", 2)
@@ -131,7 +133,7 @@ def test_traced_steps_give_the_same_bits(name: str, lane: str, fused: bool, monk
     engine = tiny.engine(model_of(name, "convnet"), lane=lane, environment=even)
     got = list(run(build(name), engine, rounds=2, seed=1))
     made = next(found for (rule, _), found in engine._programs.items() if rule.work.trains)
-    assert (made.one if lane == "serial" else made.group).traced, "nothing was traced"
+    assert (made.group if lane == "batched" else made.one).traced, "nothing was traced"
     assert made.begin._traced and made.end._traced
     assert_identical(got, plain)
 

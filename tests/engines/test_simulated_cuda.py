@@ -20,6 +20,7 @@ from consilience.client import LocalTraining
 from consilience.core import progress, tree
 from consilience.core.exchange import Broadcast, Cohort
 from consilience.core.rounds import Round, run
+from consilience.engines.vectorised import tuning
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.engines.vectorised.lanes import cuda
 from consilience.engines.vectorised.lanes.cuda import GraphBatched, GraphStreams
@@ -36,6 +37,7 @@ each_lane = pytest.mark.parametrize("lane", list(LANES))
 
 @pytest.fixture(autouse=True)
 def main_stream(monkeypatch: pytest.MonkeyPatch) -> simulated_cuda.Stream:
+    monkeypatch.setattr(tuning, "TRIAL_SECONDS", 0.01)
     return simulated_cuda.simulate(monkeypatch)
 
 
@@ -45,7 +47,7 @@ def _engine(name: str, model: str, lane: str, **options: Any) -> Vectorised:
     return made
 
 
-def _train(name: str, engine: Vectorised, rounds: int = 3) -> list[Round]:
+def _train(name: str, engine: Vectorised, rounds: int = 2) -> list[Round]:
     return list(run(build(name), engine, rounds=rounds, seed=1, max_bad_rounds=99))
 
 
