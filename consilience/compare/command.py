@@ -18,6 +18,7 @@ _OWN_TABLES = {
     "tune": {name: f"--{name}" for name in ("trials", "seeds", "seed", "validation", "sampler", "pruner", "metric")},
 }
 """Keys of tables that are not part of a run, and what to write on the command line instead."""
+_OPTIONS = {"methods": "--algorithms"} | {name: f"--{name}" for name in ("algorithms", "seeds", "trials", "jobs")}
 
 
 def compare(
@@ -127,6 +128,8 @@ def _refuse_own_table(key: str) -> None:
     """Refuse `compare.seeds=...`: the tables [compare] and [tune] of a file have options of the command instead."""
     from consilience.core.settings import Invalid
 
+    if key in _OPTIONS:
+        raise Invalid(f"{key} is not a setting of a run: write {_OPTIONS[key]}")
     table, _, name = key.partition(".")
     if table in _OWN_TABLES:
         option = _OWN_TABLES[table].get(name)

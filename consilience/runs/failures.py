@@ -8,11 +8,13 @@ after the round in progress was saved, 141 whoever read the output closed it.
 from __future__ import annotations
 
 import os
+import re
 import select
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn, TextIO
 
 import typer
@@ -27,7 +29,7 @@ def guarded(work: Callable[[], int], debug: bool) -> NoReturn:
     except (KeyboardInterrupt, typer.Abort) as stop:  # the latter at a question
         asked = isinstance(stop, typer.Abort)
         print(end="\n" if asked else "", file=sys.stderr)
-        said = "stopped; nothing was written" if asked else "stopped; whatever rounds were finished can be resumed"
+        said = "stopped; nothing was written" if asked else "stopped; finished rounds, if there are any, can be resumed"
         code = fail(said, INTERRUPTED)
     except Exception as problem:
         if isinstance(problem, BrokenPipeError) and _nobody_reads():
@@ -55,7 +57,7 @@ def explained(problem: Exception) -> tuple[str, int]:
     """A message and an exit code for what went wrong."""
     from consilience.core.settings import Invalid
 
-    if isinstance(problem, (Invalid, FileNotFoundError, ImportError)):
+    if isinstance(problem, (Invalid, FileNotFoundError, ImportError)) and getattr(problem, "errno", None) is None:
         return str(problem), BAD_SETTINGS
     from consilience.core.rounds import Diverged, TooFewClients
     from consilience.runs.checkpoint import CheckpointError
@@ -66,11 +68,25 @@ def explained(problem: Exception) -> tuple[str, int]:
         return f"{problem}\nThe last good checkpoint is intact.", DIVERGED
     if isinstance(problem, TooFewClients):
         return str(problem), TOO_FEW_CLIENTS
+    if type(problem) in (OSError, FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError):
+        return _of_the_system(problem), BAD_FOLDER
     if isinstance(problem, (CheckpointError, RecordError, RunLocked, OSError)):
         return str(problem), BAD_FOLDER
+    if type(problem).__name__ == "SafetensorError":
+        return f"a .safetensors file cannot be read or written: {problem}", BAD_FOLDER
     if type(problem).__name__ == "OutOfMemoryError":
         return "the device ran out of memory: lower engine.clients_at_once or algorithm.batch_size", UNEXPECTED
     return f"{type(problem).__name__}: {problem}\n(--debug shows where)", UNEXPECTED
+
+
+def _of_the_system(problem: Exception) -> str:
+    """The file and the reason, instead of a number and the temporary name under which the file was being written."""
+    file, reason = getattr(problem, "filename", None), getattr(problem, "strerror", None)
+    if file is None or reason is None:
+        return str(problem)
+    path = Path(os.fsdecode(file))
+    name = re.sub(r"^\.(.+)\.tmp-\d+$", r"\1", path.name)
+    return f"{path.with_name(name)} cannot be read or written: {reason}"
 
 
 def fail(message: str, code: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import subprocess
@@ -229,3 +230,34 @@ def test_completion_scripts_are_there() -> None:
     asked = {"_CONSILIENCE_COMPLETE": "complete_bash", "COMP_WORDS": "consilience sh", "COMP_CWORD": "1"}
     done = CliRunner().invoke(app, [], env=asked, prog_name="consilience")
     assert done.stdout.split() == ["show", "show-algorithm"] and "--install-completion" in call("--help").stdout
+
+
+@pytest.mark.parametrize(
+    "problem, said, code",
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device", "out/.new.csv.tmp-123"),
+            "out/new.csv cannot be read or written: No space left on device",
+            4,
+        ),
+        (
+            FileNotFoundError(errno.ENOENT, "No such file or directory", "/proc/.q.tmp-6"),
+            "/proc/q cannot be read or written: No such file or directory",
+            4,
+        ),
+        (PermissionError(errno.EACCES, "Permission denied", "a.csv"), "a.csv cannot be read or written: Permission", 4),
+        (FileNotFoundError("the file x.csv was not found"), "the file x.csv was not found", 2),
+        (OSError("run/metrics.jsonl is torn"), "run/metrics.jsonl is torn", 4),
+    ],
+)
+def test_errors_of_the_system_name_the_file_that_was_meant(problem: Exception, said: str, code: int) -> None:
+    from consilience.runs.failures import explained
+
+    text, found = explained(problem)
+    assert text.startswith(said) and found == code and "Errno" not in text
+
+
+@pytest.mark.parametrize("command", ["compare", "tune"])
+def test_options_of_a_command_given_as_settings(command: str) -> None:
+    done = call(command, "algorithms=fedavg")
+    assert done.exit_code == 2 and "algorithms is not a setting of a run: write --algorithms" in done.stderr
