@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import consilience
 
 ROOT = Path(consilience.__file__).parent
@@ -53,6 +55,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"commands"},
     "__main__": {"cli"},
     "__init__": RUNNING | {"training", "tuning", "compare", "diagnose", "estimators"},
+}
+FLOWER: dict[str, set[str]] = {  # its sub-packages, in the same way
+    "messages": set(),
+    "audit": {"messages"},
+    "secure": {"messages", "audit"},
+    "engine": {"messages", "audit", "secure"},
+    "strategies": {"messages"},
+    "deploy": {"messages", "audit", "secure", "engine", "strategies"},
 }
 ALWAYS = {"numpy", "safetensors", "torch"}  # allowed at the top of a module
 TERMINAL = {"click", "rich", "typer"}  # core dependencies (click is what typer builds on), for the command line only
@@ -111,6 +121,17 @@ def test_imports_point_one_way() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_imports_between_the_packages_of_flower_point_one_way() -> None:
+    wrong = []
+    for file in (ROOT / "flower").glob("*/*.py"):
+        own = file.parent.name
+        for module, line in imports(parsed(file)):
+            target = module.removeprefix("consilience.flower.").split(".")[0]
+            if module.startswith("consilience.flower.") and target not in {own, *FLOWER[own]}:
+                wrong.append(f"{where(file)}:{line}: {own} must not import {target}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_optional_packages_are_imported_where_they_are_used() -> None:
     wrong = []
     for file in FILES:
@@ -125,15 +146,16 @@ def test_optional_packages_are_imported_where_they_are_used() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_no_import_cycle_between_packages() -> None:
-    """The table above is itself without cycles: following it always ends."""
+@pytest.mark.parametrize("table", [MAY_IMPORT, FLOWER], ids=["all", "flower"])
+def test_no_import_cycle_between_packages(table: dict[str, set[str]]) -> None:
+    """A table is itself without cycles: following it always ends."""
 
     def reach(package: str, seen: tuple[str, ...] = ()) -> None:
         assert package not in seen, f"cycle: {' -> '.join((*seen, package))}"
-        for target in MAY_IMPORT[package]:
+        for target in table[package]:
             reach(target, (*seen, package))
 
-    for package in MAY_IMPORT:
+    for package in table:
         reach(package)
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from consilience.core import tree
-from consilience.flower.engine import wire
+from consilience.flower.messages import wire
 from consilience.wire import arrays
 from consilience.wire.admission import Arrival
 

@@ -23,7 +23,6 @@ from consilience.runs.row_log import RowLog
 from consilience.wire import arrays
 
 FILE = "audit.jsonl"
-RECORD = "audit"  # key of a message's record with the log's head
 KEYS = "CONSILIENCE_SERVER_KEYS"
 """Environment variable in which the launcher names the folder of the server's certificate and key; empty: unsigned."""
 

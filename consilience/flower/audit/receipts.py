@@ -8,8 +8,8 @@ from typing import Any
 
 from consilience.core.refusal import plain
 from consilience.core.settings import Invalid
-from consilience.flower.audit.log import RECORD, masked_digest, received_digests
-from consilience.flower.engine import wire
+from consilience.flower.audit.log import masked_digest, received_digests
+from consilience.flower.messages import wire
 from consilience.runs.disk import make_folder, replace_file
 from consilience.runs.row_log import RowLog
 
@@ -34,7 +34,7 @@ def keep(folder: Path, message: Any, reply: Any) -> None:
         "clients": order.clients,
         "received": received,
         "replies": _replies(reply),
-        "head": wire.get_json(content, RECORD) if RECORD in content else None,
+        "head": wire.get_json(content, wire.AUDIT) if wire.AUDIT in content else None,
     }
     _append(folder / f"{_name(order.run)}.jsonl", row)
 

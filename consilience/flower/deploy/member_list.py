@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from consilience.core.settings import Invalid
-from consilience.flower.engine.members import Member, fingerprint
+from consilience.flower.messages.members import Member, fingerprint
 from consilience.runs import toml_text
 
 MEMBERS = "CONSILIENCE_MEMBERS"

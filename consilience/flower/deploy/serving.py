@@ -26,8 +26,8 @@ from consilience.flower.deploy import member_list
 from consilience.flower.deploy.hosting import settings_of
 from consilience.flower.deploy.settings import DeployedConfig, load
 from consilience.flower.deploy.sources import Source, source_of
-from consilience.flower.engine import wire
 from consilience.flower.engine.engine import FlowerEngine
+from consilience.flower.messages import wire
 from consilience.runs import canonical, identity
 from consilience.runs.disk import read_file, replace_file
 from consilience.runs.folder import DEPLOY_LOG, NODES, RunFolder

@@ -16,7 +16,7 @@ from consilience.experiments.assembly import try_surroundings
 from consilience.experiments.config.catalogue import KINDS
 from consilience.experiments.config.config import Config, from_table
 from consilience.experiments.config.overrides import overridden
-from consilience.flower.engine.mail import Waiting
+from consilience.flower.messages.mail import Waiting
 from consilience.flower.secure import eligibility
 from consilience.flower.secure.terms import Levels, Neighbours, SecureTerms, Share
 from consilience.options import parts

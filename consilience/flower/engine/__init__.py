@@ -1,2 +1,1 @@
-"""Clients in other processes and other organisations: trees are sent in Flower's messages (`pip install
-"consilience[flower]"`)."""
+"""The engine whose clients are in other processes and organisations (`pip install "consilience[flower]"`)."""

@@ -26,9 +26,9 @@ from consilience.engines.vectorised.program import memories
 from consilience.engines.workload import Workload, planned_steps
 from consilience.environments.environment import Environment
 from consilience.flower.audit import receipts
-from consilience.flower.engine import wire
 from consilience.flower.engine.agreement import TESTS, TRAIN, RuleAndChannel, agreement, differences, rules_of
 from consilience.flower.engine.memory import FoundMemory, MemoryStore
+from consilience.flower.messages import wire
 from consilience.flower.secure.client import contribution, masked, refuse_repetition
 from consilience.flower.secure.terms import SecureTerms
 from consilience.wire import arrays

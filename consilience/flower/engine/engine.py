@@ -28,13 +28,13 @@ from consilience.engines.workload import Workload, heard_steps
 from consilience.environments.environment import Environment
 from consilience.flower.audit.log import AuditLog
 from consilience.flower.engine.agreement import PRE_TRAINING, TRAIN, agreement, name_of, rules_of
-from consilience.flower.engine.inbox import Inbox
-from consilience.flower.engine.mail import Mail, Waiting
-from consilience.flower.engine.members import Members
 from consilience.flower.engine.node_exchange import NodeExchange
 from consilience.flower.engine.node_registry import NodeRegistry
-from consilience.flower.engine.orders import Orders
 from consilience.flower.engine.templates import reply_template
+from consilience.flower.messages.inbox import Inbox
+from consilience.flower.messages.mail import Mail, Waiting
+from consilience.flower.messages.members import Members
+from consilience.flower.messages.orders import Orders
 from consilience.flower.secure.cohort import refuse_tables
 from consilience.flower.secure.sum import refuse_other_flower
 from consilience.flower.secure.terms import EXPERIMENTAL, FEWEST, UNTESTED, SecureTerms

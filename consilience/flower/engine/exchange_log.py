@@ -13,7 +13,7 @@ from consilience.core.refusal import Refusal
 from consilience.engines.workload import Workload
 from consilience.flower.audit.log import AuditLog
 from consilience.flower.engine.agreement import TRAIN
-from consilience.flower.engine.orders import personal_part
+from consilience.flower.messages.orders import personal_part
 from consilience.flower.secure.checked_grid import SumResult
 from consilience.flower.secure.cohort import SecureRound
 from consilience.flower.secure.sum import refusals_of

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from consilience.core.refusal import Refusal
-from consilience.flower.engine.mail import NodeReplies
+from consilience.flower.messages.mail import NodeReplies
 
 MOST_NODES = 2000  # nodes remembered; those not seen for longest are dropped first
 

@@ -19,7 +19,7 @@ from consilience.core import tree
 from consilience.core.refusal import Refused, plain
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
-from consilience.flower.engine import wire
+from consilience.flower.messages import wire
 from consilience.runs.disk import read_file, replace_file
 from consilience.wire import arrays
 from consilience.wire.template import Template

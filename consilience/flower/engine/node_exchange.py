@@ -14,11 +14,11 @@ from consilience.core.rounds import TooFewClients
 from consilience.core.screening import Limits
 from consilience.flower.engine.agreement import TRAIN
 from consilience.flower.engine.exchange_log import ExchangeLog
-from consilience.flower.engine.inbox import Inbox, read
-from consilience.flower.engine.mail import Mail, NodeReplies, Waiting
 from consilience.flower.engine.node_registry import NodeRegistry
-from consilience.flower.engine.orders import Orders
-from consilience.flower.engine.pulling import MessageLimit
+from consilience.flower.messages.inbox import Inbox, read
+from consilience.flower.messages.mail import Mail, NodeReplies, Waiting
+from consilience.flower.messages.orders import Orders
+from consilience.flower.messages.pulling import MessageLimit
 from consilience.flower.secure.cohort import SecureRound
 from consilience.flower.secure.terms import FEWEST, SecureTerms
 from consilience.wire.template import Template

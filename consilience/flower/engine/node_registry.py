@@ -14,13 +14,13 @@ from consilience.core.refusal import Refused, contained, plain
 from consilience.core.rounds import TooFewClients
 from consilience.core.screening import Limits
 from consilience.flower.audit.log import AuditLog
-from consilience.flower.engine import wire
 from consilience.flower.engine.agreement import differences
 from consilience.flower.engine.health import NodeHealth
-from consilience.flower.engine.limited_log import LimitedLog
-from consilience.flower.engine.mail import Mail, NodeReplies, Waiting
-from consilience.flower.engine.members import Members, refuse_shared
-from consilience.flower.engine.pulling import TEXT, MessageLimit
+from consilience.flower.messages import wire
+from consilience.flower.messages.limited_log import LimitedLog
+from consilience.flower.messages.mail import Mail, NodeReplies, Waiting
+from consilience.flower.messages.members import Members, refuse_shared
+from consilience.flower.messages.pulling import TEXT, MessageLimit
 from consilience.wire.admission import identities
 
 log = logging.getLogger("consilience.flower")

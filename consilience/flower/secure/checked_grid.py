@@ -12,9 +12,9 @@ import torch
 
 from consilience.core.refusal import Refused
 from consilience.flower.audit.log import masked_digest
-from consilience.flower.engine import wire
-from consilience.flower.engine.mail import Mail
-from consilience.flower.engine.pulling import TEXT, TEXT_EACH, MessageLimit
+from consilience.flower.messages import wire
+from consilience.flower.messages.mail import Mail
+from consilience.flower.messages.pulling import TEXT, TEXT_EACH, MessageLimit
 from consilience.flower.secure.terms import MODULUS
 from consilience.wire import arrays
 

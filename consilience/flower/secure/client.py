@@ -12,7 +12,7 @@ import numpy as np
 from consilience.core import rng, tree
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
-from consilience.flower.engine import wire
+from consilience.flower.messages import wire
 from consilience.flower.secure import masks, private
 from consilience.flower.secure.terms import FEWEST, MODULUS, SecureTerms, VectorLayout
 from consilience.wire.template import Template

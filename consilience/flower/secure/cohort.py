@@ -14,11 +14,11 @@ from consilience.core.exchange import Cohort
 from consilience.core.refusal import Refusal, Refused, tally
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
-from consilience.flower.engine import wire
-from consilience.flower.engine.inbox import memory_of
-from consilience.flower.engine.limited_log import LimitedLog
-from consilience.flower.engine.mail import Mail
-from consilience.flower.engine.orders import Orders
+from consilience.flower.messages import wire
+from consilience.flower.messages.inbox import memory_of
+from consilience.flower.messages.limited_log import LimitedLog
+from consilience.flower.messages.mail import Mail
+from consilience.flower.messages.orders import Orders
 from consilience.flower.secure import masks, private
 from consilience.flower.secure.checked_grid import InClear, SumRequest, SumResult
 from consilience.flower.secure.sum import refusals_of, secure_sum

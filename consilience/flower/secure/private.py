@@ -9,7 +9,7 @@ import torch
 
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
-from consilience.flower.engine import wire
+from consilience.flower.messages import wire
 from consilience.flower.secure.terms import MODULUS, SecureTerms, VectorLayout
 from consilience.privacy.noise_shares import NoiseShares
 from consilience.server.rules.private_sum import WITHIN

@@ -15,8 +15,8 @@ import numpy as np
 
 from consilience.core.refusal import Refusal, plain
 from consilience.core.settings import Invalid
-from consilience.flower.engine import wire
-from consilience.flower.engine.mail import Mail
+from consilience.flower.messages import wire
+from consilience.flower.messages.mail import Mail
 from consilience.flower.secure import masks
 from consilience.flower.secure.checked_grid import CheckedGrid, SumRequest, SumResult
 from consilience.flower.secure.terms import FEWEST, MODULUS, SecureTerms

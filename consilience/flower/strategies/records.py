@@ -14,7 +14,7 @@ from torch import Tensor
 from consilience.core.refusal import Refused
 from consilience.core.settings import Invalid
 from consilience.core.tree import SEPARATOR, Tree
-from consilience.flower.engine import wire
+from consilience.flower.messages import wire
 from consilience.wire import arrays
 
 STATISTICS = ("*running_mean", "*running_var")  # floating entries of a state dict that no gradient moves

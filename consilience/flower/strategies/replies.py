@@ -12,7 +12,7 @@ import torch
 from consilience.core.refusal import Refused
 from consilience.core.screening import Limits
 from consilience.core.tree import SEPARATOR, Tree, map_leaves
-from consilience.flower.engine import wire
+from consilience.flower.messages import wire
 from consilience.flower.strategies.catalogue import TREES
 from consilience.flower.strategies.records import StateDictLayout, flwr
 from consilience.wire import arrays

@@ -19,7 +19,7 @@ from consilience.core.rng import host
 from consilience.core.screening import Limits
 from consilience.core.settings import Invalid, nearest, refuse_unknown
 from consilience.core.tree import rows
-from consilience.flower.engine.pulling import BoundedGrid, MessageLimit
+from consilience.flower.messages.pulling import BoundedGrid, MessageLimit
 from consilience.flower.strategies.catalogue import STRATEGIES, Entry, needs_of, refuse_unworkable
 from consilience.flower.strategies.former import refuse_former_arguments, refuse_former_server
 from consilience.flower.strategies.records import flwr, to_record

@@ -29,7 +29,7 @@ from consilience.flower.audit.receipts import RECEIPTS
 from consilience.flower.audit.signing import Head, Signer, is_signed
 from consilience.flower.deploy import keys, template
 from consilience.flower.deploy.serving import CONNECTION, serve
-from consilience.flower.engine import wire
+from consilience.flower.messages import wire
 from consilience.runs import canonical
 from consilience.runs.row_log import RecordError, RowLog
 

@@ -169,7 +169,7 @@ def test_hostile_members_that_do_not_clip_move_the_model_by_their_bound(
     app: Path, tmp_path: Path, factor: float
 ) -> None:
     """2 f bound / (rate K) for f of them: here f = 1, bound = 0.2, K = 3."""
-    from consilience.flower.engine import wire
+    from consilience.flower.messages import wire
 
     def hostile(grid: Loopback) -> Any:
         bad = max(grid.apps)

@@ -18,9 +18,9 @@ from flower_loopback import Loopback, apps
 from flower_superlink import Objects, Superlink, array, made, message_of
 
 from consilience.core.rounds import run
-from consilience.flower.engine import wire
 from consilience.flower.engine.engine import FlowerEngine
-from consilience.flower.engine.mail import Waiting
+from consilience.flower.messages import wire
+from consilience.flower.messages.mail import Waiting
 from consilience.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("untraced")

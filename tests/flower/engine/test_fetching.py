@@ -12,9 +12,9 @@ import tiny
 from declared import CLIENTS, build
 
 from consilience.core.rounds import run
-from consilience.flower.engine import fetching
-from consilience.flower.engine.fetching import Fetching
-from consilience.flower.engine.pulling import MessageLimit
+from consilience.flower.messages import fetching
+from consilience.flower.messages.fetching import Fetching
+from consilience.flower.messages.pulling import MessageLimit
 from consilience.task.task import Task
 
 ALONE = tuple([client] for client in range(CLIENTS))
@@ -131,7 +131,7 @@ def _task() -> Task:
 
 def _engine(grid: Slow, deadline: float) -> Any:
     from consilience.flower.engine.engine import FlowerEngine
-    from consilience.flower.engine.mail import Waiting
+    from consilience.flower.messages.mail import Waiting
 
     waiting = Waiting(deadline=deadline, wait=5.0, retries=0, pause=0.01)
     engine = FlowerEngine(
@@ -197,7 +197,8 @@ def test_a_node_that_never_says_who_it_is_holds_up_one_round_only(slow: Slow, mo
 def test_a_node_that_holds_nobody_and_says_so_slowly_holds_up_one_round_only(
     slow: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from consilience.flower.engine import node_registry, wire
+    from consilience.flower.engine import node_registry
+    from consilience.flower.messages import wire
 
     monkeypatch.setattr(node_registry, "PATIENCE", 0.6)
     stranger = sorted(slow.apps)[2]

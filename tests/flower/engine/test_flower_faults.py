@@ -24,10 +24,10 @@ from flower_loopback import Loopback, apps
 from consilience.core.rounds import TooFewClients
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.environments.environment import Environment
-from consilience.flower.engine import wire
 from consilience.flower.engine.engine import FlowerEngine
-from consilience.flower.engine.mail import Waiting
 from consilience.flower.engine.memory import MemoryStore
+from consilience.flower.messages import wire
+from consilience.flower.messages.mail import Waiting
 
 ALONE = tuple([client] for client in range(CLIENTS))  # one client per node
 QUICK = Waiting(deadline=0.4, wait=0.3, retries=1, pause=0.01)

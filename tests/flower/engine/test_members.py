@@ -17,10 +17,10 @@ from flower_superlink import Superlink
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
 from consilience.flower.deploy import keys, member_list
-from consilience.flower.engine import wire
 from consilience.flower.engine.engine import FlowerEngine
-from consilience.flower.engine.mail import Waiting
-from consilience.flower.engine.members import Member, fingerprint
+from consilience.flower.messages import wire
+from consilience.flower.messages.mail import Waiting
+from consilience.flower.messages.members import Member, fingerprint
 from consilience.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("untraced")

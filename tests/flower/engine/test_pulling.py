@@ -20,8 +20,8 @@ from flower_superlink import Objects, Superlink, array, deflated, made, message_
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
 from consilience.flower.engine.engine import FlowerEngine
-from consilience.flower.engine.mail import Waiting
-from consilience.flower.engine.pulling import BoundedGrid, MessageLimit, UnreadReply, puller
+from consilience.flower.messages.mail import Waiting
+from consilience.flower.messages.pulling import BoundedGrid, MessageLimit, UnreadReply, puller
 from consilience.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("untraced")

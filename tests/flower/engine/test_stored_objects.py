@@ -21,7 +21,7 @@ from flower_superlink import Objects, Superlink, made
 
 from consilience.core.rounds import run
 from consilience.flower.engine.engine import FlowerEngine
-from consilience.flower.engine.mail import Waiting
+from consilience.flower.messages.mail import Waiting
 from consilience.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("untraced")

@@ -16,8 +16,8 @@ from consilience.core.settings import Invalid
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "consilience[flower]"')
 
-from consilience.flower.engine import wire
-from consilience.flower.engine.mail import NodeReplies
+from consilience.flower.messages import wire
+from consilience.flower.messages.mail import NodeReplies
 from consilience.flower.secure import masks
 from consilience.flower.secure.checked_grid import SumRequest, SumResult
 from consilience.flower.secure.client import contribution, masked

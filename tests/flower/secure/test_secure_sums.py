@@ -33,10 +33,10 @@ from consilience.core.rounds import TooFewClients
 from consilience.engines.vectorised.engine import Vectorised
 from consilience.engines.workload import Workload
 from consilience.environments.environment import Environment
-from consilience.flower.engine import wire
 from consilience.flower.engine.engine import FlowerEngine
-from consilience.flower.engine.mail import Waiting
-from consilience.flower.engine.pulling import MessageLimit
+from consilience.flower.messages import wire
+from consilience.flower.messages.mail import Waiting
+from consilience.flower.messages.pulling import MessageLimit
 from consilience.flower.secure.terms import FEWEST, MODULUS, SecureTerms, VectorLayout
 from consilience.selection import Uniform
 

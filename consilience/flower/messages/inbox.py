@@ -12,9 +12,9 @@ import torch
 from consilience.core.refusal import Refusal, Refused, contained, plain
 from consilience.core.screening import Limits
 from consilience.engines.workload import Workload
-from consilience.flower.engine import wire
-from consilience.flower.engine.limited_log import LimitedLog
-from consilience.flower.engine.mail import NodeReplies
+from consilience.flower.messages import wire
+from consilience.flower.messages.limited_log import LimitedLog
+from consilience.flower.messages.mail import NodeReplies
 from consilience.wire.admission import Admitted, Arrival, admit
 from consilience.wire.template import Template
 

@@ -12,8 +12,7 @@ from consilience.core import tree
 from consilience.core.exchange import Broadcast
 from consilience.core.tree import Tree
 from consilience.engines.workload import Workload
-from consilience.flower.audit.log import RECORD
-from consilience.flower.engine import wire
+from consilience.flower.messages import wire
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -54,7 +53,7 @@ class Orders:
         wire.put_tree(content, "shared", tree.to(self.broadcast.shared, "cpu"))
         wire.put_tree(content, "personal", tree.to(personal_part(self.broadcast, mine), "cpu"))
         if head is not None:
-            wire.put_json(content, RECORD, head)
+            wire.put_json(content, wire.AUDIT, head)
         if self.start is not None and not all(known):
             wire.put_tree(content, "start", tree.to(self.start, "cpu"))
         return content

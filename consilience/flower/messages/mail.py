@@ -10,10 +10,10 @@ from typing import Any
 
 from consilience.core.refusal import Refused, plain
 from consilience.core.settings import Checked, NonNegative, Positive, Whole
-from consilience.flower.engine.fetching import Fetching
-from consilience.flower.engine.limited_log import LimitedLog
-from consilience.flower.engine.members import keys_of
-from consilience.flower.engine.pulling import MessageLimit, UnreadReply
+from consilience.flower.messages.fetching import Fetching
+from consilience.flower.messages.limited_log import LimitedLog
+from consilience.flower.messages.members import keys_of
+from consilience.flower.messages.pulling import MessageLimit, UnreadReply
 
 GRACE = 30.0  # seconds that a message lives beyond its deadline: then the SuperLink drops it
 UNANSWERED = (3, 4)  # Flower's codes for a message or reply that the SuperLink has dropped: not the node's fault

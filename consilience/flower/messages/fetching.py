@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from consilience.flower.engine.pulling import MessageLimit, Pull, puller
+from consilience.flower.messages.pulling import MessageLimit, Pull, puller
 
 SLOW = 1.0  # seconds after which a reply gets its own thread, and the others continue
 LAST = 5.0  # seconds beyond the deadline for fetching what the clients had sent before it

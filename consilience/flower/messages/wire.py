@@ -15,6 +15,7 @@ from consilience.wire.arrays import Packed
 
 STYPE = "numpy.ndarray"  # Flower's name for .npy bytes
 ABOUT, ASIDE = "about", "aside"  # records of messages that belong to a secure sum
+AUDIT = "audit"  # record with the head of the audit log
 LONGEST = 1 << 22  # characters of a JSON text: thousands of clients on one node
 
 
