@@ -179,8 +179,8 @@ def members_of(protocol: type) -> tuple[str, ...]:
 
 
 def missing(value: Any, members: Iterable[str]) -> list[str]:
-    """The members that a value lacks; an array, whose `choose` is no selection's, lacks all."""
-    return [name for name in members if isinstance(value, np.ndarray) or not hasattr(value, name)]
+    """The members that a value lacks; an array or a text lacks all: `choose` and `split` mean something else there."""
+    return [name for name in members if isinstance(value, (np.ndarray, str)) or not hasattr(value, name)]
 
 
 def _check_part(key: str, value: Any, kind: type) -> None:

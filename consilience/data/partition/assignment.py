@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 
-from consilience.core.settings import Invalid
 from consilience.data.partition.shifts import Shift
 
 
-@runtime_checkable
 class Partition(Protocol):
     """Assigns disjoint rows to clients, as a function of labels, groups and seed only."""
 
@@ -36,9 +34,3 @@ def assign(partition: Partition, labels: np.ndarray, *, groups: np.ndarray | Non
         return own(labels, groups=groups, seed=seed)
     parts = partition.split(labels, groups=groups, seed=seed)
     return Assignment(parts=parts, owners=[None] * len(parts), shifts=[()] * len(parts))
-
-
-def check_inner(key: str, value: Any) -> None:
-    """Refuse what is not a partition where one is needed."""
-    if isinstance(value, str) or not isinstance(value, Partition):  # str has a `split` method too
-        raise Invalid(f"{key} = {value!r} must be a partition, such as Iid(clients=10)")

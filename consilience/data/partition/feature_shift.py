@@ -9,7 +9,7 @@ import numpy as np
 
 from consilience.core.rng import subseed
 from consilience.core.settings import Invalid, NonNegative, OnlyWith, check
-from consilience.data.partition.assignment import Assignment, Partition, assign, check_inner
+from consilience.data.partition.assignment import Assignment, Partition, assign
 from consilience.data.partition.natural import rows_by_group
 from consilience.data.partition.shifts import Noise, Rotation, Shift
 
@@ -30,7 +30,6 @@ class FeatureShift:
 
     def __post_init__(self) -> None:
         check(self)
-        check_inner("FeatureShift.inner", self.inner)
         if not self.angles or not np.isfinite(self.angles).all():
             raise Invalid(f"FeatureShift.angles = {self.angles!r} must be one or more finite numbers of degrees")
 

@@ -8,13 +8,13 @@ from typing import Annotated
 import numpy as np
 
 from consilience.core.rng import host
-from consilience.core.settings import Invalid, OnlyWith, Probability, Whole, check
-from consilience.data.partition.assignment import Assignment, Partition, assign, check_inner
+from consilience.core.settings import Checked, Invalid, OnlyWith, Probability, Whole
+from consilience.data.partition.assignment import Assignment, Partition, assign
 from consilience.data.partition.shifts import Missing
 
 
 @dataclass(frozen=True, kw_only=True)
-class MissingModality:
+class MissingModality(Checked):
     """`inner` assigns the rows; some clients then lack `modality`, in training and test rows.
 
     They are a random `share` of the clients, rounded to the nearest number, or those whose numbers are in `lacking`.
@@ -24,10 +24,6 @@ class MissingModality:
     modality: str
     share: Annotated[Probability, OnlyWith("lacking", (None,))] = 0.5
     lacking: tuple[Whole, ...] | None = None
-
-    def __post_init__(self) -> None:
-        check(self)
-        check_inner("MissingModality.inner", self.inner)
 
     def split(self, labels: np.ndarray, *, groups: np.ndarray | None, seed: int) -> list[np.ndarray]:
         """Row numbers per client."""

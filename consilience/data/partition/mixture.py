@@ -9,7 +9,7 @@ import numpy as np
 from consilience.core.rng import host, subseed
 from consilience.core.settings import Fraction, Invalid, check
 from consilience.data.partition.apportion import apportion, row_count
-from consilience.data.partition.assignment import Assignment, Partition, assign, check_inner
+from consilience.data.partition.assignment import Assignment, Partition, assign
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +23,6 @@ class Mixture:
 
     def __post_init__(self) -> None:
         check(self)
-        for i, (_, inner) in enumerate(self.parts):
-            check_inner(f"Mixture.parts[{i}]", inner)
         total = sum(share for share, _ in self.parts)
         if abs(total - 1) > 1e-6:
             raise Invalid(f"Mixture.parts have shares that add up to {total:g}: they must add up to 1")

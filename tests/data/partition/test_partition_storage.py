@@ -170,7 +170,7 @@ def test_the_catalogue_builds_by_name():
         ("iid", {"clients": 0}, "partition.clients = 0 is out of range: it must be >= 1"),
         ("mixture", {"parts": [[1.0, {"name": "iid", "clients": 0}]]}, r"partition.parts\[0\]\[1\].clients = 0"),
         ("feature_shift", {"kind": "noise", "inner": {}}, "partition.inner.name = None is not one of"),
-        ("feature_shift", {"kind": "noise", "inner": "iid"}, "FeatureShift.inner = 'iid' must be a partition"),
+        ("feature_shift", {"kind": "noise", "inner": "iid"}, "partition.inner = 'iid' is no Partition"),
     ],
 )
 def test_the_catalogue_names_what_is_wrong(name, options, message):

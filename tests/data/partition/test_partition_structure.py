@@ -97,7 +97,7 @@ def test_shifts_refuse_what_they_do_not_fit():
     for bad in ({"angles": ()}, {"angles": (float("nan"),)}, {"sigma": -1.0}, {"kind": "blur"}):
         with pytest.raises(Invalid, match=f"FeatureShift.{next(iter(bad))}"):
             FeatureShift(**{"inner": Iid(clients=2), "kind": "rotation", **bad})
-    with pytest.raises(Invalid, match=r"FeatureShift.inner = 3 must be a partition"):
+    with pytest.raises(Invalid, match=r"FeatureShift.inner = 3 is no Partition"):
         FeatureShift(inner=3, kind="noise")
 
 
@@ -131,7 +131,7 @@ def test_a_mixture_refuses_shares_and_parts_that_do_not_work():
         Mixture(parts=((0.5, Iid(clients=1)), (0.4, Iid(clients=1))))
     with pytest.raises(Invalid, match=r"Mixture.parts\[0\]\[0\] = 0.0"):
         Mixture(parts=((0.0, Iid(clients=1)), (1.0, Iid(clients=1))))
-    with pytest.raises(Invalid, match=r"Mixture.parts\[1\] = 'iid' must be a partition"):
+    with pytest.raises(Invalid, match=r"Mixture.parts\[1\]\[1\] = 'iid' is no Partition"):
         Mixture(parts=((0.5, Iid(clients=1)), (0.5, "iid")))
     with pytest.raises(Invalid, match="add up to 0"):
         Mixture(parts=())
