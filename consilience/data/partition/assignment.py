@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from consilience.data.partition.shifts import Shift
 
 
+@runtime_checkable
 class Partition(Protocol):
     """Assigns disjoint rows to clients, as a function of labels, groups and seed only."""
 
