@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import Any
 
@@ -24,6 +25,12 @@ os.environ.setdefault("CONSILIENCE_REPORT", "0")  # no run draws a report, which
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Contract tests come last: there are many short groups of them, so that no worker waits long at the end."""
     items.sort(key=lambda item: item.path.parent.name == "contract")
+
+
+def pytest_collection_finish() -> None:
+    """Keep thousands of tests, which stay until the end, out of every later garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

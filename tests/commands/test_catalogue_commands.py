@@ -76,6 +76,7 @@ def test_a_name_shows_its_own_options_and_names_the_shared_ones() -> None:
     assert "lambda_0: number >= 0 and <= 1 (default 0.7)" in shown and "sliding_window with fraction = 0.3" in shown
     assert "batch_size: " not in shown and "shared options: accumulate, augment, batch_size" in shown
     assert "step: number > 0 (must be given)" in call("list", "fedsplit").stdout  # bears the name of a shared one
+    assert 'schedule: text (default "")' in call("list", "duw_fedavg").stdout
     shared = call("list", "options").stdout
     assert shared.count("batch_size: whole number >= 1 or none (default 32)") == 1 and "afl" not in shared
     assert "hidden: list of whole number >= 1" in call("list", "mlp").stdout

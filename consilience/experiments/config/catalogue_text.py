@@ -128,4 +128,4 @@ _USUAL = ("everyone", "by_examples", "weighted_mean", "replace", "plain")
 
 
 def _plain(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value) or '""'
