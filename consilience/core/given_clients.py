@@ -92,10 +92,16 @@ def check_rows(who: str, x: Any, y: Tensor) -> None:
 def refuse_unlike(who: str, rows: Given, first: str, others: Given) -> None:
     """Refuse rows of other parts, shapes or types than those of the first client."""
     mine, theirs = ([*tree.flatten({"x": part[0]}).items(), ("y", part[1])] for part in (rows, others))
-    if [(name, leaf.shape[1:], leaf.dtype) for name, leaf in mine] != [
-        (name, leaf.shape[1:], leaf.dtype) for name, leaf in theirs
-    ]:
+    forms = [[(name, leaf.shape[1:], _type(name, leaf)) for name, leaf in parts] for parts in (mine, theirs)]
+    if forms[0] != forms[1]:
         raise Invalid(f"{who} has rows of {_shapes(mine)}, {first} of {_shapes(theirs)}: they must be equal")
+
+
+def _type(name: str, leaf: Tensor) -> object:
+    """The type, as far as it must be equal: floats become those of the engine, and class numbers int64."""
+    if leaf.is_floating_point():
+        return "floating"
+    return "whole" if name == "y" and leaf.dtype is not torch.bool and not leaf.is_complex() else leaf.dtype
 
 
 def _shapes(parts: list[tuple[str, Tensor]]) -> str:

@@ -80,9 +80,8 @@ def _targets(y: Any, who: str) -> Any:
             )
         return y
     found = _array(y, f"{who}, y")
-    if isinstance(y, Tensor):
-        return found
-    return found.to(torch.int64) if not found.is_floating_point() else found
+    kept = isinstance(y, Tensor) and found.dtype not in (torch.int8, torch.int16, torch.int32)  # no loss reads these
+    return found if kept or found.is_floating_point() else found.to(torch.int64)
 
 
 def _array(values: Any, who: str) -> Tensor:

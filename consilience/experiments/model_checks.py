@@ -33,10 +33,14 @@ def try_model(task: Task, federation: Federation, model: str, data: str) -> Task
     refuse_wrong(task.kind, federation, None, data)
     x, y = tree.rows(federation.train.x, slice(0, 2)), federation.train.y[:2]
     start = task.start()
+    floating = next((leaf.dtype for leaf in tree.leaves(start) if leaf.is_floating_point()), torch.get_default_dtype())
+    converted = tree.map_leaves(
+        lambda leaf: leaf.to(floating) if leaf.is_floating_point() else leaf, x
+    )  # as engines do
     start["params"] = tree.map_leaves(lambda value: value.detach().requires_grad_(), start["params"])
     try:
         with torch.enable_grad():
-            output, _ = task.apply(start, x, train=False)
+            output, _ = task.apply(start, converted, train=False)
             refuse_other_size(task, output, y, model, data)
             losses = task.losses(output, y)
     except (RuntimeError, IndexError, TypeError, ValueError, AttributeError) as problem:
@@ -46,7 +50,7 @@ def try_model(task: Task, federation: Federation, model: str, data: str) -> Task
         raise Invalid(
             f"{model} with loss = {task.loss_name!r} does not fit {data} (a row is {', '.join(shapes)}): {reason}{fix}"
         ) from problem
-    _try_draws(task, x)
+    _try_draws(task, converted)
     if losses.shape != y.shape[:1]:
         how = "it must give one loss for each row, such as by reduction='none'"
         raise Invalid(f"loss = {task.loss_name!r} gives the shape {tuple(losses.shape)} for {len(y)} rows: {how}")

@@ -89,7 +89,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "column": (lambda: train(network(), [(client()[0], client()[1][:, None])]), r"y.squeeze\(1\)"),
     "one_class": (lambda: train("mlp", [(client()[0], client()[1] * 0)]), "every training row has the class 0"),
     "outputs": (lambda: train(network(2), [client()]), r"class number 2 \(training row 2 of client '0'\)"),
-    "float_type": (lambda: train(network(), [(client()[0].double(), client()[1])]), r"such as by x.float\(\)"),
+    "whole_numbers": (lambda: train(network(), [(client()[0].long(), client()[1])]), r"such as by x.float\(\)"),
     "unreadable": (
         lambda: train(network(), [Broken()]),
         r"client 0: row 2 of Broken cannot be read \(OSError: no such",
@@ -147,3 +147,14 @@ def test_rounds_before_a_divergence_are_not_lost() -> None:
     kept = caught.value.result
     assert kept is not None and len(kept.history) >= 1
     assert all(bool(value.isfinite().all()) for value in kept.values["params"].values())
+
+
+def test_floats_of_any_width_and_whole_numbers_of_any_width_are_read() -> None:
+    (x, y), (other, labels), module = client(), client(), network()
+    given = [(x.double(), y.int()), (other, labels.to(torch.uint8))]
+    usual = cs.Federation.from_clients([(x, y), (other, labels)], test=(x, y))
+    mixed = cs.Federation.from_clients(given, test=(x.double(), y.to(torch.int16)))
+    results = [cs.train(module, federation, cs.fedavg(), **QUICK) for federation in (usual, mixed)]
+    assert results[0].history[-1]["loss"] == results[1].history[-1]["loss"]
+    for one, same in zip(*(result.model.parameters() for result in results), strict=True):
+        assert torch.equal(one, same)
