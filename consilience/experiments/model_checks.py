@@ -34,9 +34,8 @@ def try_model(task: Task, federation: Federation, model: str, data: str) -> Task
     x, y = tree.rows(federation.train.x, slice(0, 2)), federation.train.y[:2]
     start = task.start()
     floating = next((leaf.dtype for leaf in tree.leaves(start) if leaf.is_floating_point()), torch.get_default_dtype())
-    converted = tree.map_leaves(
-        lambda leaf: leaf.to(floating) if leaf.is_floating_point() else leaf, x
-    )  # as engines do
+    # as engines do
+    converted = tree.map_leaves(lambda leaf: leaf.to(floating) if leaf.is_floating_point() else leaf, x)
     start["params"] = tree.map_leaves(lambda value: value.detach().requires_grad_(), start["params"])
     try:
         with torch.enable_grad():
