@@ -52,6 +52,13 @@ def test_a_real_run_has_its_figures(swapping: Path) -> None:
     assert not drawn(swapping) & {"learned_weights", "staleness", "missing", "accuracy_against_virtual_time"}
 
 
+def test_captions_say_which_way_is_better(swapping: Path) -> None:
+    with style.drawing():
+        captions = {one.name: one.caption for one in compiled(grouped(find([swapping])[0])).pictures()}
+    assert "Higher is better; a good curve rises quickly" in captions["accuracy"]
+    assert "Lower is better; a good curve falls quickly" in captions["loss"]
+
+
 def test_a_run_of_old_without_client_rows_has_the_others(tmp_path: Path) -> None:
     run = written(tmp_path, "old")
     (run / "clients.jsonl").unlink()
