@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from consilience.commands.help_text import algorithm_names
 from consilience.runs.failures import guarded
 
 if TYPE_CHECKING:
@@ -16,7 +17,9 @@ def list_(
     what: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Kinds (algorithms, data, settings ...), names, `options` or `all`; none: names only.", metavar="..."
+            help="Kinds (algorithms, data, settings ...), names, `options` or `all`; none: names only.",
+            metavar="...",
+            autocompletion=algorithm_names,
         ),
     ] = None,
     search: Annotated[str, typer.Option(help="Only what these words describe, such as similarity.")] = "",

@@ -125,10 +125,11 @@ def test_help_has_no_escapes_and_shells_complete_names() -> None:
         shown = call(*words, "--help").stdout
         assert "Usage: " in shown and "\\" not in shown
     assert "[default: 1; x>=1]" in " ".join(call("compare", "--help").stdout.split())
-    asked = {
-        "_CONSILIENCE_COMPLETE": "complete_bash",
-        "COMP_WORDS": "consilience show-algorithm simp",
-        "COMP_CWORD": "2",
-    }
-    found = CliRunner().invoke(app, [], prog_name="consilience", env=asked)
-    assert found.stdout.split() == ["simprox", "simprox_buffered"]
+    for command in ("show-algorithm", "list"):
+        asked = {
+            "_CONSILIENCE_COMPLETE": "complete_bash",
+            "COMP_WORDS": f"consilience {command} simp",
+            "COMP_CWORD": "2",
+        }
+        found = CliRunner().invoke(app, [], prog_name="consilience", env=asked)
+        assert found.stdout.split() == ["simprox", "simprox_buffered"]
