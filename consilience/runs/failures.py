@@ -1,8 +1,8 @@
 """Errors of commands: one readable message and an exit code.
 
 0 done, 1 unexpected, 2 bad settings or missing files, 3 the run diverged, 4 the run folder cannot be used (locked, disk
-full or damaged), 5 too few clients of a deployment are connected or answer, 130 and 143 stopped by SIGINT and SIGTERM
-after the round in progress was saved, 141 whoever read the output closed it.
+full or damaged) or another file cannot be read or written, 5 too few clients of a deployment are connected or answer,
+130 and 143 stopped by SIGINT and SIGTERM after the round in progress was saved, 141 whoever read the output closed it.
 """
 
 from __future__ import annotations
