@@ -48,7 +48,11 @@ def test_the_slurm_script_is_sound_shell() -> None:
 @pytest.mark.parametrize(("given", "declared"), [(None, None), ("2", "2"), ("h200:2", "2")])
 def test_the_slurm_script_declares_the_gpus_of_a_task(given: str | None, declared: str | None, tmp_path: Path) -> None:
     steps = tmp_path / "steps"
-    for name, text in (("srun", f'echo "$@" >> {steps}; echo 127.0.0.1'), ("scontrol", "echo node1; echo node2")):
+    # the run itself, after which the script ends its steps, lasts until both raylets were started
+    begun = f"""case "$*" in *consilience*) for _ in {{1..400}}; do
+        [ "$(grep -c ' ray start ' {steps})" -lt 2 ] || break; sleep 0.05; done;; esac"""
+    srun = f'echo "$@" >> {steps}; echo 127.0.0.1\n{begun}'
+    for name, text in (("srun", srun), ("scontrol", "echo node1; echo node2")):
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n", encoding="utf-8")
         (tmp_path / name).chmod(0o755)
     job = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_CPUS_PER_TASK": "4", "SLURM_JOB_ID": "7"}
