@@ -8,11 +8,21 @@ A call gets its inputs with the clients stacked in front, and gives its gradient
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._functorch import TransformType, get_interpreter_stack
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether kernels of ours can be compiled: PyTorch's builds for CUDA bring Triton along."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def grouped() -> bool:

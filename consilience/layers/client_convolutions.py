@@ -1,0 +1,128 @@
+"""Convolutions of a group of clients, each with weights of its own, by kernels that form no columns.
+
+vmap turns them into a grouped convolution, which GPU libraries run slowly, and as a matrix product each needs its
+columns in memory: kernel height x width times its input. `convolution_kernels` forms them as it multiplies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from consilience.layers import grouped
+
+if TYPE_CHECKING:
+    from consilience.layers.convolution_kernels import Geometry
+
+Pair = tuple[int, int]
+LARGEST = 2**31  # values of one client: the kernels count them in 32 bits
+
+
+def usable(x: Tensor, weight: Tensor) -> bool:
+    """Whether the kernels compute this in the precision that is asked for: tf32 or half, in a group, on a GPU."""
+    if not (x.is_cuda and grouped.grouped() and x.numel() < LARGEST and grouped.has_triton()):
+        return False
+    if torch.is_autocast_enabled("cuda"):
+        return torch.get_autocast_dtype("cuda") in grouped.HALF
+    fast = torch.backends.cuda.matmul.allow_tf32 if x.dtype == torch.float32 else x.dtype in grouped.HALF
+    return bool(fast) and weight.dtype == x.dtype
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
+    """One client's convolution, inside vmap."""
+    if torch.is_autocast_enabled("cuda"):
+        half = torch.get_autocast_dtype("cuda")
+        x, weight, bias = x.to(half), weight.to(half), None if bias is None else bias.to(half)
+    result: Tensor = grouped.apply(_Call(stride, padding, dilation), x, weight, bias)
+    return result
+
+
+class _Call:
+    def __init__(self, *geometry: Pair) -> None:
+        self._geometry = geometry
+
+    def forward(self, clients: int | None, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The output; with a number of clients, all are stacked in front."""
+        assert clients is not None, "`usable` says when there is a group"
+        self._x, self._weight, self._biased = x, weight, bias is not None
+        result: Tensor = torch.ops.consilience.convolve(x, _channels_last(weight), bias, *self._geometry)
+        return result
+
+    def backward(self, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients by x, weight and bias; where one is not used, its operation is dropped from the trace."""
+        operations, size, kernel = torch.ops.consilience, self._x.shape[3:], self._weight.shape[3:]
+        turned = _channels_last(self._weight.transpose(1, 2))
+        by_x = operations.convolution_input_gradient(grad, turned, size, *self._geometry)
+        by_weight, by_bias = operations.convolution_weight_gradient(
+            grad, self._x, kernel, *self._geometry, self._biased
+        )
+        by_weight = by_weight.permute(0, 4, 3, 1, 2).to(grad.dtype).contiguous()
+        return by_x, by_weight, by_bias.to(grad.dtype) if self._biased else None
+
+
+def _channels_last(weight: Tensor) -> Tensor:
+    """[G, O, C, h, w] -> [G, O, h, w, C]"""
+    return weight.permute(0, 1, 3, 4, 2).contiguous()
+
+
+def _geometry(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> Geometry:
+    from consilience.layers.convolution_kernels import Geometry
+
+    return Geometry(*((pair[0], pair[1]) for pair in (stride, padding, dilation)))
+
+
+def _define(name: str, schema: str) -> Any:
+    """Decorates what computes it: an operation that traces and PyTorch's compiler see as one."""
+    return torch.library.custom_op(f"consilience::{name}", mutates_args=(), schema=schema)
+
+
+_GEOMETRY = "SymInt[] stride, SymInt[] padding, SymInt[] dilation"
+
+
+@_define("convolve", f"(Tensor x, Tensor weight, Tensor? bias, {_GEOMETRY}) -> Tensor")
+def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Sequence[int]) -> Tensor:
+    from consilience.layers import convolution_kernels as kernels
+
+    with torch.cuda.device_of(x):
+        return kernels.convolve(x, weight, bias, _geometry(*geometry))
+
+
+@_convolve.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Sequence[int]) -> Tensor:
+    height, width = _geometry(*geometry).output_size((x.shape[3], x.shape[4]), (weight.shape[2], weight.shape[3]))
+    return x.new_empty(*x.shape[:2], height, width, weight.shape[1]).permute(0, 1, 4, 2, 3)
+
+
+@_define("convolution_input_gradient", f"(Tensor grad, Tensor weight, SymInt[] size, {_GEOMETRY}) -> Tensor")
+def _by_input(grad: Tensor, weight: Tensor, size: Sequence[int], *geometry: Sequence[int]) -> Tensor:
+    from consilience.layers import convolution_kernels as kernels
+
+    with torch.cuda.device_of(grad):
+        return kernels.convolve(grad, weight, None, _geometry(*geometry), (size[0], size[1]))
+
+
+@_by_input.register_fake
+def _(grad: Tensor, weight: Tensor, size: Sequence[int], *geometry: Sequence[int]) -> Tensor:
+    return grad.new_empty(*grad.shape[:2], *size, weight.shape[1]).permute(0, 1, 4, 2, 3)
+
+
+@_define(
+    "convolution_weight_gradient",
+    f"(Tensor grad, Tensor x, SymInt[] kernel, {_GEOMETRY}, bool biased) -> (Tensor, Tensor)",
+)
+def _by_weight(grad: Tensor, x: Tensor, kernel: Sequence[int], *geometry_and_biased: Any) -> tuple[Tensor, Tensor]:
+    from consilience.layers import convolution_kernels as kernels
+
+    *geometry, biased = geometry_and_biased
+    with torch.cuda.device_of(x):
+        return kernels.weight_gradient(grad, x, (kernel[0], kernel[1]), _geometry(*geometry), biased)
+
+
+@_by_weight.register_fake
+def _(grad: Tensor, x: Tensor, kernel: Sequence[int], *geometry_and_biased: Any) -> tuple[Tensor, Tensor]:
+    clients, outputs = x.shape[0], grad.shape[2]
+    by_weight = x.new_empty(clients, *kernel, x.shape[2], outputs, dtype=torch.float32)
+    return by_weight, by_weight.new_empty((clients, outputs) if geometry_and_biased[-1] else 0)
