@@ -17,7 +17,6 @@ from consilience.layers import grouped
 if TYPE_CHECKING:
     from consilience.layers.convolution_kernels import Geometry
 
-Pair = tuple[int, int]
 LARGEST = 2**31  # values of one client: the kernels count them in 32 bits
 
 
@@ -31,17 +30,17 @@ def usable(x: Tensor, weight: Tensor) -> bool:
     return bool(fast) and weight.dtype == x.dtype
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
-    """One client's convolution, inside vmap."""
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Sequence[int]) -> Tensor:
+    """One client's convolution, inside vmap; the geometry is stride, padding and dilation."""
     if torch.is_autocast_enabled("cuda"):
         half = torch.get_autocast_dtype("cuda")
         x, weight, bias = x.to(half), weight.to(half), None if bias is None else bias.to(half)
-    result: Tensor = grouped.apply(_Call(stride, padding, dilation), x, weight, bias)
+    result: Tensor = grouped.apply(_Call(*geometry), x, weight, bias)
     return result
 
 
 class _Call:
-    def __init__(self, *geometry: Pair) -> None:
+    def __init__(self, *geometry: Sequence[int]) -> None:
         self._geometry = geometry
 
     def forward(self, clients: int | None, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -56,11 +55,9 @@ class _Call:
         operations, size, kernel = torch.ops.consilience, self._x.shape[3:], self._weight.shape[3:]
         turned = _channels_last(self._weight.transpose(1, 2))
         by_x = operations.convolution_input_gradient(grad, turned, size, *self._geometry)
-        by_weight, by_bias = operations.convolution_weight_gradient(
-            grad, self._x, kernel, *self._geometry, self._biased
-        )
-        by_weight = by_weight.permute(0, 4, 3, 1, 2).to(grad.dtype).contiguous()
-        return by_x, by_weight, by_bias.to(grad.dtype) if self._biased else None
+        summed = operations.convolution_weight_gradient(grad, self._x, kernel, *self._geometry).to(grad.dtype)
+        by_weight = summed[..., :-1].unflatten(2, (*kernel, -1)).permute(0, 1, 4, 2, 3).contiguous()
+        return by_x, by_weight, summed[..., -1] if self._biased else None
 
 
 def _channels_last(weight: Tensor) -> Tensor:
@@ -109,20 +106,15 @@ def _(grad: Tensor, weight: Tensor, size: Sequence[int], *geometry: Sequence[int
     return grad.new_empty(*grad.shape[:2], *size, weight.shape[1]).permute(0, 1, 4, 2, 3)
 
 
-@_define(
-    "convolution_weight_gradient",
-    f"(Tensor grad, Tensor x, SymInt[] kernel, {_GEOMETRY}, bool biased) -> (Tensor, Tensor)",
-)
-def _by_weight(grad: Tensor, x: Tensor, kernel: Sequence[int], *geometry_and_biased: Any) -> tuple[Tensor, Tensor]:
+@_define("convolution_weight_gradient", f"(Tensor grad, Tensor x, SymInt[] kernel, {_GEOMETRY}) -> Tensor")
+def _by_weight(grad: Tensor, x: Tensor, kernel: Sequence[int], *geometry: Sequence[int]) -> Tensor:
     from consilience.layers import convolution_kernels as kernels
 
-    *geometry, biased = geometry_and_biased
     with torch.cuda.device_of(x):
-        return kernels.weight_gradient(grad, x, (kernel[0], kernel[1]), _geometry(*geometry), biased)
+        return kernels.weight_gradient(grad, x, (kernel[0], kernel[1]), _geometry(*geometry))
 
 
 @_by_weight.register_fake
-def _(grad: Tensor, x: Tensor, kernel: Sequence[int], *geometry_and_biased: Any) -> tuple[Tensor, Tensor]:
-    clients, outputs = x.shape[0], grad.shape[2]
-    by_weight = x.new_empty(clients, *kernel, x.shape[2], outputs, dtype=torch.float32)
-    return by_weight, by_weight.new_empty((clients, outputs) if geometry_and_biased[-1] else 0)
+def _(grad: Tensor, x: Tensor, kernel: Sequence[int], *geometry: Sequence[int]) -> Tensor:
+    weights = kernel[0] * kernel[1] * x.shape[2] + 1  # the bias is the last
+    return x.new_empty(x.shape[0], grad.shape[2], weights, dtype=torch.float32)

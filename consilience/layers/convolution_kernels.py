@@ -93,7 +93,10 @@ def _convolve(
         else:
             at_line, at_column = line[:, None] + down, column[:, None] + right
             inside = (at_line >= 0) & (at_column >= 0)
-        inside = inside & (at_line < height) & (at_column < width) & here & (weight < TAPS * CHANNELS)[None, :]
+        if TRANSPOSED or PADDING_H > 0 or PADDING_W > 0:
+            inside = inside & (at_line < height) & (at_column < width) & here & (weight < TAPS * CHANNELS)[None, :]
+        else:
+            inside = here & (weight < TAPS * CHANNELS)[None, :]
         places = picture[:, None] * s_picture + at_line * s_line + at_column * s_column + channel[None, :] * s_channel
         left = tl.load(source + places, mask=inside, other=0.0)
         known = (output < OUTPUTS)[None, :] & (weight < TAPS * CHANNELS)[:, None]
@@ -107,28 +110,28 @@ def _convolve(
 
 @triton.jit
 def _correlate(
-    source, above, target, bias_target, tiles, clients, pixels, part, area, columns, height, width,
+    source, above, target, tiles, clients, pixels, part, area, columns, height, width,
     s_client, s_picture, s_channel, s_line, s_column, a_client, a_picture, a_output, a_line, a_column,
     CHANNELS: tl.constexpr, OUTPUTS: tl.constexpr, TAPS: tl.constexpr, KERNEL_W: tl.constexpr,
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, PADDING_H: tl.constexpr, PADDING_W: tl.constexpr,
-    DILATION_H: tl.constexpr, DILATION_W: tl.constexpr, BIASED: tl.constexpr, SPLIT: tl.constexpr,
+    DILATION_H: tl.constexpr, DILATION_W: tl.constexpr, SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """target [part, client, weight, output]: a sum over `part` pixels of source times the gradient above it.
+    """target [part, client, output, weight]: a sum over `part` pixels of the gradient above times the source.
 
-    bias_target [part, client, output]: the sum of that gradient. SPLIT: factors in single precision are multiplied as
-    sums of two bfloat16 values each, which rounds less than tf32: matrix units take no transposed factors in tf32.
+    The last weight is the bias, whose source is 1. SPLIT: factors in single precision are multiplied as sums of two
+    bfloat16 values each, which rounds less than tf32 does: matrix units take no transposed factors in tf32.
     """
     client = (tl.program_id(0) // tiles).to(tl.int64)
-    weight = (tl.program_id(0) % tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
-    output = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    weight = (tl.program_id(0) % tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
+    output = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     source += client * s_client
     above += client * a_client
     tap, channel = weight // CHANNELS, weight % CHANNELS
     down, right = (tap // KERNEL_W) * DILATION_H - PADDING_H, (tap % KERNEL_W) * DILATION_W - PADDING_W
     shift = down * s_line + right * s_column + channel * s_channel
+    bias = tl.where(weight == TAPS * CHANNELS, 1.0, 0.0)
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    grads = tl.zeros((BLOCK_K, BLOCK_N), dtype=tl.float32)
     begin = tl.program_id(2) * part
     end = tl.minimum(begin + part, pixels)  # the last part may be shorter
     for first in range(0, part, BLOCK_K):
@@ -144,26 +147,23 @@ def _correlate(
             reached = at_column[:, None] + right[None, :]
             inside = inside & (reached >= 0) & (reached < width)
         places = picture * s_picture + at_line * s_line + at_column * s_column
-        left = tl.load(source + places[:, None] + shift[None, :], mask=inside, other=0.0)
+        value = tl.load(source + places[:, None] + shift[None, :], mask=inside, other=0.0)
+        value += bias[None, :].to(value.dtype)
         places = picture * a_picture + line * a_line + column * a_column
         known = (pixel < end)[:, None] & (output < OUTPUTS)[None, :]
         grad = tl.load(above + places[:, None] + output[None, :] * a_output, mask=known, other=0.0)
-        if BIASED:
-            grads += grad.to(tl.float32)
         if SPLIT:
-            left_high, grad_high = left.to(tl.bfloat16), grad.to(tl.bfloat16)
-            left_low = (left - left_high.to(tl.float32)).to(tl.bfloat16)
+            value_high, grad_high = value.to(tl.bfloat16), grad.to(tl.bfloat16)
+            value_low = (value - value_high.to(tl.float32)).to(tl.bfloat16)
             grad_low = (grad - grad_high.to(tl.float32)).to(tl.bfloat16)
-            total = tl.dot(tl.trans(left_low), grad_high, total)
-            total = tl.dot(tl.trans(left_high), grad_low, total)
-            total = tl.dot(tl.trans(left_high), grad_high, total)
+            total = tl.dot(tl.trans(grad_high), value_low, total)
+            total = tl.dot(tl.trans(grad_low), value_high, total)
+            total = tl.dot(tl.trans(grad_high), value_high, total)
         else:
-            total = tl.dot(tl.trans(left), grad, total, input_precision="tf32")
+            total = tl.dot(tl.trans(grad), value, total, input_precision="tf32")
     row = tl.program_id(2).to(tl.int64) * clients + client
-    to = target + (row * (TAPS * CHANNELS) + weight[:, None]) * OUTPUTS + output[None, :]
-    tl.store(to, total, mask=(weight < TAPS * CHANNELS)[:, None] & (output < OUTPUTS)[None, :])
-    if BIASED and tl.program_id(0) % tiles == 0:
-        tl.store(bias_target + row * OUTPUTS + output, tl.sum(grads, 0), mask=output < OUTPUTS)
+    to = target + (row * OUTPUTS + output[:, None]) * (TAPS * CHANNELS + 1) + weight[None, :]
+    tl.store(to, total, mask=(output < OUTPUTS)[:, None] & (weight <= TAPS * CHANNELS)[None, :])
 
 
 def convolve(
@@ -196,27 +196,21 @@ def convolve(
     return target.permute(0, 1, 4, 2, 3)
 
 
-def weight_gradient(
-    grad: Tensor, x: Tensor, kernel: tuple[int, int], geometry: Geometry, biased: bool
-) -> tuple[Tensor, Tensor]:
-    """The gradients by the weights, [G, h, w, C, O], and by the bias, [G, O] (empty without one), in float32."""
+def weight_gradient(grad: Tensor, x: Tensor, kernel: tuple[int, int], geometry: Geometry) -> Tensor:
+    """The gradients by the weights, and after them by the bias, in float32: [G, O, h w C + 1]."""
     clients, pictures, channels, height, width = x.shape
     outputs, rows, columns = grad.shape[2:]
-    pixels, weights = pictures * rows * columns, kernel[0] * kernel[1] * channels
-    split = SPLIT_SINGLE and x.dtype == torch.float32
-    block_m = min(64, max(16, triton.next_power_of_2(weights)))
-    block_n = min(64, max(16, triton.next_power_of_2(outputs)))
-    tiles, blocks = triton.cdiv(weights, block_m), triton.cdiv(outputs, block_n)
+    pixels, weights = pictures * rows * columns, kernel[0] * kernel[1] * channels + 1
+    block_m = min(64, max(16, triton.next_power_of_2(outputs)))
+    block_n = min(64, max(16, triton.next_power_of_2(weights)))
+    split = SPLIT_SINGLE and x.dtype == torch.float32 and block_m == block_n == 64  # in smaller blocks tf32 is faster
+    blocks, tiles = triton.cdiv(outputs, block_m), triton.cdiv(weights, block_n)
     parts = min(triton.cdiv(ENOUGH_PROGRAMS, clients * tiles * blocks), triton.cdiv(pixels, LEAST_PIXELS))
-    sums = torch.empty(parts, clients, weights, outputs, dtype=torch.float32, device=x.device)
-    by_bias = sums.new_empty(parts, clients, outputs) if biased else sums.new_empty(0)
+    sums = torch.empty(parts, clients, outputs, weights, dtype=torch.float32, device=x.device)
     _correlate[(tiles * clients, blocks, parts)](
-        x, grad, sums, by_bias, tiles, clients, pixels, triton.cdiv(pixels, parts),
+        x, grad, sums, tiles, clients, pixels, triton.cdiv(pixels, parts),
         rows * columns, columns, height, width, *x.stride(), *grad.stride(),
         CHANNELS=channels, OUTPUTS=outputs, TAPS=kernel[0] * kernel[1], KERNEL_W=kernel[1], **geometry.constants,
-        BIASED=biased, SPLIT=split, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=32, num_warps=4, num_stages=3,
+        SPLIT=split, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=32, num_warps=4, num_stages=3,
     )  # fmt: skip
-    summed = sums[0] if parts == 1 else sums.sum(0)
-    if biased:
-        by_bias = by_bias[0].clone() if parts == 1 else by_bias.sum(0)
-    return summed.view(clients, *kernel, channels, outputs), by_bias
+    return sums[0] if parts == 1 else sums.sum(0)
