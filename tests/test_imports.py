@@ -140,7 +140,11 @@ def test_optional_packages_are_imported_where_they_are_used() -> None:
             allowed |= TERMINAL
         if package_of(file) == "estimators":  # classes derived from scikit-learn's; loaded when one is asked for
             allowed |= {"sklearn"}
+        if file.stem.endswith("_kernels"):  # Triton reads their source; no module imports them at its top, see below
+            allowed |= {"triton"}
         for module, line in imports(parsed(file), at_the_top=True):
+            if module.endswith("_kernels"):
+                wrong.append(f"{where(file)}:{line}: import {module} inside the function that needs it")
             if module.split(".")[0] not in allowed:
                 wrong.append(f"{where(file)}:{line}: import {module} inside the function that needs it")
     assert not wrong, "\n".join(wrong)

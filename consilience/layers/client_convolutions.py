@@ -56,8 +56,8 @@ class _Call:
         turned = _channels_last(self._weight.transpose(1, 2))
         by_x = operations.convolution_input_gradient(grad, turned, size, *self._geometry)
         summed = operations.convolution_weight_gradient(grad, self._x, kernel, *self._geometry).to(grad.dtype)
-        by_weight = summed[..., :-1].unflatten(2, (*kernel, -1)).permute(0, 1, 4, 2, 3).contiguous()
-        return by_x, by_weight, summed[..., -1] if self._biased else None
+        by_weight = summed[:, :-1].unflatten(1, (*kernel, -1)).permute(0, 4, 3, 1, 2).contiguous()
+        return by_x, by_weight, summed[:, -1] if self._biased else None
 
 
 def _channels_last(weight: Tensor) -> Tensor:
@@ -117,4 +117,4 @@ def _by_weight(grad: Tensor, x: Tensor, kernel: Sequence[int], *geometry: Sequen
 @_by_weight.register_fake
 def _(grad: Tensor, x: Tensor, kernel: Sequence[int], *geometry: Sequence[int]) -> Tensor:
     weights = kernel[0] * kernel[1] * x.shape[2] + 1  # the bias is the last
-    return x.new_empty(x.shape[0], grad.shape[2], weights, dtype=torch.float32)
+    return x.new_empty(x.shape[0], weights, grad.shape[2], dtype=torch.float32)

@@ -117,10 +117,10 @@ def _correlate(
     DILATION_H: tl.constexpr, DILATION_W: tl.constexpr, SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """target [part, client, output, weight]: a sum over `part` pixels of the gradient above times the source.
+    """target [part, client, weight, output]: a sum over `part` pixels of the source times the gradient above it.
 
-    The last weight is the bias, whose source is 1. SPLIT: factors in single precision are multiplied as sums of two
-    bfloat16 values each, which rounds less than tf32 does: matrix units take no transposed factors in tf32.
+    The last weight is the bias. SPLIT: factors in single precision are multiplied as sums of two bfloat16 values each,
+    which rounds less than tf32 does: matrix units take no transposed factors in tf32.
     """
     client = (tl.program_id(0) // tiles).to(tl.int64)
     weight = (tl.program_id(0) % tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -130,8 +130,8 @@ def _correlate(
     tap, channel = weight // CHANNELS, weight % CHANNELS
     down, right = (tap // KERNEL_W) * DILATION_H - PADDING_H, (tap % KERNEL_W) * DILATION_W - PADDING_W
     shift = down * s_line + right * s_column + channel * s_channel
-    bias = tl.where(weight == TAPS * CHANNELS, 1.0, 0.0)
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    by_bias = tl.zeros((BLOCK_K, BLOCK_M), dtype=tl.float32)
     begin = tl.program_id(2) * part
     end = tl.minimum(begin + part, pixels)  # the last part may be shorter
     for first in range(0, part, BLOCK_K):
@@ -148,10 +148,10 @@ def _correlate(
             inside = inside & (reached >= 0) & (reached < width)
         places = picture * s_picture + at_line * s_line + at_column * s_column
         value = tl.load(source + places[:, None] + shift[None, :], mask=inside, other=0.0)
-        value += bias[None, :].to(value.dtype)
         places = picture * a_picture + line * a_line + column * a_column
         known = (pixel < end)[:, None] & (output < OUTPUTS)[None, :]
         grad = tl.load(above + places[:, None] + output[None, :] * a_output, mask=known, other=0.0)
+        by_bias += grad.to(tl.float32)
         if SPLIT:
             value_high, grad_high = value.to(tl.bfloat16), grad.to(tl.bfloat16)
             value_low = (value - value_high.to(tl.float32)).to(tl.bfloat16)
@@ -161,9 +161,11 @@ def _correlate(
             total = tl.dot(tl.trans(grad_high), value_high, total)
         else:
             total = tl.dot(tl.trans(grad), value, total, input_precision="tf32")
-    row = tl.program_id(2).to(tl.int64) * clients + client
-    to = target + (row * OUTPUTS + output[:, None]) * (TAPS * CHANNELS + 1) + weight[None, :]
-    tl.store(to, total, mask=(output < OUTPUTS)[:, None] & (weight <= TAPS * CHANNELS)[None, :])
+    row = (tl.program_id(2).to(tl.int64) * clients + client) * (TAPS * CHANNELS + 1)
+    to = target + (row + weight[:, None]) * OUTPUTS + output[None, :]
+    tl.store(to, tl.trans(total), mask=(weight < TAPS * CHANNELS)[:, None] & (output < OUTPUTS)[None, :])
+    if tl.program_id(0) % tiles == 0:
+        tl.store(target + (row + TAPS * CHANNELS) * OUTPUTS + output, tl.sum(by_bias, 0), mask=output < OUTPUTS)
 
 
 def convolve(
@@ -197,16 +199,16 @@ def convolve(
 
 
 def weight_gradient(grad: Tensor, x: Tensor, kernel: tuple[int, int], geometry: Geometry) -> Tensor:
-    """The gradients by the weights, and after them by the bias, in float32: [G, O, h w C + 1]."""
+    """The gradients by the weights, and after them by the bias, in float32: [G, h w C + 1, O]."""
     clients, pictures, channels, height, width = x.shape
     outputs, rows, columns = grad.shape[2:]
-    pixels, weights = pictures * rows * columns, kernel[0] * kernel[1] * channels + 1
+    pixels, weights = pictures * rows * columns, kernel[0] * kernel[1] * channels
     block_m = min(64, max(16, triton.next_power_of_2(outputs)))
     block_n = min(64, max(16, triton.next_power_of_2(weights)))
     split = SPLIT_SINGLE and x.dtype == torch.float32 and block_m == block_n == 64  # in smaller blocks tf32 is faster
     blocks, tiles = triton.cdiv(outputs, block_m), triton.cdiv(weights, block_n)
     parts = min(triton.cdiv(ENOUGH_PROGRAMS, clients * tiles * blocks), triton.cdiv(pixels, LEAST_PIXELS))
-    sums = torch.empty(parts, clients, outputs, weights, dtype=torch.float32, device=x.device)
+    sums = torch.empty(parts, clients, weights + 1, outputs, dtype=torch.float32, device=x.device)
     _correlate[(tiles * clients, blocks, parts)](
         x, grad, sums, tiles, clients, pixels, triton.cdiv(pixels, parts),
         rows * columns, columns, height, width, *x.stride(), *grad.stride(),

@@ -192,7 +192,7 @@ class MatmulConv2d(nn.Module):
         self.padding = (layer.padding[0], layer.padding[1])
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda and self.kernel != (1, 1) and not self._cuts(x):
+        if _on_gpu(x) and self.kernel != (1, 1) and not self._cuts(x):
             from consilience.layers import client_convolutions
 
             if client_convolutions.usable(x, self.weight):
@@ -220,6 +220,10 @@ class MatmulConv2d(nn.Module):
         """Whether pictures are cut into patches that neither overlap nor leave a rest, as vision transformers do."""
         fits = x.shape[2] % self.stride[0] == 0 and x.shape[3] % self.stride[1] == 0
         return fits and self.kernel == self.stride and self.dilation == (1, 1) and self.kernel != (1, 1)
+
+
+def _on_gpu(x: Tensor) -> bool:
+    return x.is_cuda
 
 
 def use_matmul(module: nn.Module) -> nn.Module:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import sequence_layers
 import torch
+import torch.nn.functional as F
 
 from consilience.algorithms import recipe
 from consilience.core import conclusion, tree
@@ -21,8 +23,10 @@ from consilience.engines.vectorised.engine import Vectorised
 from consilience.engines.vectorised.lanes.captured import Captured
 from consilience.engines.vectorised.lanes.cuda import GraphBatched
 from consilience.experiments.client_tests import personal_test
+from consilience.layers import attention
 from consilience.models import build
 from consilience.selection import Uniform
+from consilience.server.averaging.combining import coordinate_wise
 from consilience.task.task import Task
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -220,3 +224,49 @@ def test_first_a_lane_that_failed_gives_its_memory_back(monkeypatch):
     with pytest.warns(UserWarning, match="cannot run this model"):
         _rounds("fedavg", "auto", 1)
     assert held and all(one() is None for one in held)
+
+
+def _in_precision(precision: str, **engine: Any) -> dict[str, dict[str, torch.Tensor]]:
+    task = Task(build("cnn", inputs=(3, 16, 16), classes=10))
+    options = {"device": "cuda", "lane": "batched-matmul", "precision": precision, **engine}
+    *_, done = run(
+        recipe("fedprox")(batch_size=8, lr=0.05, epochs=2), Vectorised(task, _federation(), **options), rounds=2
+    )
+    return {part: {name: value.cpu() for name, value in values.items()} for part, values in done.model.items()}
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize(("precision", "near"), [("tf32", 2e-3), ("bf16", 3e-2)])
+def test_convolutions_by_kernels_repeat_and_are_near_the_exact_ones(precision: str, near: float, compile: bool) -> None:
+    exact = _in_precision("full", dtype="float64")["params"]
+    once, again = (_in_precision(precision, compile=compile) for _ in range(2))
+    assert any(name.endswith("convolution_kernels") for name in sys.modules), "the kernels were not used"
+    assert _gap(once, again) == 0
+    apart = sum(float((once["params"][n].double() - v).square().sum()) for n, v in exact.items())
+    assert (apart / sum(float(v.square().sum()) for v in exact.values())) ** 0.5 < near
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_by_kernels_is_as_near_the_exact_one_as_that_of_torch(causal: bool) -> None:
+    rows = torch.randn(3, 5, 50, 3 * 2 * 32, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+
+    def gradients(attend: Any, rows: torch.Tensor) -> torch.Tensor:
+        def loss(x: torch.Tensor) -> torch.Tensor:
+            parts = x.unflatten(-1, (3, 2, 32)).permute(2, 0, 3, 1, 4).unbind(0)
+            return attend(*parts, is_causal=causal).double().square().sum()
+
+        return torch.func.vmap(torch.func.grad(loss))(rows)
+
+    exact = gradients(attention.folded, rows.double())
+    half = rows.bfloat16()
+    assert attention._is_short(*[half[0].unflatten(-1, (6, 32)).transpose(1, 2)] * 3)
+    ours = gradients(attention.folded, half)
+    assert torch.equal(ours, gradients(attention.folded, half))
+    torchs = torch.stack([gradients(F.scaled_dot_product_attention, part.unsqueeze(0))[0] for part in half])
+    apart, torchs_apart = (float((one.double() - exact).norm() / exact.norm()) for one in (ours, torchs))
+    assert apart < 1.5 * torchs_apart + 1e-3
+
+
+def test_robust_merges_by_exchanges_are_sorts() -> None:
+    stacked = torch.randn(21, coordinate_wise.MANY + 5, device="cuda")
+    assert torch.equal(coordinate_wise.ordered(stacked), stacked.sort(dim=0).values)

@@ -175,11 +175,12 @@ def laid_out_as(target: Tensor, source: Tensor) -> Tensor | None:
     The stride of a dimension with one value says nothing, but operations on lists ask for equal ones: the weights of a
     convolution with a kernel of 1 x 1 are contiguous and channels-last at once.
     """
+    if source.shape != target.shape:
+        return None
     strides, others = target.stride(), source.stride()
     if strides == others:
         return source
-    same = source.shape == target.shape
-    if same and all(a == b or size == 1 for a, b, size in zip(strides, others, target.shape)):
+    if all(a == b or size == 1 for a, b, size in zip(strides, others, target.shape)):
         return source.as_strided(target.shape, strides)
     return None
 
