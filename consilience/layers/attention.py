@@ -21,6 +21,7 @@ from consilience.layers import grouped
 
 SHORT = 64  # positions: PyTorch's kernels work on blocks of 128
 WIDEST = 128  # values of a head
+HALF = {torch.bfloat16, torch.float16}
 
 
 def folded(
@@ -117,8 +118,8 @@ def _is_short(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether `attention_kernels` compute this: one block of positions, in half precision, on a GPU with Triton."""
     fits = query.shape == key.shape == value.shape and query.dim() == 4 and query.shape[-2] <= SHORT
     kinds = {part.dtype for part in (query, key, value)}
-    half = len(kinds) == 1 and kinds <= set(grouped.HALF)
-    return fits and half and query.is_cuda and query.shape[-1] <= WIDEST and grouped.has_triton()
+    half = len(kinds) == 1 and kinds <= HALF
+    return fits and half and query.shape[-1] <= WIDEST and grouped.runs_kernels(query)
 
 
 class _ShortCall:
@@ -146,13 +147,13 @@ def _operations() -> Any:
     from consilience.layers import attention_kernels as kernels
 
     def attend(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool) -> Tensor:
-        with torch.cuda.device_of(query):
+        with torch.cuda.device_of(query), grouped.kernel_errors():
             return kernels.attend(query, key, value, scale, causal)
 
     def attend_backward(
         grad: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        with torch.cuda.device_of(query):
+        with torch.cuda.device_of(query), grouped.kernel_errors():
             return kernels.attend_backward(grad, query, key, value, scale, causal)
 
     def like(query: Tensor) -> Tensor:

@@ -21,20 +21,17 @@ LARGEST = 2**31  # values of one client: the kernels count them in 32 bits
 
 
 def usable(x: Tensor, weight: Tensor) -> bool:
-    """Whether the kernels compute this in the precision that is asked for: tf32 or half, in a group, on a GPU."""
-    if not (x.is_cuda and grouped.grouped() and x.numel() < LARGEST and grouped.has_triton()):
-        return False
-    if torch.is_autocast_enabled("cuda"):
-        return torch.get_autocast_dtype("cuda") in grouped.HALF
-    fast = torch.backends.cuda.matmul.allow_tf32 if x.dtype == torch.float32 else x.dtype in grouped.HALF
-    return bool(fast) and weight.dtype == x.dtype
+    """Whether the kernels compute this in the precision that is asked for: tf32, in a group, on a GPU.
+
+    They take half precision, too, but that has not been run on a GPU: there, convolutions are products with columns.
+    """
+    fast = torch.backends.cuda.matmul.allow_tf32 and not torch.is_autocast_enabled("cuda")
+    single = x.dtype == weight.dtype == torch.float32 and x.numel() < LARGEST
+    return fast and single and grouped.runs_kernels(x) and grouped.grouped()
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Sequence[int]) -> Tensor:
     """One client's convolution, inside vmap; the geometry is stride, padding and dilation."""
-    if torch.is_autocast_enabled("cuda"):
-        half = torch.get_autocast_dtype("cuda")
-        x, weight, bias = x.to(half), weight.to(half), None if bias is None else bias.to(half)
     result: Tensor = grouped.apply(_Call(*geometry), x, weight, bias)
     return result
 
@@ -83,7 +80,7 @@ _GEOMETRY = "SymInt[] stride, SymInt[] padding, SymInt[] dilation"
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Sequence[int]) -> Tensor:
     from consilience.layers import convolution_kernels as kernels
 
-    with torch.cuda.device_of(x):
+    with torch.cuda.device_of(x), grouped.kernel_errors():
         return kernels.convolve(x, weight, bias, _geometry(*geometry))
 
 
@@ -97,7 +94,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Sequence[int]) 
 def _by_input(grad: Tensor, weight: Tensor, size: Sequence[int], *geometry: Sequence[int]) -> Tensor:
     from consilience.layers import convolution_kernels as kernels
 
-    with torch.cuda.device_of(grad):
+    with torch.cuda.device_of(grad), grouped.kernel_errors():
         return kernels.convolve(grad, weight, None, _geometry(*geometry), (size[0], size[1]))
 
 
@@ -110,7 +107,7 @@ def _(grad: Tensor, weight: Tensor, size: Sequence[int], *geometry: Sequence[int
 def _by_weight(grad: Tensor, x: Tensor, kernel: Sequence[int], *geometry: Sequence[int]) -> Tensor:
     from consilience.layers import convolution_kernels as kernels
 
-    with torch.cuda.device_of(x):
+    with torch.cuda.device_of(x), grouped.kernel_errors():
         return kernels.weight_gradient(grad, x, (kernel[0], kernel[1]), _geometry(*geometry))
 
 

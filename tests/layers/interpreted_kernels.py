@@ -135,3 +135,10 @@ def test_attention_over_short_sequences_is_that_of_torch(causal: bool, length: i
 
     wanted = torch.stack([grad(lambda x: loss(torchs, x))(x) for x in rows])
     assert gap(vmap(grad(lambda x: loss(short, x)))(rows), wanted) < 1e-5
+
+
+def test_a_kernel_that_cannot_run_is_an_error_of_torchs_kind() -> None:
+    import triton
+
+    with pytest.raises(RuntimeError, match="cannot run on this GPU: out of it"), grouped.kernel_errors():
+        raise triton.TritonError("out of it")
