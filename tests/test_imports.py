@@ -230,6 +230,22 @@ def test_importing_the_package_alone_loads_nothing_heavy() -> None:
     assert not loaded_by("import consilience") & {"torch", "numpy", "sklearn", "rich", "typer"}
 
 
+def test_a_recipe_that_is_given_parts_imports_no_others() -> None:
+    """A list of all parts, which a name would be looked up in, imports every package of parts."""
+    made = "fedavg(lr=0.1, selection=Everyone(), weighting=UniformWeights())"
+    code = f"""
+import sys
+from consilience.algorithms.fedavg import fedavg
+from consilience.selection import Everyone
+from consilience.server.averaging.weighting.by_size import UniformWeights
+before = set(sys.modules)
+{made}
+print(sorted(name for name in set(sys.modules) - before if name.startswith("consilience")))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent)
+    assert done.stdout.strip() == "[]"
+
+
 def test_importing_every_core_package_loads_no_optional_one() -> None:
     core = (
         "core",
