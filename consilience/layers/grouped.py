@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch._C._functorch import TransformType, get_interpreter_stack
 
-
 TRITON_SINCE = (8, 0)  # compute capability of the oldest GPUs for which Triton compiles
 
 
