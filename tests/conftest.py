@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -27,8 +28,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.parent.name == "contract")
 
 
-def pytest_collection_finish() -> None:
-    """Keep thousands of tests, which stay until the end, out of every later garbage collection."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """No garbage collection while thousands of tests, which all stay until the end, come into being."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> None:
+    """Keep all that is there before a file's tests, such as all tests, out of the garbage collections in them."""
     gc.collect()
     gc.freeze()
 
