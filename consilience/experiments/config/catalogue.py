@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import typing
@@ -58,7 +59,8 @@ class NamedSection:
         return {name: option for name, option in known.items() if name not in self.elsewhere}
 
 
-def _recipes() -> dict[str, Factory]:
+@functools.cache  # asked for several times when a config is read
+def _recipes() -> Mapping[str, Factory]:
     return {name: algorithms.recipe(name) for name in algorithms.names()}
 
 
