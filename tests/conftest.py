@@ -39,6 +39,7 @@ def pytest_collection() -> Generator[None, Any, Any]:
         return (yield)
     finally:
         gc.enable()
+        gc.set_threshold(10_000)  # traces make many objects at once; the default of 700 looks through them again and again
 
 
 @pytest.fixture(scope="module", autouse=True)
