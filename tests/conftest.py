@@ -39,7 +39,7 @@ def pytest_collection() -> Generator[None, Any, Any]:
         return (yield)
     finally:
         gc.enable()
-        gc.set_threshold(10_000)  # traces make many objects at once; the default of 700 looks through them again and again
+        gc.set_threshold(10_000)  # by default 700: a trace makes more at once, and they would be looked at many times
 
 
 @pytest.fixture(scope="module", autouse=True)

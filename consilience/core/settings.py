@@ -104,11 +104,10 @@ def hints_of(of: Any) -> dict[str, Any]:
 def check(part: Any) -> None:
     """Refuse a dataclass whose fields break their annotated types or ranges (call it in `__post_init__`)."""
     kind: Any = type(part)
-    known = _fields_of(kind)
-    given = {}
-    for name, option in known.items():
+    hints, known, given = hints_of(kind), _fields_of(kind), {}
+    for name in known:
         value = getattr(part, name)
-        given[name] = checked = check_value(f"{kind.__name__}.{name}", value, option.annotation)
+        given[name] = checked = check_value(f"{kind.__name__}.{name}", value, hints[name])
         if checked is not value:
             object.__setattr__(part, name, checked)
     refuse_idle(given, known, kind.__name__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 import typing
@@ -59,8 +58,7 @@ class NamedSection:
         return {name: option for name, option in known.items() if name not in self.elsewhere}
 
 
-@functools.cache  # asked for several times when a config is read
-def _recipes() -> Mapping[str, Factory]:
+def _recipes() -> dict[str, Factory]:
     return {name: algorithms.recipe(name) for name in algorithms.names()}
 
 
