@@ -41,6 +41,9 @@ lint: $(TESTED) ## ruff and mypy
 test: $(TESTED) ## everything that must pass, minutes; ruff and mypy beside the tests
 	@$(MAKE) --no-print-directory --jobs 2 lint pytest
 
+# compiled files are kept, whatever the surroundings say: else every process that a test starts compiles the package anew
+pytest test-slow: export PYTHONDONTWRITEBYTECODE :=
+
 pytest: $(TESTED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadscope --no-loadscope-reorder
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
+import typer.main
+import typer.testing
 from grouping import group_of
 from hypothesis import HealthCheck, settings
 
@@ -27,8 +31,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.parent.name == "contract")
 
 
-def pytest_collection_finish() -> None:
-    """Keep thousands of tests, which stay until the end, out of every later garbage collection."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """No garbage collection while thousands of tests, which all stay until the end, come into being."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.set_threshold(10_000)  # by default 700: a trace makes more at once, and they would be looked at many times
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> None:
+    """Keep all that is there before a file's tests, such as all tests, out of the garbage collections in them."""
     gc.collect()
     gc.freeze()
 
@@ -46,6 +62,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return group_of(nodeid)
 
     return ByGroup(config, log)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_command_line() -> Iterator[None]:
+    """Tests call the commands hundreds of times in one process: their options are read off the functions once."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(typer.testing, "_get_command", functools.cache(typer.main.get_command))
+        yield
 
 
 @pytest.fixture

@@ -140,13 +140,14 @@ def kinds() -> dict[Hashable, list[str]]:
     return found
 
 
-def representatives() -> list[str]:
+@functools.cache
+def representatives() -> tuple[str, ...]:
     """One recipe of each kind: the one excused from least, then the one with the fewest parts and options."""
 
     def plain(name: str) -> tuple[int, int]:
         return len(DECLARED.get(name, Declared()).excused), len(repr(build(name)))
 
-    return sorted(min(names, key=plain) for names in kinds().values())
+    return tuple(sorted(min(names, key=plain) for names in kinds().values()))
 
 
 def in_lanes(*lanes: str) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ one has to be marked.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
 import shlex
@@ -97,6 +98,7 @@ def commands(block: Block) -> list[Command]:
     return found
 
 
-def all_commands() -> list[Command]:
+@functools.cache  # pages ask for theirs one by one
+def all_commands() -> tuple[Command, ...]:
     """Every command that is to be run."""
-    return [command for block in of_kind("bash", "console") for command in commands(block)]
+    return tuple(command for block in of_kind("bash", "console") for command in commands(block))

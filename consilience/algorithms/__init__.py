@@ -6,6 +6,7 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 from consilience.core.algorithm import Algorithm
@@ -29,7 +30,12 @@ def recipe(name: str) -> Recipe:
     known = names()
     if name not in known:
         raise Invalid(f"algorithm {name!r} is unknown{nearest(name, known)}; known: {', '.join(known)}")
-    return getattr(importlib.import_module(f"{__name__}.{name}"), name)
+    return getattr(_module(name), name)
+
+
+@functools.cache
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"{__name__}.{name}")
 
 
 def given(what: Any, key: str = "algorithm") -> Algorithm:

@@ -104,15 +104,19 @@ def hints_of(of: Any) -> dict[str, Any]:
 def check(part: Any) -> None:
     """Refuse a dataclass whose fields break their annotated types or ranges (call it in `__post_init__`)."""
     kind: Any = type(part)
-    hints = hints_of(kind)
-    for field in dataclasses.fields(part):
-        value = getattr(part, field.name)
-        checked = check_value(f"{type(part).__name__}.{field.name}", value, hints[field.name])
+    hints, known, given = hints_of(kind), _fields_of(kind), {}
+    for name in known:
+        value = getattr(part, name)
+        given[name] = checked = check_value(f"{kind.__name__}.{name}", value, hints[name])
         if checked is not value:
-            object.__setattr__(part, field.name, checked)
-    given = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
-    known = {field.name: Option(hints[field.name], field.default) for field in dataclasses.fields(part)}
+            object.__setattr__(part, name, checked)
     refuse_idle(given, known, kind.__name__)
+
+
+@functools.cache  # finding out which options do nothing builds an algorithm hundreds of times
+def _fields_of(kind: Any) -> dict[str, Option]:
+    hints = hints_of(kind)
+    return {field.name: Option(hints[field.name], field.default) for field in dataclasses.fields(kind)}
 
 
 class Checked:

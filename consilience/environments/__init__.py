@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable
 from typing import Any
 
-from consilience.core.settings import Invalid, check_options, nearest, refuse_unknown
+from consilience.core.settings import Invalid, check_options, nearest, options_of, refuse_unknown
 from consilience.environments import presets
 from consilience.environments.environment import Environment
 from consilience.environments.presets import Preset
@@ -37,7 +36,7 @@ def preset(name: str, **options: Any) -> Preset:
     if build is None:
         known = ", ".join(ENVIRONMENTS)
         raise Invalid(f"environment.name = {name!r} is not one of {known}{nearest(name, ENVIRONMENTS)}")
-    own = set(inspect.signature(build).parameters)
+    own = set(options_of(build))
     fields = [field.name for field in dataclasses.fields(Environment)]
     refuse_unknown(options, [*sorted(own), *fields], "environment")
     ours = {key: value for key, value in options.items() if key in own}

@@ -38,12 +38,13 @@ NONE = "none"  # TOML has no null
 _FAMILY_WORDS = ("weights", "weighting", "selection", "channel", "step", "rule", "staleness")
 
 
-def parts_of(protocol: type) -> dict[str, type]:
+@functools.cache  # reading one option asks several times, and hundreds of options are read
+def parts_of(protocol: type) -> Mapping[str, type]:
     """The dataclasses that have a protocol's members, by name, sorted."""
     package = protocol.__module__.rpartition(".")[0]
     packages = PACKAGES if package.startswith((*PACKAGES, "consilience.core")) else (*PACKAGES, package)
     fitting = [kind for kind in _dataclasses(packages) if all(_has(kind, name) for name in members_of(protocol))]
-    return {name_of(kind): kind for kind in sorted(fitting, key=name_of)}
+    return types.MappingProxyType({name_of(kind): kind for kind in sorted(fitting, key=name_of)})
 
 
 def name_of(kind: type) -> str:

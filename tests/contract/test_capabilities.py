@@ -6,6 +6,7 @@ Wrappers and capabilities are found, not listed: a new one of either is tested b
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import typing
 from collections.abc import Iterator
@@ -166,9 +167,11 @@ def _members(annotation: Any) -> Iterator[Any]:
         yield from _members(inner)
 
 
-def wrappers() -> list[tuple[type, Kind]]:
+@functools.cache
+def wrappers() -> tuple[tuple[type, Kind], ...]:
     """Every part with a field of its own kind."""
-    return [(part, kind) for kind in KINDS for part in parts_of(kind.protocol).values() if rule_fields(part, kind)]
+    found = ((part, kind) for kind in KINDS for part in parts_of(kind.protocol).values())
+    return tuple((part, kind) for part, kind in found if rule_fields(part, kind))
 
 
 def capabilities(kind: Kind) -> list[type]:

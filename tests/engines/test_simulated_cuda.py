@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -58,22 +59,24 @@ def _assert_close(runs: list[Round], others: list[Round]) -> None:
         assert tiny.gap(one.snapshot.memory, other.snapshot.memory) < 1e-12
 
 
+@functools.cache
+def _in_turn(name: str) -> list[Round]:
+    return _train(name, tiny.engine(model_of(name, "convnet"), environment=UNEVEN))
+
+
 @each_lane
 @pytest.mark.parametrize(
     "name", [name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in algorithms.names()]
 )
 def test_recipes_give_what_serial_gives(name: str, lane: str) -> None:
-    expected = _train(name, tiny.engine(model_of(name, "convnet"), environment=UNEVEN))
-    _assert_close(_train(name, _engine(name, "convnet", lane, environment=UNEVEN)), expected)
+    _assert_close(_train(name, _engine(name, "convnet", lane, environment=UNEVEN)), _in_turn(name))
 
 
 def test_a_group_that_narrows_gives_what_serial_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "NARROWEST", 2)
     monkeypatch.setattr(cuda, "SHORTEST_TAIL", 1)
     engine = _engine("scaffold", "convnet", "batched", environment=UNEVEN)
-    _assert_close(
-        _train("scaffold", engine), _train("scaffold", tiny.engine(tiny.MODELS["convnet"], environment=UNEVEN))
-    )
+    _assert_close(_train("scaffold", engine), _in_turn("scaffold"))
     assert len(engine._tuner._lanes["batched"]._captured) > 1, "no narrower graph"
 
 
@@ -145,7 +148,7 @@ def test_memory_that_runs_out_halves_the_groups(
     assert engine.choice.clients_at_once == 2
     # before memory is given away, one wait for the stream of each of the five clients, although training failed
     assert waited == [5 if lane == "streams" else 0]
-    _assert_close(rounds, _train("scaffold", tiny.engine(tiny.MODELS["convnet"], environment=UNEVEN)))
+    _assert_close(rounds, _in_turn("scaffold"))
 
 
 @each_lane

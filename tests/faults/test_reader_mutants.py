@@ -202,6 +202,7 @@ def refused(name: str, folder: Path, count: int, seed: int) -> int:
     return number
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # thousands
 @pytest.mark.parametrize("name", READERS)
 def test_mutants_are_read_or_refused_by_name(name: str, tmp_path: Path) -> None:
     assert refused(name, tmp_path, count=80, seed=0) > (5 if name in EASY else 20)

@@ -117,7 +117,8 @@ def clipped_sum(setting: Setting, data: Federation, seed: int, algorithm: Algori
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(private_averaging, "_sum_of_clipped", lambda *a: recorded(real(*a)))
-        engine = tiny.engine(tiny.plain_convnet, data, environment=Environment(**setting.environment), **setting.engine)
+        model = tiny.plain_convnet if setting.engine else tiny.mlp  # lanes and precisions have their own convolutions
+        engine = tiny.engine(model, data, environment=Environment(**setting.environment), **setting.engine)
         given = algorithm or setting.algorithm()
         next(run(given, engine, rounds=1, seed=seed, limits=setting.limits, keys=lambda _: bytes([seed]) * 32))
     return sums[0]
