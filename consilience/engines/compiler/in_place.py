@@ -144,7 +144,7 @@ def add_all(targets: Flat, sources: Flat, alpha: float) -> None:
     """target += alpha source, in one kernel for all whose layouts agree (a single odd one would slow all down)."""
     alike: tuple[Flat, Flat] = ([], [])
     for target, source in zip(targets, sources):
-        shown = laid_out_as(target, source)
+        shown = source if target.stride() == source.stride() else laid_out_as(target, source)
         if shown is None:
             target.add_(source, alpha=alpha)
         else:
@@ -158,7 +158,7 @@ def copy_all(targets: Flat, sources: Flat) -> None:
     """Copy lists of tensors with one kernel per dtype rather than one per tensor, where the layouts agree."""
     alike: dict[torch.dtype, tuple[Flat, Flat]] = {}
     for target, source in zip(targets, sources, strict=True):
-        shown = laid_out_as(target, source)
+        shown = source if target.stride() == source.stride() else laid_out_as(target, source)
         if shown is None:
             target.copy_(source)
         else:
@@ -175,14 +175,9 @@ def laid_out_as(target: Tensor, source: Tensor) -> Tensor | None:
     The stride of a dimension with one value says nothing, but operations on lists ask for equal ones: the weights of a
     convolution with a kernel of 1 x 1 are contiguous and channels-last at once.
     """
-    if source.shape != target.shape:
-        return None
-    strides, others = target.stride(), source.stride()
-    if strides == others:
-        return source
-    if all(a == b or size == 1 for a, b, size in zip(strides, others, target.shape)):
-        return source.as_strided(target.shape, strides)
-    return None
+    strides = target.stride()
+    alike = (a == b or size == 1 for a, b, size in zip(strides, source.stride(), target.shape))
+    return source.as_strided(target.shape, strides) if source.shape == target.shape and all(alike) else None
 
 
 def work_in_place(traced: Trace, leaves: int, *, products: bool = False) -> CarryUpdates:

@@ -9,6 +9,7 @@ batched, of the 2-conv CNN 1.07 and 1.02 times it (benchmarks/compiler_passes.py
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -50,10 +51,20 @@ class Trace:
         return self.run(*(leaf for flat in arguments for leaf in flat))
 
     def rewritten(self) -> None:
-        """Recompile; to be called after the graph was changed."""
+        """To be called after the graph was changed; it is compiled when it is used next, after the last change."""
         simplify(self.graph)
-        self.module = fx.GraphModule(self.constants, self.graph)  # takes all arguments one after another
-        self.run: Callable[..., Flat] = self.module.forward  # past the layers of nn.Module's call
+        self.__dict__.pop("module", None)
+        self.__dict__.pop("run", None)
+
+    @functools.cached_property
+    def module(self) -> fx.GraphModule:
+        """The graph as a module, which takes all arguments one after another."""
+        return fx.GraphModule(self.constants, self.graph)
+
+    @functools.cached_property
+    def run(self) -> Callable[..., Flat]:
+        """The module's function, past the layers of nn.Module's call."""
+        return self.module.forward
 
 
 def trace(function: Callable[..., Flat], *arguments: Flat) -> Trace:

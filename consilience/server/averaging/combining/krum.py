@@ -98,7 +98,7 @@ class Bulyan(Checked):
         """Stacked models [m, ...] -> one model, with the median of all buffers."""
         count = len(weights)
         number = require("Bulyan", self.f, count, times=4, plus=3)
-        chosen = torch.from_numpy(self._chosen(distances(models), number))
+        chosen = torch.from_numpy(self._chosen(distances(models), number)).to(weights.device)
         params = map_rows(_merged, models["params"], given=(chosen, count - 4 * number))
         return {"params": params, "buffers": middle_buffers(models)}
 
