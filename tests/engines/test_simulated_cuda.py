@@ -80,6 +80,17 @@ def test_a_group_that_narrows_gives_what_serial_gives(monkeypatch: pytest.Monkey
     assert len(engine._tuner._lanes["batched"]._captured) > 1, "no narrower graph"
 
 
+@pytest.mark.parametrize(("steps", "graphs"), [((9, 9, 3, 3, 3), 2), ((5, 5, 3, 3, 3), 1)])
+def test_a_group_narrows_only_for_a_long_tail(
+    monkeypatch: pytest.MonkeyPatch, steps: tuple[int, ...], graphs: int
+) -> None:
+    """Another graph, which has to be captured, does not pay for the last two steps."""
+    monkeypatch.setattr(cuda, "NARROWEST", 2)
+    engine = _engine("fedavg", "mlp", "batched", environment=Environment(steps=steps))
+    _train("fedavg", engine, rounds=1)
+    assert len(engine._tuner._lanes["batched"]._captured) == graphs
+
+
 @pytest.mark.parametrize("lane", [*LANES, "narrowing"])
 def test_every_client_is_counted_once(monkeypatch: pytest.MonkeyPatch, lane: str) -> None:
     if lane == "narrowing":
