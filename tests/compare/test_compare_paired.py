@@ -65,7 +65,7 @@ def test_t_is_scipys(differences: list[float]) -> None:
 
 @given(values)
 def test_permutation_p_is_scipys(differences: list[float]) -> None:
-    array = np.array(differences)
+    array = np.round(np.array(differences) * 1024) / 1024  # sums without rounding, for scipy has no tolerance for it
     theirs = stats.permutation_test(
         (array,), lambda x, axis: x.mean(axis), permutation_type="samples", n_resamples=np.inf, vectorized=True
     )
