@@ -22,6 +22,8 @@ $(TESTED): $(READY)
 	$(PIP) -e '.[dev,flower,ray,text,onnx]'
 	# byzfl is the oracle of the robust rules, which need nothing of what it depends on (torchvision, pandas ...)
 	$(PIP) --no-deps byzfl
+	# its interpreter runs the kernels on a processor; apart, since PyTorch's compiler would import it
+	$(PIP) --no-deps --upgrade --target $(VENV)/triton triton
 	@touch $(TESTED)
 
 run: $(READY) ## train SimProx over twenty heterogeneous clients on embedded data

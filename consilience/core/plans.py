@@ -101,6 +101,18 @@ class Plan:
         live = torch.from_numpy(self.live[step, :clients]).to(self.rows.device)
         return (torch.arange(self.width, device=self.rows.device) < live.unsqueeze(-1)).to(dtype)
 
+    def head(self, clients: int, most: int | None = None) -> Plan:
+        """The plan of the first clients, for a limited number of steps."""
+        steps = self.steps[:clients] if most is None else np.minimum(self.steps[:clients], most)
+        part = (slice(0, int(steps.max(initial=0))), slice(0, clients))
+        return Plan(
+            rows=self.rows[part],
+            live=self.live[part] * (np.arange(part[0].stop)[:, None] < steps),
+            steps=steps,
+            keys=self.keys[part],
+            first=self.first[part],
+        )
+
     def tail(self, step: int, clients: int) -> Plan:
         """The remaining plan of the first `clients` clients from this step on."""
         part = (slice(step, None), slice(0, clients))

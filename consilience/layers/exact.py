@@ -181,6 +181,7 @@ class MatmulConv2d(nn.Module):
     """A convolution as shifts and a matrix product: over a group of clients it becomes one batched product.
 
     vmap turns a convolution with one kernel per client into a grouped convolution, which GPU libraries run slowly.
+    On a GPU, in tf32 or half precision, it is one kernel of ours (`client_convolutions`), which forms no columns.
     """
 
     def __init__(self, layer: nn.Conv2d) -> None:
@@ -191,6 +192,12 @@ class MatmulConv2d(nn.Module):
         self.padding = (layer.padding[0], layer.padding[1])
 
     def forward(self, x: Tensor) -> Tensor:
+        if _on_gpu(x) and self.kernel != (1, 1) and not self._cuts(x):
+            from consilience.layers import client_convolutions
+
+            if client_convolutions.usable(x, self.weight):
+                geometry = (self.stride, self.padding, self.dilation)
+                return client_convolutions.convolve(x, self.weight, self.bias, *geometry)
         (top, left), (down, right) = self.padding, self.stride
         x = F.pad(x, (left, left, top, top))
         reach = [d * (k - 1) + 1 for d, k in zip(self.dilation, self.kernel)]
@@ -213,6 +220,10 @@ class MatmulConv2d(nn.Module):
         """Whether pictures are cut into patches that neither overlap nor leave a rest, as vision transformers do."""
         fits = x.shape[2] % self.stride[0] == 0 and x.shape[3] % self.stride[1] == 0
         return fits and self.kernel == self.stride and self.dilation == (1, 1) and self.kernel != (1, 1)
+
+
+def _on_gpu(x: Tensor) -> bool:
+    return x.is_cuda
 
 
 def use_matmul(module: nn.Module) -> nn.Module:

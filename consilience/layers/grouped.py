@@ -8,11 +8,40 @@ A call gets its inputs with the clients stacked in front, and gives its gradient
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib.util
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._functorch import TransformType, get_interpreter_stack
+
+
+TRITON_SINCE = (8, 0)  # compute capability of the oldest GPUs for which Triton compiles
+
+
+def runs_kernels(x: Tensor) -> bool:
+    """Whether kernels of ours can run where x is: PyTorch's builds for CUDA bring Triton along."""
+    return x.is_cuda and _compiles_for(x.device)
+
+
+@functools.cache
+def _compiles_for(device: torch.device) -> bool:
+    able = torch.cuda.get_device_capability(device) >= TRITON_SINCE
+    return able and importlib.util.find_spec("triton") is not None
+
+
+@contextlib.contextmanager
+def kernel_errors() -> Iterator[None]:
+    """A kernel that this GPU cannot run is an error like those of torch, after which `auto` takes another lane."""
+    import triton
+
+    try:
+        yield
+    except triton.TritonError as problem:
+        raise RuntimeError(f"a Triton kernel cannot run on this GPU: {problem}") from problem
 
 
 def grouped() -> bool:

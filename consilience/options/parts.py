@@ -100,19 +100,22 @@ def build(key: str, given: Any, protocol: type, words: Sequence[str] = ()) -> An
     if protocol is Selection and isinstance(given, (int, float)) and not isinstance(given, bool):
         return _share(key, given)
     table = {"name": given} if isinstance(given, str) else given
-    known = ", ".join(_named_once(words, parts_of(protocol)))
     if not isinstance(table, Mapping):
-        if missing(given, members_of(protocol)):
-            fix = "write a name, or a table {name = ..., ...}"
-            if protocol is Channel and isinstance(given, (list, tuple)):
-                fix = "several in sequence are {name = 'chain', channels = [...]}"
-            raise Invalid(f"{key} = {given!r} is not one of {known}: {fix}")
-        return given
+        if not missing(given, members_of(protocol)):
+            return given  # without a list of all parts, which would import their modules
+        fix = "write a name, or a table {name = ..., ...}"
+        if protocol is Channel and isinstance(given, (list, tuple)):
+            fix = "several in sequence are {name = 'chain', channels = [...]}"
+        raise Invalid(f"{key} = {given!r} is not one of {_known(protocol, words)}: {fix}")
     if "name" not in table:
-        raise Invalid(f"{key}.name is missing: say which of {known}")
+        raise Invalid(f"{key}.name is missing: say which of {_known(protocol, words)}")
     kind = find(f"{key}.name" if isinstance(given, Mapping) else key, table["name"], protocol, words)
     options = read_options(key, {k: v for k, v in table.items() if k != "name"}, options_of(kind), name_of(kind))
     return made(key, kind, options)
+
+
+def _known(protocol: type, words: Sequence[str]) -> str:
+    return ", ".join(_named_once(words, parts_of(protocol)))
 
 
 def _share(key: str, given: float) -> Uniform:

@@ -146,6 +146,18 @@ def test_step_budgets_are_kept() -> None:
     assert batches_of(plan, store, 2) == []
 
 
+@pytest.mark.parametrize(("clients", "most"), [(3, None), (2, None), (3, 4), (2, 1), (1, 3)])
+def test_a_part_of_a_plan_is_the_plan_of_less_work(clients: int, most: int | None) -> None:
+    work, ids, steps = Work(batch_size=2), np.array([1, 0, 2]), np.array([8, 6, 3])
+    whole = plans.draw(work, store_of([5, 8, 3]), ids, steps, seed=0, round=0)
+    less = steps[:clients] if most is None else np.minimum(steps[:clients], most)
+    expected = plans.draw(work, store_of([5, 8, 3]), ids[:clients], less, seed=0, round=0)
+    part = whole.head(clients, most)
+    for field in dataclasses.fields(plans.Plan):
+        got, wanted = getattr(part, field.name), getattr(expected, field.name)
+        assert got.shape == wanted.shape and (got == wanted).all(), field.name
+
+
 def test_first_marks_the_start_of_every_epoch() -> None:
     plan, _ = drawn([5, 2], Work(batch_size=2), epochs=2)
     assert plan.first[:, 0].tolist() == [True, False, False, True, False, False]

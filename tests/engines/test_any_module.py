@@ -98,6 +98,7 @@ def test_it_runs_in_lanes_that_do_not_batch(layer: type[nn.Module], lane: str) -
 
 def test_the_run_says_once_why_it_does_not_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "SLOW_STEP", 1e9)  # try to batch however slow this machine is
+    monkeypatch.setattr(tuning, "SLOW_UNLOCKED_STEP", 1e9)
     made = engine(Old(), "auto", traced=False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

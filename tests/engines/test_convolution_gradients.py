@@ -57,6 +57,15 @@ def test_every_gradient_keeps_its_bits(form: torch.memory_format) -> None:
         assert torch.equal(got, wanted)
 
 
+def test_the_gradient_of_a_bias_is_a_sum_that_the_compiler_sees() -> None:
+    traced, *_ = traced_gradients(torch.contiguous_format)
+    before = sum(node.target is aten.sum.dim_IntList for node in traced.graph.nodes)
+    fix_gradient_layouts(traced)
+    nodes = list(traced.graph.nodes)
+    assert sum(node.target is aten.sum.dim_IntList for node in nodes) == before + 1
+    assert not any(node.args[-1][2] for node in nodes if node.target is operation())
+
+
 @pytest.mark.parametrize("forms", [(one, other) for one in FORMATS for other in FORMATS])
 @pytest.mark.parametrize("wanted", [(True, True, True), (False, True, False), (True, False, True)])
 def test_the_layouts_are_those_that_the_compiler_is_told(

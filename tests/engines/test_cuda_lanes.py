@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import sequence_layers
 import torch
+import torch.nn.functional as F
 
 from consilience.algorithms import recipe
 from consilience.core import conclusion, tree
@@ -21,8 +23,10 @@ from consilience.engines.vectorised.engine import Vectorised
 from consilience.engines.vectorised.lanes.captured import Captured
 from consilience.engines.vectorised.lanes.cuda import GraphBatched
 from consilience.experiments.client_tests import personal_test
+from consilience.layers import attention
 from consilience.models import build
 from consilience.selection import Uniform
+from consilience.server.averaging.combining import coordinate_wise
 from consilience.task.task import Task
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -170,7 +174,7 @@ def _same(one: Round, other: Round) -> bool:
 
 @pytest.mark.parametrize("lane", ["serial", "batched", "streams"])
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "ditto"])
-def test_first_a_resumed_run_has_the_same_bits(lane, algorithm):
+def test_a_resumed_run_has_the_same_bits(lane, algorithm):
     """Functions around training are traced at their seventh call, at another round in a resumed run."""
     whole = _rounds(algorithm, lane, 10)
     rest = _rounds(algorithm, lane, 10, resume=whole[4].snapshot)
@@ -178,7 +182,7 @@ def test_first_a_resumed_run_has_the_same_bits(lane, algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "feddyn", "fedadam"])
-def test_first_one_wait_a_round_and_prepared_batches_change_no_bit(monkeypatch, algorithm):
+def test_one_wait_a_round_and_prepared_batches_change_no_bit(monkeypatch, algorithm):
     early = _rounds(algorithm, "batched", 4)
     monkeypatch.setattr(conclusion, "_on_gpu", lambda cohort: False)
     monkeypatch.setattr(Vectorised, "prepares_ahead", property(lambda self: False))
@@ -186,7 +190,7 @@ def test_first_one_wait_a_round_and_prepared_batches_change_no_bit(monkeypatch, 
 
 
 @pytest.mark.parametrize("lane", ["batched", "streams"])
-def test_first_rows_and_memories_elsewhere_change_no_bit(lane):
+def test_rows_and_memories_elsewhere_change_no_bit(lane):
     near = _rounds("scaffold", lane, 4)
     for where in ({"rows": "host"}, {"memory": "host"}, {"memory": "file"}):
         far = _rounds("scaffold", lane, 4, **where)
@@ -194,7 +198,7 @@ def test_first_rows_and_memories_elsewhere_change_no_bit(lane):
 
 
 @pytest.mark.parametrize("lane", ["batched", "streams"])
-def test_first_memory_that_runs_out_halves_the_groups(monkeypatch, lane):
+def test_memory_that_runs_out_halves_the_groups(monkeypatch, lane):
     replay, left = Captured.replay, [3]
 
     def short(self: Captured, **how: Any) -> None:
@@ -209,7 +213,7 @@ def test_first_memory_that_runs_out_halves_the_groups(monkeypatch, lane):
     assert left[0] < 0 and _gap(got[-1].model, expected[-1].model) < 1e-12
 
 
-def test_first_a_lane_that_failed_gives_its_memory_back(monkeypatch):
+def test_a_lane_that_failed_gives_its_memory_back(monkeypatch):
     held = []
 
     def fold(self: GraphBatched, program: Any, carry: Any, *rest: Any) -> Any:
@@ -220,3 +224,48 @@ def test_first_a_lane_that_failed_gives_its_memory_back(monkeypatch):
     with pytest.warns(UserWarning, match="cannot run this model"):
         _rounds("fedavg", "auto", 1)
     assert held and all(one() is None for one in held)
+
+
+def _in_precision(precision: str, **engine: Any) -> dict[str, dict[str, torch.Tensor]]:
+    task = Task(build("cnn", inputs=(3, 16, 16), classes=10))
+    options = {"device": "cuda", "lane": "batched-matmul", "precision": precision, **engine}
+    *_, done = run(
+        recipe("fedprox")(batch_size=8, lr=0.05, epochs=2), Vectorised(task, _federation(), **options), rounds=2
+    )
+    return {part: {name: value.cpu() for name, value in values.items()} for part, values in done.model.items()}
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_first_convolutions_by_kernels_repeat_and_are_near_the_exact_ones(compile: bool) -> None:
+    exact = _in_precision("full", dtype="float64")["params"]
+    once, again = (_in_precision("tf32", compile=compile) for _ in range(2))
+    assert any(name.endswith("convolution_kernels") for name in sys.modules), "the kernels were not used"
+    assert _gap(once, again) == 0
+    apart = sum(float((once["params"][n].double() - v).square().sum()) for n, v in exact.items())
+    assert (apart / sum(float(v.square().sum()) for v in exact.values())) ** 0.5 < 2e-3
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_first_attention_by_kernels_is_as_near_the_exact_one_as_that_of_torch(causal: bool) -> None:
+    rows = torch.randn(3, 5, 50, 3 * 2 * 32, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+
+    def gradients(attend: Any, rows: torch.Tensor) -> torch.Tensor:
+        def loss(x: torch.Tensor) -> torch.Tensor:
+            parts = x.unflatten(-1, (3, 2, 32)).permute(2, 0, 3, 1, 4).unbind(0)
+            return attend(*parts, is_causal=causal).double().square().sum()
+
+        return torch.func.vmap(torch.func.grad(loss))(rows)
+
+    exact = gradients(attention.folded, rows.double())
+    half = rows.bfloat16()
+    assert attention._is_short(*[half[0].unflatten(-1, (6, 32)).transpose(1, 2)] * 3)
+    ours = gradients(attention.folded, half)
+    assert torch.equal(ours, gradients(attention.folded, half))
+    torchs = torch.stack([gradients(F.scaled_dot_product_attention, part.unsqueeze(0))[0] for part in half])
+    apart, torchs_apart = (float((one.double() - exact).norm() / exact.norm()) for one in (ours, torchs))
+    assert apart < 1.5 * torchs_apart + 1e-3
+
+
+def test_first_robust_merges_by_exchanges_are_sorts() -> None:
+    stacked = torch.randn(21, coordinate_wise.MANY + 5, device="cuda")
+    assert torch.equal(coordinate_wise.ordered(stacked), stacked.sort(dim=0).values)

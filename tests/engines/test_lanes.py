@@ -12,8 +12,11 @@ import pytest
 import rules_for_tests as parts
 import tiny
 import torch
+from torch import nn
 
 from consilience.algorithms.fedavg import fedavg
+from consilience.core import plans
+from consilience.core.plans import Work
 from consilience.core.rounds import Round, run
 from consilience.engines.vectorised import estimates, program, tuning
 from consilience.engines.vectorised.lanes import cuda
@@ -114,6 +117,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "TRIAL_SECONDS", 0.01)
 
 
+@pytest.fixture
+def no_glance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for steps that do not run outside Python's lock: no lane is left out after a few steps."""
+    monkeypatch.setattr(Tuner, "_glance", lambda *_: 0.0)
+
+
 @pytest.mark.usefixtures("quick")
 def test_auto_measures_once_and_records_its_choice() -> None:
     engine = tiny.engine(lane="auto", clients_at_once=None)
@@ -131,7 +140,7 @@ def test_auto_measures_once_and_records_its_choice() -> None:
     assert tiny.same(train(again, rounds=1)[0].model, first.model), "a recorded choice repeats the run bit by bit"
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick", "no_glance")
 def test_measuring_takes_the_fastest_lane(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(Tuner, "_slow_step", lambda *_: False)  # a busy machine would leave batching out
@@ -143,7 +152,7 @@ def test_measuring_takes_the_fastest_lane(monkeypatch: pytest.MonkeyPatch) -> No
         assert engine.choice.lane == best
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick", "no_glance")
 @pytest.mark.parametrize(("serial", "wanted"), [(1.09, "streams"), (1.11, "serial")])
 def test_serial_must_be_ten_per_cent_faster_to_be_chosen(
     serial: float, wanted: str, monkeypatch: pytest.MonkeyPatch
@@ -156,6 +165,114 @@ def test_serial_must_be_ten_per_cent_faster_to_be_chosen(
     engine = tiny.engine(lane="auto")
     train(engine, rounds=1)
     assert engine.choice.lane == wanted
+
+
+def equal_clients(**options: Any) -> Any:
+    """An engine for eight equal clients that uses two cores."""
+    return tiny.engine(data=tiny.federation((8,) * 8), lane="auto", workers=2, **options)
+
+
+def test_streams_are_taken_without_trials_where_nothing_else_can_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other lanes are not even traced: on a busy machine their trials took most of the start-up."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(tuning, "SLOW_UNLOCKED_STEP", 0.0)
+    monkeypatch.setattr(Tuner, "_rate", lambda *_: pytest.fail("a lane was measured"))
+    drawn: list[int] = []
+    draw = plans.draw
+    monkeypatch.setattr(plans, "draw", lambda *given, **named: drawn.append(len(given[2])) or draw(*given, **named))
+    engine = equal_clients(clients_at_once=None)
+    train(engine, rounds=1)
+    assert engine.choice.lane == "streams"
+    assert drawn == [1, 8], "one client's, to find out what fits, and the plan of the round"
+    (made,) = engine._programs.values()
+    assert made.one.unlocked and not made.group.traced
+
+
+@pytest.mark.parametrize(
+    ("suffices", "slow", "ahead", "wanted"),
+    [
+        (True, 0.0, None, ["streams"]),
+        (False, 0.0, None, ["streams", "serial"]),
+        (True, 1e9, None, ["streams", "batched"]),
+        (True, 1e9, 1, ["streams"]),
+        (False, 1e9, 10**9, ["streams", "serial", "batched"]),
+    ],
+)
+def test_after_a_few_steps_only_lanes_that_may_win_are_measured(
+    suffices: bool, slow: float, ahead: int | None, wanted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(tuning, "threads_suffice", lambda *_: suffices)
+    monkeypatch.setattr(tuning, "SLOW_UNLOCKED_STEP", slow)
+    monkeypatch.setattr(Tuner, "_whole_rate", lambda self, name, rate, *_: rate)
+    rate_of = {"streams": 2.0, "serial": 1.0, "batched": 1.0}
+    monkeypatch.setattr(Tuner, "_rate", lambda self, name, *_: seen.append(name) or rate_of[name])
+    engine = equal_clients(rounds_ahead=ahead)
+    train(engine, rounds=1)
+    assert (seen or ["streams"]) == wanted and engine.choice.lane == "streams"
+
+
+def test_steps_that_hold_pythons_lock_are_compared_by_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr("consilience.engines.compiler.in_place.without_lock", lambda *_: None)
+    monkeypatch.setattr(Tuner, "_slow_step", lambda *_: True)
+    monkeypatch.setattr(Tuner, "_rate", lambda self, name, *_: seen.append(name) or 1.0)
+    train(equal_clients(), rounds=1)
+    assert seen == ["streams", "serial"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "carry", "cores", "wanted"),
+    [
+        ((8, 8, 8, 8), 2**20, 2, True),
+        ((8, 8, 8), 2**20, 2, False),  # a core is idle for a quarter of the time
+        ((8, 8, 8, 8), 2**24, 2, False),  # the cache may not hold two models
+        ((8, 8, 8, 8), 2**20, 32, False),
+        ((5, 5, 5, 5), 2**20, 2, False),  # the second batch of each is one row and three of padding
+    ],
+)
+def test_when_clients_side_by_side_are_sure_to_be_faster(
+    sizes: tuple[int, ...], carry: int, cores: int, wanted: bool
+) -> None:
+    engine = tiny.engine(data=tiny.federation(sizes))
+    steps = np.array([-(-size // 4) for size in sizes])
+    plan = engine.plan(Work(batch_size=4), np.arange(len(sizes)), steps, round=0, seed=1)
+    assert estimates.threads_suffice(plan, carry, cores) is wanted
+
+
+@pytest.mark.usefixtures("quick", "no_glance")
+@pytest.mark.parametrize("best", ["streams", "serial"])
+def test_trials_of_other_lanes_do_not_change_a_lanes_bits(best: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread and several run a step in different ways: neither may be given the other's."""
+    layers = lambda: (nn.Flatten(), nn.Linear(36, 1024), nn.ReLU(), nn.Linear(1024, 64), nn.Linear(64, 3))  # noqa: E731
+    wide = lambda: tiny.seeded(lambda: nn.Sequential(*layers()))  # noqa: E731
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(Tuner, "_slow_step", lambda *_: True)
+    rate = Tuner._rate
+    monkeypatch.setattr(
+        Tuner, "_rate", lambda self, name, *given: rate(self, name, *given) * (1e9 if name == best else 1)
+    )
+    options: dict[str, Any] = {"data": tiny.federation((8,) * 6), "dtype": "float32"}
+    auto = tiny.engine(wide, lane="auto", **options)
+    measured = train(auto, rounds=2)
+    assert auto.choice.lane == best
+    assert tiny.same(measured[-1].model, train(tiny.engine(wide, lane=best, **options), rounds=2)[-1].model)
+
+
+def test_steps_are_traced_in_a_worker_whose_operations_use_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[bool, int]] = []
+    trace = program.trace
+
+    def noted(*given: Any) -> Any:
+        seen.append((threading.current_thread() is threading.main_thread(), torch.get_num_threads()))
+        return trace(*given)
+
+    monkeypatch.setattr(program, "HOT", 0)
+    monkeypatch.setattr(program, "trace", noted)
+    train(tiny.engine(lane="streams"), rounds=1)
+    assert seen and set(seen) == {(False, 1)}
 
 
 def test_the_longest_client_goes_first_to_the_slot_with_least_work() -> None:
@@ -219,7 +336,7 @@ def test_how_many_clients_fit_depends_on_the_memory(monkeypatch: pytest.MonkeyPa
     assert fits[0] == 1 and fits[0] < fits[1] < fits[2] == 4096
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick", "no_glance")
 def test_batching_is_judged_by_a_whole_pass_where_that_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients finish one after the other: a few equal steps flatter the lane that does them at once."""
     asked: list[int] = []
@@ -292,7 +409,7 @@ def test_a_group_that_narrows_trains_fewer_rows_a_second() -> None:
     assert estimates.narrowing(40.0, 4, 5.0, np.array([5, 2])) == pytest.approx(7 / 0.5 / estimates.NARROWING)
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick", "no_glance")
 def test_lanes_are_compared_over_the_whole_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two long clients and three short ones: batching wins on the first steps, and loses on the others."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
@@ -306,6 +423,7 @@ def test_lanes_are_compared_over_the_whole_cohort(monkeypatch: pytest.MonkeyPatc
         assert engine.choice.lane == best
 
 
+@pytest.mark.usefixtures("no_glance")
 @pytest.mark.parametrize(("ahead", "tried"), [(None, True), (1, False), (10**6, True)])
 def test_batching_is_only_tried_where_it_may_save_the_trial(
     ahead: int | None, tried: bool, monkeypatch: pytest.MonkeyPatch

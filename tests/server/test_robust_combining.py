@@ -22,7 +22,7 @@ from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.server import Averaging, SimProxWeights, UniformWeights
 from consilience.server.averaging.combining.centred_clipping import CentredClipping
-from consilience.server.averaging.combining.coordinate_wise import Median, TrimmedMean
+from consilience.server.averaging.combining.coordinate_wise import Median, TrimmedMean, by_exchanges
 from consilience.server.averaging.combining.geometric_median import GeometricMedian
 from consilience.server.averaging.combining.krum import Bulyan, Krum, MultiKrum
 from consilience.server.averaging.combining.nearest_neighbour_mixing import NearestNeighbourMixing
@@ -43,6 +43,14 @@ RULES: tuple[Combine, ...] = (
     NearestNeighbourMixing(f=3, then=CentredClipping()),
 )
 each_rule = pytest.mark.parametrize("rule", RULES, ids=str)
+
+
+@pytest.mark.parametrize("count", [*range(2, 11), 40, 50])
+def test_exchanges_sort(count: int) -> None:
+    """A network that sorts all columns of zeros and ones sorts everything (Knuth's zero-one principle)."""
+    bits = [[number >> place & 1 for number in range(2**count)] for place in range(count)] if count < 11 else []
+    values = torch.tensor(bits, dtype=torch.float32) if bits else torch.randn(count, 2000)
+    assert torch.equal(by_exchanges(values), values.sort(dim=0).values)
 
 
 def models_of(vectors: np.ndarray, dtype: torch.dtype = torch.float64) -> Tree:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import types
+
+import pytest
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
+from torch.utils import _pytree as pytree
 
 from consilience.core.tree import Tree
+from consilience.task import gradients
 from consilience.task.gradients import gradient
 
 X = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -49,6 +54,27 @@ def test_under_vmap() -> None:
             one, _ = gradient(objective, {name: leaf[k] for name, leaf in stacked.items()})
             for name, leaf in one.items():
                 torch.testing.assert_close(got[name][k], leaf, rtol=1e-14, atol=1e-14)
+
+
+def test_without_the_compiler_it_has_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under vmap, differentiated there, and outside of it."""
+    stacked = {name: torch.stack([leaf, leaf + 1, leaf * 2]) for name, leaf in some_params().items()}
+
+    def slope(params: Tree) -> tuple[Tensor, tuple[()]]:
+        return gradient(objective, params)[0]["w"].square().sum(), ()
+
+    def found() -> list[Tensor]:
+        with torch.no_grad():
+            under_vmap = vmap(lambda params: gradient(objective, params))(stacked)
+            twice = vmap(lambda params: gradient(slope, params)[0])(stacked)
+        return pytree.tree_leaves((under_vmap, twice, gradient(objective, some_params())))
+
+    expected = found()
+    monkeypatch.setattr(gradients, "sys", types.SimpleNamespace(modules={"torch._dynamo": None}))
+    assert all(map(torch.equal, found(), expected))
+    monkeypatch.setattr(gradients, "sys", types.SimpleNamespace(modules={}))
+    assert all(map(torch.equal, found(), expected))
+    assert not any(leaf.requires_grad for leaf in found())
 
 
 def test_it_can_be_differentiated_where_gradients_are_on() -> None:

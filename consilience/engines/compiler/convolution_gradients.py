@@ -3,7 +3,8 @@
 The compiler predicts the layout of what `convolution_backward` returns, cuDNN returns another one for pictures in
 channels-last format, and the compiled step stops with an error. Here the gradients are an operation of our own, which
 returns them in the format in which cuDNN computes: channels-last if the picture or the weight is. Without it, ResNets
-ran uncompiled in `streams`.
+ran uncompiled in `streams`. The gradient of a bias becomes a sum, which the compiler joins with other passes over the
+same values.
 
 Group norms give contiguous pictures. These are converted to channels-last, which the compiler does while it writes
 them; cuDNN would otherwise convert them for every convolution.
@@ -16,7 +17,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from consilience.engines.compiler.trace import Trace
 
@@ -33,9 +34,23 @@ def fix_gradient_layouts(traced: Trace) -> None:
     """Replace the gradients of convolutions in a traced step that is to be compiled, in place."""
     nodes = [node for node in traced.graph.nodes if node.target is aten.convolution_backward.default]
     for node in nodes:
+        _sum_for_bias(traced, node)
         node.target = operation()
     if nodes:
         traced.rewritten()
+
+
+def _sum_for_bias(traced: Trace, node: fx.Node) -> None:
+    gradient, wanted = node.args[0], node.args[-1]
+    assert isinstance(gradient, fx.Node)
+    for part in [part for part in node.users if part.target is operator.getitem and part.args[1] == 2]:
+        with traced.graph.inserting_before(part):
+            axes = [0, *range(2, len(gradient.meta["shape"]))]
+            total = traced.graph.call_function(aten.sum.dim_IntList, (gradient, axes))
+        total.meta = dict(part.meta)
+        part.replace_all_uses_with(total)
+        traced.graph.erase_node(part)
+    node.args = (*node.args[:-1], [*wanted[:2], False])  # type: ignore[index, misc]
 
 
 def write_channels_last(traced: Trace) -> None:

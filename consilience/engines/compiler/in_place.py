@@ -142,27 +142,47 @@ def updated(graph: fx.Graph, moves: CarryUpdates) -> fx.Graph:
 
 def add_all(targets: Flat, sources: Flat, alpha: float) -> None:
     """target += alpha source, in one kernel for all whose layouts agree (a single odd one would slow all down)."""
-    alike = [(target, source) for target, source in zip(targets, sources) if target.stride() == source.stride()]
-    if alike:
-        torch._foreach_add_([target for target, _ in alike], [source for _, source in alike], alpha=alpha)
-    if len(alike) < len(targets):
-        for target, source in zip(targets, sources):
-            if target.stride() != source.stride():
-                target.add_(source, alpha=alpha)
+    alike: tuple[Flat, Flat] = ([], [])
+    for target, source in zip(targets, sources):
+        shown = laid_out_as(target, source)
+        if shown is None:
+            target.add_(source, alpha=alpha)
+        else:
+            alike[0].append(target)
+            alike[1].append(shown)
+    if alike[0]:
+        torch._foreach_add_(*alike, alpha=alpha)
 
 
 def copy_all(targets: Flat, sources: Flat) -> None:
     """Copy lists of tensors with one kernel per dtype rather than one per tensor, where the layouts agree."""
     alike: dict[torch.dtype, tuple[Flat, Flat]] = {}
     for target, source in zip(targets, sources, strict=True):
-        if target.stride() == source.stride():
+        shown = laid_out_as(target, source)
+        if shown is None:
+            target.copy_(source)
+        else:
             to, of = alike.setdefault(target.dtype, ([], []))
             to.append(target)
-            of.append(source)
-        else:
-            target.copy_(source)
+            of.append(shown)
     for to, of in alike.values():
         torch._foreach_copy_(to, of)
+
+
+def laid_out_as(target: Tensor, source: Tensor) -> Tensor | None:
+    """The source with the target's strides, or None where its values lie otherwise.
+
+    The stride of a dimension with one value says nothing, but operations on lists ask for equal ones: the weights of a
+    convolution with a kernel of 1 x 1 are contiguous and channels-last at once.
+    """
+    if source.shape != target.shape:
+        return None
+    strides, others = target.stride(), source.stride()
+    if strides == others:
+        return source
+    if all(a == b or size == 1 for a, b, size in zip(strides, others, target.shape)):
+        return source.as_strided(target.shape, strides)
+    return None
 
 
 def work_in_place(traced: Trace, leaves: int, *, products: bool = False) -> CarryUpdates:

@@ -209,7 +209,8 @@ class Vectorised(SimulatedEngine):
                 progress.begin(len(order) if program.rule.work.trains else 0)
                 try:
                     groups = self._groups(order, work.store, work.sizes)
-                    for group, plan, store in self._stager.ahead(groups, lambda one: work.plan(one, None), work.store):
+                    draw = lambda one: work.drawn.pop(one.tobytes(), None) or work.draw(one, None)  # noqa: E731
+                    for group, plan, store in self._stager.ahead(groups, draw, work.store):
                         keys, context = work.keys[on_device(group, self.device)], work.context(group)
                         carry = self._tuner.fold(program, program.begin(keys, context), context, plan, store)
                         done.append(program.end(carry, keys, context))
@@ -293,5 +294,6 @@ class Vectorised(SimulatedEngine):
             sizes=workload.sizes,
             keys=channel_keys(ids, self.device, round=round, seed=seed),
             context=context,
-            plan=plan,
+            draw=plan,
+            drawn={},
         )

@@ -142,7 +142,8 @@ class Joint:
             sizes=np.concatenate([request.workload.sizes for request in requests]),
             keys=torch.cat(keys),
             context=context,
-            plan=lambda group, most: self._plan(requests, owner[group], index[group], most),
+            draw=lambda group, most: self._plan(requests, owner[group], index[group], most),
+            drawn={},
         )
 
     def _plan(self, requests: Sequence[Request], owner: np.ndarray, index: np.ndarray, most: int | None) -> Plan:

@@ -25,16 +25,20 @@ class LocalWork(NamedTuple):
     sizes: np.ndarray  # [m] rows each holds
     keys: Tensor  # [m] the channel's
     context: Callable[[np.ndarray], Context]  # of a group
-    plan: Callable[[np.ndarray, int | None], Plan]  # of a group, for a limited number of steps
+    draw: Callable[[np.ndarray, int | None], Plan]  # the plan of a group, for a limited number of steps
+    drawn: dict[bytes, Plan]  # on a processor: the first whole plan that a trial needed, by its group
 
     def prepare(self, group: np.ndarray, most: int | None = None) -> tuple[Tree, Context, Plan]:
-        """The carry, context and plan of a group, for a limited number of steps."""
+        """The carry, context and plan of a group, for a limited number of steps: for a trial."""
         context = self.context(group)
-        return (
-            self.program.begin(self.keys[on_device(group, self.keys.device)], context),
-            context,
-            self.plan(group, most),
-        )
+        carry = self.program.begin(self.keys[on_device(group, self.keys.device)], context)
+        for known, whole in self.drawn.items():
+            if known.startswith(group.tobytes()):
+                return carry, context, whole.head(len(group), most)
+        plan = self.draw(group, most)
+        if most is None and not self.drawn and plan.rows.device.type == "cpu":
+            self.drawn[group.tobytes()] = plan
+        return carry, context, plan
 
 
 def on_device(values: np.ndarray, device: torch.device) -> Tensor:

@@ -128,6 +128,11 @@ class Steps:
         self.traced: dict[Any, InPlace] = {}
         self.untraceable: str | None = None  # why, once it was tried
 
+    @property
+    def unlocked(self) -> bool:
+        """Whether steps were traced, and all run outside Python's lock."""
+        return bool(self.traced) and all(step._script is not None for step in self.traced.values())
+
     def function(
         self, carry_spec: Any, context_spec: Any, batch_spec: Any, masked: bool, weighted: bool
     ) -> Callable[..., Flat]:
@@ -165,7 +170,8 @@ class BoundSteps:
         self._trees = carry, context
         # .data: rows of one tensor share a count of changes, and other threads change other rows meanwhile
         self._carry: Flat = [_channels_last(leaf.data) if threaded else leaf.data for leaf in self._given]
-        self._signature = (shapes(self._carry), shapes(self._context), structure)
+        # threads run a step in PyTorch's interpreter, which elsewhere would apply optimisations that round differently
+        self._signature = (threaded, shapes(self._carry), shapes(self._context), structure)
         self._known: dict[Any, InPlace] = {}  # by batch shape, so that a step need not hash the whole signature
 
     def put_back(self) -> None:

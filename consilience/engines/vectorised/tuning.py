@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from consilience.core import tree
 from consilience.core.federation import Rows
 from consilience.core.plans import Plan
 from consilience.core.settings import Invalid
 from consilience.core.stored_rows import stored_bytes
 from consilience.core.tree import Tree
 from consilience.engines.vectorised import obstacles
-from consilience.engines.vectorised.estimates import Sizes, balance, narrowing, sizes_of
+from consilience.engines.vectorised.estimates import Sizes, balance, narrowing, sizes_of, threads_suffice
 from consilience.engines.vectorised.gpu_trials import Trials
 from consilience.engines.vectorised.lane_choice import LaneChoice, LaneName
 from consilience.engines.vectorised.lanes import Lane
@@ -29,9 +30,11 @@ from consilience.stores.staging import Stager
 TRIAL_SECONDS = 0.15  # per lane and repetition; at 0.06 what threads cost at their start counted for a third ...
 SLOW_TRIAL_SECONDS = 0.06  # ... unless a step takes this long anyway
 SLOW_STEP = 0.005  # seconds of one client's step on a processor: above this, overhead is a small part of it
+SLOW_UNLOCKED_STEP = 0.0003  # the same for a step outside Python's lock, whose overhead is 0.1 ms
+GLANCE_STEPS, GLANCE_SECONDS = 8, 0.02  # of each client of the sample, at most
 HOPELESS = 2.0  # a lane that is slower than the best one by this factor at its second step is measured no further
 SAMPLE = 8  # clients that a trial of batching takes on a processor
-BATCHING_SECONDS = 1.5  # a trial of batching: PyTorch's transforms are imported, a step is recorded
+BATCHING_SECONDS = 1.0  # a trial of batching: what PyTorch's transforms need is imported, a step is recorded
 MOST_GAIN = 3.4  # the largest speed-up by batching that was measured on a processor
 WHOLE_SECONDS = 0.3  # a group that finishes in this time is timed as a whole
 MARGIN = 1.1  # `serial` must be 10 % faster than `streams` to be chosen: it loses more to other load on the machine
@@ -118,13 +121,22 @@ class Tuner:
             torch.cuda.empty_cache()
 
     def _fastest(self, program: Program, store: Rows, order: np.ndarray, prepare: Prepare) -> LaneName:
+        """On a processor."""
         names = self._candidates(order)
-        if names == ["serial"]:
+        if len(names) == 1:
+            return names[0]
+        carry, _, plan = prepare(self.groups(order)[0], None)  # first, since plans of samples are parts of this one
+        each = tree.nbytes(carry) // len(plan.steps)
+        del carry
+        known = self._glance(program, store, order, prepare) if "streams" in names else 0.0
+        if known:
+            names = self._rivals(known, each, plan, order, prepare)
+        if names == ["streams"]:
             return names[0]
         rates: dict[LaneName, float] = {}
         began, worked = time.perf_counter(), time.process_time()
         for name in names:
-            if name == "batched" and self._device.type == "cpu":
+            if name == "batched" and not known:
                 if self._slow_step(rates["serial"], order, prepare):
                     continue  # all that batching can save is overhead
                 waiting = (time.perf_counter() - began) / (time.process_time() - worked)  # above 1: for other processes
@@ -134,8 +146,7 @@ class Tuner:
             rates[name] = self._rate(name, False, program, store, order, prepare, best)
         if not any(rates.values()):
             raise next(iter(self._problems.values()))
-        if self._device.type == "cpu":
-            rates = self._over_the_cohort(rates, program, store, self.groups(order)[0], prepare)
+        rates = self._over_the_cohort(rates, program, store, self.groups(order)[0], prepare)
         if "streams" in rates and "serial" in rates:
             rates["serial"] /= MARGIN
         lane = max(rates, key=lambda name: rates[name])
@@ -145,6 +156,39 @@ class Tuner:
     def _report(self, lane: str) -> None:
         stopped = {name: obstacles.reason(p) for name, p in self._problems.items() if name != lane}
         obstacles.report(lane, stopped, self._loops)
+
+    def _glance(self, program: Program, store: Rows, order: np.ndarray, prepare: Prepare) -> float:
+        """Seconds of CPU time for a row in `streams`, from a few steps; 0 if they do not run outside Python's lock.
+
+        CPU time depends less on other processes than the clock does.
+        """
+        group, lane = self._sample("streams", order), self._lane("streams", False)
+        assert isinstance(lane, Threads)
+
+        def measure() -> float:
+            before = lane.worked
+            self._traced(program, lambda: self._time("streams", False, program, store, group, prepare, 1))
+            if not program.one.unlocked:
+                return 0.0
+            after = lane.worked
+            steps = int(np.clip(GLANCE_SECONDS * len(group) / max(after - before, 1e-6), 1, GLANCE_STEPS))
+            _, rows = self._time("streams", False, program, store, group, prepare, steps)  # the first replay is slower
+            return (lane.worked - after) / rows
+
+        return self._attempt("streams", measure)
+
+    def _rivals(self, row: float, carry: int, plan: Plan, order: np.ndarray, prepare: Prepare) -> list[LaneName]:
+        """`streams`, which takes so many seconds of CPU time for a row, and the lanes that may be faster.
+
+        carry: bytes of a client's; plan: the first group's.
+        """
+        cores, found = torch.get_num_threads(), list[LaneName](["streams"])
+        if not threads_suffice(plan, carry, cores):
+            found.append("serial")
+        step = row * float(plan.live.sum() / plan.steps.sum())
+        if step < SLOW_UNLOCKED_STEP and self._pays(cores * balance(plan.steps, cores) / row, order, prepare):
+            found.append("batched")
+        return found
 
     def _over_the_cohort(
         self, rates: dict[LaneName, float], program: Program, store: Rows, group: np.ndarray, prepare: Prepare
@@ -159,7 +203,8 @@ class Tuner:
         if rates.get("streams"):
             found["streams"] *= balance(steps, torch.get_num_threads())
         if rates.get("batched"):
-            found["batched"] = narrowing(rates["batched"], min(SAMPLE, len(steps)), rates.get("serial", 0.0), steps)
+            alone = rates.get("serial", rates.get("streams", 0.0) / torch.get_num_threads())
+            found["batched"] = narrowing(rates["batched"], min(SAMPLE, len(steps)), alone, steps)
             rate = self._whole_rate("batched", found["batched"], program, store, group, prepare)
             found["batched"] = min(found["batched"], rate)
         return found
@@ -204,22 +249,16 @@ class Tuner:
         best: float = 0.0,
     ) -> float:
         """Rows trained per second, or 0 if the lane cannot run this program; roughly, if `best` is out of reach."""
-        group = self.groups(order)[0]
-        if self._device.type == "cpu":  # enough clients to keep the lane busy, and the caches as full as they will be
-            group = group[:SAMPLE] if name == "batched" else group[: 2 * torch.get_num_threads()]
+        group = self._sample(name, order)
+        first = group[:1] if name == "serial" else group  # one client is enough to trace a step
 
         def run(steps: int) -> tuple[float, int]:
             return self._time(name, compile, program, store, group, prepare, steps)
 
-        try:
+        def measure() -> float:
+            nonlocal group
             which = program.by_matmul() if name == "batched-matmul" else program
-            hot = which.one.hot
-            try:
-                which.one.hot = which.group.hot = 0  # trace what the sample needs
-                with obstacles.noting_loops(self._loops):
-                    run(1)
-            finally:
-                which.one.hot = which.group.hot = hot
+            self._traced(which, lambda: self._time(name, compile, program, store, first, prepare, 1))
             took, seen = run(1)  # the first replay is slower
             if seen / took * HOPELESS < best:
                 return seen / took
@@ -229,6 +268,30 @@ class Tuner:
             steps = int(np.clip(enough / took, 3, 200))
             repeats = 3 if took < TRIAL_SECONDS else 2
             return max(seen / took for took, seen in (run(steps) for _ in range(repeats)))  # the first fills the caches
+
+        return self._attempt(name, measure)
+
+    def _sample(self, name: str, order: np.ndarray) -> np.ndarray:
+        """The clients of a trial: on a processor, enough to keep it busy and its caches as full as they will be."""
+        group = self.groups(order)[0]
+        if self._device.type != "cpu":
+            return group
+        return group[:SAMPLE] if name == "batched" else group[: 2 * torch.get_num_threads()]
+
+    def _traced(self, program: Program, run: Callable[[], Any]) -> Any:
+        """Run something that traces every step it makes."""
+        hot = program.one.hot
+        try:
+            program.one.hot = program.group.hot = 0
+            with obstacles.noting_loops(self._loops):
+                return run()
+        finally:
+            program.one.hot = program.group.hot = hot
+
+    def _attempt(self, name: str, measure: Callable[[], float]) -> float:
+        """What is measured in a lane, or 0 if it cannot run the program."""
+        try:
+            return measure()
         except Invalid:
             raise
         except (RuntimeError, NotImplementedError, ValueError, TypeError) as problem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -27,32 +28,49 @@ class Serial:
 
 
 class Threads:
-    """One client per core at a time, pictures laid out channels last: the CPU's counterpart of parallel streams."""
+    """One client per core at a time, pictures laid out channels last: the CPU's counterpart of parallel streams.
+
+    worked: seconds of CPU time that clients took; unlike the clock, it hardly depends on other processes.
+    """
 
     def __init__(self, workers: int) -> None:
-        self._workers = workers
+        self._workers, self.worked = workers, 0.0
         self._pool: ThreadPoolExecutor | None = None
         self._ready = threading.local()
 
     def fold(self, program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> Tree:
         """Every client's steps, as many clients at once as there are workers."""
         carry = owned(carry)
-        _trace_common_shapes(program, carry, context, plan, store)
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="clients")
 
-        def work(client: int) -> None:
-            if not hasattr(self._ready, "done"):
-                torch.set_num_threads(1)  # per thread: the cores are taken by other clients
-                torch._C._set_graph_executor_optimize(False)  # per thread: it would round a dense layer differently
-                self._ready.done = True
-            program.task.ready()
+        def work(client: int) -> float:
+            began = time.thread_time()
+            self._prepare(program)
             with torch.no_grad():
                 _one(program, carry, context, plan, store, client, threaded=True)
+            return time.thread_time() - began
 
-        for _ in self._pool.map(work, range(len(plan.steps))):
-            progress.add()  # iterating raises a client's error
+        def trace() -> None:
+            self._prepare(program)
+            with torch.no_grad():
+                _trace_common_shapes(program, carry, context, plan, store)
+
+        # tracing patches torch for the whole process: it happens here, before the clients start; and in a worker, whose
+        # operations use one thread, since on a busy machine several threads mostly wait for each other
+        self._pool.submit(trace).result()
+        for took in self._pool.map(work, range(len(plan.steps))):  # iterating raises a client's error
+            self.worked += took
+            progress.add()
         return carry
+
+    def _prepare(self, program: Program) -> None:
+        """Set PyTorch's switches for this worker, and give it its own copy of the module."""
+        if not hasattr(self._ready, "done"):
+            torch.set_num_threads(1)  # per thread: the cores are taken by other clients
+            torch._C._set_graph_executor_optimize(False)  # per thread: it would round a dense layer differently
+            self._ready.done = True
+        program.task.ready()
 
 
 class Batched:
@@ -84,7 +102,6 @@ def _one(
 
 
 def _trace_common_shapes(program: Program, carry: Tree, context: Context, plan: Plan, store: Rows) -> None:
-    # tracing patches torch for the whole process: it happens here, before the workers start
     full = plan.live == plan.width
     for kind in (full, ~full & (plan.live > 0)):
         if kind.any():

