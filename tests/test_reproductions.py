@@ -342,6 +342,8 @@ def test_a_repeat_is_compared_in_what_both_have_stored(tmp_path: Path, capsys: p
     assert not reproduce.same_bits(old, {**new, "weights": "v"})
     assert not reproduce.same_bits(old, row("a", 0, {5: 0.1, 20: 0.41}, weights="w"))
     assert reproduce.merge(there, here) == 0 and "repeat" not in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="no rows are there"):
+        reproduce.merge(tmp_path / "nowhere", here)
 
 
 def test_a_run_from_before_a_measure_that_a_claim_reads_is_missing() -> None:
