@@ -100,7 +100,7 @@ def merge(folder: Path, results: Path) -> int:
     """Take over the rows of another folder; of one cell the longer run counts. Says whether repeated ones agree."""
     files = sorted(folder.glob("*.json"))
     if not files:
-        raise SystemExit(f"--merge {folder}: no rows are there; name the --results folder of a run, which holds .json files")
+        raise SystemExit(f"--merge {folder}: no rows are there; name the --results folder of a run")
     for path in files:
         before, found = stored([results], path.stem), stored([results, folder], path.stem)
         store(results, path.stem, found)
