@@ -7,6 +7,9 @@
 Each start of each environment is a process of examples/duw_environment.py. Starts that are stored with all their digits
 are not run again; what does not fit into the time is left for the next call, which continues from the states in
 --work. `benchmarks/reproduce.py --merge folder` takes the rows over.
+
+Give it a GPU of its own: beside six processes that train convolutional networks an unfolded run of Environment IV took
+2.0 s, and with DUW's processes alone 0.4 s (one H200 with MPS).
 """
 
 from __future__ import annotations

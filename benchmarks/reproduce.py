@@ -97,12 +97,37 @@ def main() -> int:
 
 
 def merge(folder: Path, results: Path) -> int:
-    """Take over the rows of another folder; of one cell the longer run counts."""
-    for path in sorted(folder.glob("*.json")):
+    """Take over the rows of another folder; of one cell the longer run counts. Says whether repeated ones agree."""
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise SystemExit(f"--merge {folder}: no rows are there; name the --results folder of a run")
+    for path in files:
         before, found = stored([results], path.stem), stored([results, folder], path.stem)
         store(results, path.stem, found)
         print(f"{path.stem}: {len(found) - len(before)} rows more, {len(found)} in all")
+        repeated = [(old, new) for old in before for new in found if is_repeat(old, new)]
+        if repeated:
+            same = [same_bits(old, new) for old, new in repeated if old.get("torch") == new.get("torch")]
+            print(
+                f"  {len(repeated)} rows are replaced by a repeat, {len(same)} of them by the same version of PyTorch, "
+                f"{sum(same)} of these with the same bits"
+            )
     return 0
+
+
+def is_repeat(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether a row is another run of the same cell."""
+    key = ("method", "seed", "digest")
+    return old != new and [old.get(name) for name in key] == [new.get(name) for name in key]
+
+
+def same_bits(before: dict[str, Any], row: dict[str, Any]) -> bool:
+    """Whether two runs of a cell agree as far as both got, in what both have stored of each test."""
+    pairs = list(zip(before["tests"], row["tests"]))
+    same = all(old[key] == new[key] for old, new in pairs for key in old.keys() & new.keys())
+    if before["status"] == row["status"] == "finished" and before.get("weights") and row.get("weights"):
+        same = same and before["weights"] == row["weights"]
+    return same
 
 
 def chosen(names: str) -> tuple[Experiment, ...]:
@@ -206,13 +231,11 @@ def run(todo: list[Cell], known: Known, options: argparse.Namespace) -> int:
 def compared(cell: Cell, row: dict[str, Any], rows: list[dict[str, Any]]) -> bool:
     """Print whether a repeated cell gave the stored bits; a run that was cut short is compared as far as it got."""
     before = next(r for r in rows if (r["method"], r["seed"], r.get("digest")) == (cell.method, cell.seed, cell.digest))
-    pairs = list(zip(before["tests"], row["tests"]))
-    same = all(old == new for old, new in pairs)
-    if row["status"] == "finished" and before["weights"]:
-        same = same and before["weights"] == row["weights"]
+    same = same_bits(before, row)
     other = [f"{key}: {before[key]} -> {row[key]}" for key in ("device", "torch", "source") if before[key] != row[key]]
     said = "same bits" if same else "OTHER BITS"
-    print(f"  {said} in {len(pairs)} tests{'; ' + '; '.join(other) if other else ''}", flush=True)
+    tests = min(len(before["tests"]), len(row["tests"]))
+    print(f"  {said} in {tests} tests{'; ' + '; '.join(other) if other else ''}", flush=True)
     return same
 
 

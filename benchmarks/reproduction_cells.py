@@ -7,6 +7,7 @@ same: their digest is in the row.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import statistics
@@ -180,20 +181,46 @@ def row_of(cell: Cell, folder: Path, facts: Mapping[str, str]) -> Row | None:
 
 
 def missing(cells: Sequence[Cell], rows: Sequence[Row]) -> list[Cell]:
-    """Cells of which no whole run is stored."""
-    whole = {(row["method"], row["seed"], row.get("digest")) for row in rows if row["status"] != "cut short"}
-    return [cell for cell in cells if (cell.method, cell.seed, cell.digest) not in whole]
+    """Cells of which no whole run is stored, or only one from before a measure that a claim reads was stored."""
+    whole = {(row["method"], row["seed"], row.get("digest")): row for row in rows if row["status"] != "cut short"}
+    read = measures_read()
+
+    def complete(cell: Cell) -> bool:
+        row = whole.get((cell.method, cell.seed, cell.digest))
+        return row is not None and (not row["tests"] or read.get(cell.key[:2], set()) <= row["tests"][-1].keys())
+
+    return [cell for cell in cells if not complete(cell)]
 
 
 def claimed(path: Path = RESULTS / "claims.toml") -> dict[str, list[frozenset[str]]]:
     """The methods whose rows decide a claim, claim by claim, for every experiment."""
     found: dict[str, list[frozenset[str]]] = {}
-    for claim in tomllib.loads(path.read_text(encoding="utf-8"))["claim"]:
-        if "experiment" in claim:
-            others = claim.get("baseline", [])
-            methods = frozenset([claim["method"], *([others] if isinstance(others, str) else others)])
-            found.setdefault(claim["experiment"], []).append(methods)
+    for claim in _claims(path):
+        found.setdefault(claim["experiment"], []).append(_methods(claim))
     return found
+
+
+def measures_read(path: Path = RESULTS / "claims.toml") -> dict[tuple[str, str], set[str]]:
+    """What claims read of the tests of an experiment's method, where a run may have been stored without it."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for claim in _claims(path):
+        key = "f1" if claim.get("measure") == "f1_gap" else claim.get("measure")
+        if key in KEYS:
+            for method in _methods(claim):
+                found.setdefault((claim["experiment"], method), set()).add(key)
+    return found
+
+
+@functools.cache
+def _claims(path: Path) -> tuple[dict[str, Any], ...]:
+    """The claims that stored rows decide."""
+    every = tomllib.loads(path.read_text(encoding="utf-8"))["claim"]
+    return tuple(claim for claim in every if "experiment" in claim)
+
+
+def _methods(claim: Mapping[str, Any]) -> frozenset[str]:
+    others = claim.get("baseline", [])
+    return frozenset([claim["method"], *([others] if isinstance(others, str) else others)])
 
 
 def ordered(experiments: Mapping[str, tuple[Sequence[Cell], Sequence[Row]]]) -> list[Cell]:

@@ -62,7 +62,12 @@ def draw(rows: list[dict[str, Any]]) -> None:
 
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "population"
-    from matplotlib import pyplot
+    from matplotlib import font_manager, pyplot
+
+    # a machine may have other versions of Matplotlib's fonts, whose glyphs have other numbers in the file
+    font_manager.fontManager.ttflist.clear()
+    for font in sorted(Path(matplotlib.get_data_path(), "fonts", "ttf").glob("*.ttf")):
+        font_manager.fontManager.addfont(font)
 
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for axis, scale, title in ((axes[0], 1e3, "median round [ms]"), (axes[1], 1, "peak memory [GiB]")):

@@ -35,6 +35,8 @@ make = module("docs/make_reproductions.py")
 verdicts = module("docs/verdicts.py")
 cells = module("benchmarks/reproduction_cells.py")
 pool = module("benchmarks/reproduction_pool.py")
+module("benchmarks/multi_process_service.py")
+reproduce = module("benchmarks/reproduce.py")
 starts = module("benchmarks/duw_starts.py")
 variance = module("benchmarks/duw_variance.py")
 CLAIMS = tomllib.loads((make.RESULTS / "claims.toml").read_text(encoding="utf-8"))["claim"]
@@ -323,6 +325,38 @@ def test_rows_are_merged_by_cell_and_a_longer_one_wins(tmp_path: Path) -> None:
     assert cells.stored([there, here], "e") == merged
     cells.store(here, "e", merged)
     assert cells.stored([here], "e") == merged
+
+
+def test_a_repeat_is_compared_in_what_both_have_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A repeat brings a measure that was not stored before; everything else must be the same to the bit."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    old, other = row("a", 0, {5: 0.1, 20: 0.4}, weights="w"), row("b", 0, {20: 0.2})
+    new = row("a", 0, {5: 0.1, 20: 0.4}, weights="w", seconds=3.0)
+    new["tests"][-1]["precision"] = 0.3
+    cells.store(here, "e", [old, other])
+    cells.store(there, "e", [new])
+    assert reproduce.merge(there, here) == 0
+    said = "1 rows are replaced by a repeat, 1 of them by the same version of PyTorch, 1 of these with the same bits"
+    assert said in capsys.readouterr().out
+    assert cells.stored([here], "e") == [new, other]
+    assert not reproduce.same_bits(old, {**new, "weights": "v"})
+    assert not reproduce.same_bits(old, row("a", 0, {5: 0.1, 20: 0.41}, weights="w"))
+    assert reproduce.merge(there, here) == 0 and "repeat" not in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="no rows are there"):
+        reproduce.merge(tmp_path / "nowhere", here)
+
+
+def test_a_run_from_before_a_measure_that_a_claim_reads_is_missing() -> None:
+    every = next(one for one in EXPERIMENTS if one.name == "simprox_banking77_ngrams")
+    planned = [cell for cell in cells.cells_of(every, []) if cell.seed == 0]
+    values = {"accuracy": 0.5, "f1": 0.5}
+    done = [row(cell.method, 0, {50: 0.5}, digest=cell.digest) for cell in planned]
+    for one in done:
+        one["tests"][-1] |= values
+    assert {cell.method for cell in cells.missing(planned, done)} == {"simprox", "fedavg"}  # a claim reads precision
+    for one in done:
+        one["tests"][-1]["precision"] = 0.5
+    assert cells.missing(planned, done) == []
 
 
 def test_cheap_blocks_come_first_and_no_experiment_gets_all_its_seeds_before_others_have_one() -> None:

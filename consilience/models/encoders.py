@@ -31,6 +31,8 @@ def hashed_ngrams(
     from sklearn.feature_extraction.text import HashingVectorizer
 
     _refuse_other_than_texts(texts)
+    if not len(texts):  # the vectoriser wants at least one
+        return torch.zeros(0, features)
     vectoriser = HashingVectorizer(n_features=features, ngram_range=tuple(ngrams), analyzer=analyzer, norm="l2")
     counts = vectoriser.transform(texts)
     return torch.from_numpy(counts.toarray()).float()

@@ -129,7 +129,7 @@ def test_a_round_without_replies_changes_nothing() -> None:
         (lambda: cs.fedbuff(**LOCAL), "auto", "has no weighting|does not wait for a round's clients"),
         (lambda: cs.fedavg(**LOCAL), "guess", "gradient = 'guess' is not one of"),
         (lambda: cs.fedsplit(step=1.0, keeps_z=True, **LOCAL), "full", "z as plain numbers, which no gradient"),
-        (lambda: cs.fedsplit(step=1.0, **LOCAL), "auto", "of 1 rounds and 5 clients. needs keeps_z"),
+        (lambda: cs.fedsplit(step=1.0, **LOCAL), "auto", "a weighting needs keeps_z"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_reason(algorithm: Any, gradient: Any, message: str) -> None:

@@ -172,6 +172,10 @@ def test_the_file_of_a_rule(tmp_path: Path) -> None:
     path.write_text('{"features": ["size"], "coefficients": [[1, 2]], "rounds": 3}')
     with pytest.raises(Invalid, match="needs 3 numbers for each"):
         TransferredWeights(path=str(path))
+    path.write_bytes(b"\x80" + bytes(2000))
+    with pytest.raises(Invalid, match="is not the file of a rule") as refused:
+        TransferredWeights(path=str(path))
+    assert len(str(refused.value)) < 600  # UnicodeDecodeError's repr holds the whole file
     path.write_text("[]")
     with pytest.raises(Invalid, match="is not the file of a rule"):
         TransferredWeights(path=str(path))

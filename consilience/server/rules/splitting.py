@@ -39,8 +39,8 @@ class Splitting:
         check(self)
         if self.weighting is not None and not self.keeps_z:
             raise Invalid(
-                f"weighting = {self.weighting!r} needs keeps_z = True: clients that keep z themselves have moved it "
-                "before the server knows the weights"
+                "a weighting needs keeps_z = True: clients that keep z themselves have moved it before the server "
+                "knows the weights"
             )
 
     @property

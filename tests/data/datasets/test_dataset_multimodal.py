@@ -153,6 +153,15 @@ def test_missing_files_unknown_classes_and_empty_rows_are_refused(folder: Path) 
     write_rows(folder / "test.csv", [("", *TEST[0][1:])])
     with pytest.raises(Invalid, match=r"test\.csv, row 0 has no label"):
         loaded(folder)
+    write_rows(folder / "test.csv", [(TEST[0][0], " ", *TEST[0][2:])])
+    with pytest.raises(Invalid, match=r"test\.csv, row 0 names no client in the column 'site': fill it in"):
+        loaded(folder)
+    write_rows(folder / "one.csv", [ROWS[0], ROWS[2]])
+    with pytest.raises(Invalid, match=r"one\.csv: every row has the label 'sick': there is nothing to tell apart"):
+        loaded(folder, train="one.csv", test=None)
+    write_rows(folder / "two.csv", [ROWS[0], ROWS[1]])
+    with pytest.raises(Invalid, match=r"2 rows are too few to keep a part of 0\.2 for tests"):
+        loaded(folder, train="two.csv", test=None, features="ngrams", length=None)
     write_rows(folder / "test.csv", [(*TEST[0][:-1], "1 2 3")])
     with pytest.raises(Invalid, match=r"test\.csv, row 0 has a vector of 3 numbers where row 0 has 2"):
         loaded(folder)
@@ -236,7 +245,8 @@ def test_medic_as_it_is_released(tmp_path: Path) -> None:
         for k in numbers:
             write_picture(tmp_path / f"data/aidr/{k}.png", np.full((9, 7, 3), 20 * k + 40, np.uint8))
             severity, kind = ("severe", "little_or_none")[k % 2], ("flood", "fire")[k % 2]
-            lines.append(f"{k}\tevent{k % 2}\tdata/aidr/{k}.png\t{severity}\tinformative\tnot_humanitarian\t{kind}")
+            human = ("not_humanitarian", "affected_people")[k % 2]
+            lines.append(f"{k}\tevent{k % 2}\tdata/aidr/{k}.png\t{severity}\tinformative\t{human}\t{kind}")
         (tmp_path / f"MEDIC_{part}.tsv").write_text("\n".join(lines))
     data = load("medic", data_dir=tmp_path, task="disaster_types", size=4, normalise="unit")
     assert data.x.shape == (4, 3, 4, 4) and data.label_names == ("fire", "flood") and data.y.tolist() == [1, 0, 1, 0]

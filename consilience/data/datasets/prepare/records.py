@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from consilience.core.settings import Invalid
+from consilience.data.datasets.prepare.column_mistakes import refuse_no_classes
 from consilience.data.datasets.prepare.labels import number_names
 from consilience.data.readers.tables import FileTable
 
@@ -28,7 +29,9 @@ def classes(tables: Sequence[FileTable], name: str, *, training: int) -> tuple[n
         empty = next((row for row, cell in enumerate(table.column(name)) if not cell.strip()), None)
         if empty is not None:
             raise Invalid(f"{table.path}, row {empty} has no {name}: fill it in or remove the row")
-    known = number_names([cell.strip() for cell in cells(tables[:training], name)], where=tables[0].path)[1]
+    labels = [cell.strip() for cell in cells(tables[:training], name)]
+    known = number_names(labels, where=tables[0].path)[1]
+    refuse_no_classes(labels, known, tables[0].path)
     numbers = [
         number_names([cell.strip() for cell in table.column(name)], where=table.path, known=known)[0]
         for table in tables
@@ -37,5 +40,9 @@ def classes(tables: Sequence[FileTable], name: str, *, training: int) -> tuple[n
 
 
 def owners(tables: Sequence[FileTable], name: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The natural client of every row, as numbers, and their names."""
+    """The natural client of every row, as numbers, and their names; a row without one is refused."""
+    for table in tables:
+        empty = next((row for row, cell in enumerate(table.column(name)) if not cell.strip()), None)
+        if empty is not None:
+            raise Invalid(f"{table.path}, row {empty} names no client in the column {name!r}: fill it in")
     return number_names([cell.strip() for cell in cells(tables, name)], where=tables[0].path)

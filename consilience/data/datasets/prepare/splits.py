@@ -7,7 +7,7 @@ from typing import Annotated
 
 import numpy as np
 
-from consilience.core.settings import Range
+from consilience.core.settings import Invalid, Range
 
 HeldOut = Annotated[float, Range(above=0, below=1)]
 """The share of rows kept for testing."""
@@ -47,7 +47,10 @@ def given_or_held_out(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The first `given` rows train and the others test; None: test rows are drawn."""
     if given is None:
-        return held_out(labels, fraction=fraction, seed=seed, groups=groups)
+        train, test = held_out(labels, fraction=fraction, seed=seed, groups=groups)
+        if not len(train) or not len(test):
+            raise Invalid(f"{len(labels)} rows are too few to keep a part of {fraction:g} for tests: give more rows")
+        return train, test
     return np.arange(given), np.arange(given, len(labels))
 
 

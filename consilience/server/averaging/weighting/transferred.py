@@ -152,4 +152,4 @@ def load_rule(path: Path | str) -> dict[str, Any]:
             "rounds": int(held["rounds"]),
         }
     except (ValueError, KeyError, TypeError) as problem:
-        raise Invalid(f"{path} is not the file of a rule ({problem!r}): {FIT}") from problem
+        raise Invalid(f"{path} is not the file of a rule ({type(problem).__name__}: {problem}): {FIT}") from problem
