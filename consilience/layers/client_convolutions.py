@@ -17,7 +17,7 @@ from consilience.layers import grouped
 if TYPE_CHECKING:
     from consilience.layers.convolution_kernels import Geometry
 
-LARGEST = 2**31  # values of one client: the kernels count them in 32 bits
+LARGEST = 2**30  # values of one client's pictures, before or after: the kernels count them in 32 bits
 
 
 def usable(x: Tensor, weight: Tensor) -> bool:
@@ -26,8 +26,9 @@ def usable(x: Tensor, weight: Tensor) -> bool:
     They take half precision, too, but that has not been run on a GPU: there, convolutions are products with columns.
     """
     fast = torch.backends.cuda.matmul.allow_tf32 and not torch.is_autocast_enabled("cuda")
-    single = x.dtype == weight.dtype == torch.float32 and x.numel() < LARGEST
-    return fast and single and grouped.runs_kernels(x) and grouped.grouped()
+    single = x.dtype == weight.dtype == torch.float32
+    small = x.numel() // x.shape[1] * max(weight.shape[:2]) < LARGEST
+    return fast and single and small and grouped.runs_kernels(x) and grouped.grouped()
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Sequence[int]) -> Tensor:
