@@ -59,6 +59,7 @@ def main() -> int:
     deadline = time.monotonic() + 60 * given.minutes
     waiting = [(e, s) for e in given.environments for s in given.starts if not known(e, s, given)]
     running: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
+    failed = 0
     with tempfile.TemporaryDirectory() as name, shared_gpu() as said:
         print(said, flush=True)
         while (waiting or running) and time.monotonic() < deadline:
@@ -69,15 +70,15 @@ def main() -> int:
             for (environment, start), process in list(running.items()):
                 if process.poll() is not None:
                     del running[environment, start]
-                    finish(environment, start, process.returncode, given, Path(name))
+                    failed += not finish(environment, start, process.returncode, given, Path(name))
         for (environment, start), process in running.items():
             process.kill()
             process.wait()
             said = (Path(name) / f"{environment}-{start}" / "log").read_text(encoding="utf-8").splitlines()
             print(f"environment {environment}: {said[-1] if said else 'nothing yet'}", flush=True)
-    left = len(waiting) + len(running)
+    left = len(waiting) + len(running) + failed
     print(f"{left} starts are left" if left else "all starts are stored")
-    return 0
+    return 1 if failed else 0
 
 
 def experiment(environment: int, given: argparse.Namespace) -> str:
@@ -109,16 +110,17 @@ def begin(environment: int, start: int, given: argparse.Namespace, work: Path) -
         return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": paths})
 
 
-def finish(environment: int, start: int, code: int, given: argparse.Namespace, work: Path) -> None:
-    """Store a start's rows, or show why there are none."""
+def finish(environment: int, start: int, code: int, given: argparse.Namespace, work: Path) -> bool:
+    """Store a start's rows, or show why there are none; whether there are."""
     out = work / f"{environment}-{start}"
     place = f"{time.strftime('%H:%M:%S')} environment {environment}, start {start}"
     if code != 0:
         print(f"{place}: failed\n{(out / 'log').read_text(encoding='utf-8')[-1500:]}", flush=True)
-        return
+        return False
     rows = [row_of(found, given.device) for found in json.loads((out / "rows.json").read_text(encoding="utf-8"))]
     store(given.results, experiment(environment, given), rows)
     print(f"{place}: " + ", ".join(f"{row['method']} {row['final']:.4f}" for row in rows), flush=True)
+    return True
 
 
 def row_of(found: dict[str, Any], device: str) -> dict[str, Any]:
