@@ -2,7 +2,7 @@
 
 vmap has no rule for the gradient of PyTorch's attention kernels and calls them once for every client. Attention has no
 parameters, so that clients are only more rows: `folded` calls the kernel once for all of them. Where sequences are
-short, on a GPU and in half precision, the kernel is one of ours (`attention_kernels`).
+short, on a GPU and in bfloat16, the kernel is one of ours (`attention_kernels`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from consilience.layers import grouped
 
 SHORT = 64  # positions: PyTorch's kernels work on blocks of 128
 WIDEST = 128  # values of a head
-HALF = {torch.bfloat16, torch.float16}
 
 
 def folded(
@@ -31,8 +30,9 @@ def folded(
     with _repeatable(query, key):
         if not grouped.grouped():
             return F.scaled_dot_product_attention(query, key, value, attn_mask, is_causal=is_causal, **options)
-        if attn_mask is None and not options.get("enable_gqa") and _is_short(query, key, value):
-            return grouped.apply(_ShortCall(options.get("scale"), is_causal), query, key, value)
+        plain = attn_mask is None and not is_causal and not options.get("enable_gqa")
+        if plain and _is_short(query, key, value):
+            return grouped.apply(_ShortCall(options.get("scale")), query, key, value)
         return grouped.apply(_Call(is_causal=is_causal, **options), query, key, value, attn_mask)
 
 
@@ -115,29 +115,29 @@ class _Call:
 
 
 def _is_short(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether `attention_kernels` compute this: one block of positions, in half precision, on a GPU with Triton."""
-    fits = query.shape == key.shape == value.shape and query.dim() == 4 and query.shape[-2] <= SHORT
-    kinds = {part.dtype for part in (query, key, value)}
-    half = len(kinds) == 1 and kinds <= HALF
-    return fits and half and query.shape[-1] <= WIDEST and grouped.runs_kernels(query)
+    """Whether `attention_kernels` compute this: one block of positions, in bfloat16, on a GPU with Triton."""
+    fits = query.shape == key.shape == value.shape and query.dim() == 4
+    small = query.shape[-2] <= SHORT and query.shape[-1] <= WIDEST
+    half = query.dtype == key.dtype == value.dtype == torch.bfloat16
+    return fits and small and half and grouped.runs_kernels(query)
 
 
 class _ShortCall:
     """One call of attention over short sequences."""
 
-    def __init__(self, scale: float | None, causal: bool) -> None:
-        self._scale, self._causal = scale, causal
+    def __init__(self, scale: float | None) -> None:
+        self._scale = scale
 
     def forward(self, clients: int | None, *given: Tensor) -> Tensor:
         """The output; with a number of clients, all are stacked in front."""
         self._given = given if clients is None else tuple(part.flatten(0, 1) for part in given)
-        self._options = (1 / math.sqrt(given[0].shape[-1]) if self._scale is None else self._scale, self._causal)
-        out: Tensor = _operations().attend(*self._given, *self._options)
+        self._factor = 1 / math.sqrt(given[0].shape[-1]) if self._scale is None else self._scale
+        out: Tensor = _operations().attend(*self._given, self._factor)
         return out if clients is None else out.unflatten(0, (clients, -1))
 
     def backward(self, grad: Tensor) -> tuple[Tensor, ...]:
         """The gradients by query, key and value."""
-        found = _operations().attend_backward(grad.reshape(self._given[0].shape), *self._given, *self._options)
+        found = _operations().attend_backward(grad.reshape(self._given[0].shape), *self._given, self._factor)
         return tuple(part.view(grad.shape) for part in found)
 
 
@@ -146,31 +146,29 @@ def _operations() -> Any:
     """The two operations, registered at their first use: traces and PyTorch's compiler see each as one."""
     from consilience.layers import attention_kernels as kernels
 
-    def attend(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool) -> Tensor:
+    def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         with torch.cuda.device_of(query), grouped.kernel_errors():
-            return kernels.attend(query, key, value, scale, causal)
+            return kernels.attend(query, key, value, scale)
 
     def attend_backward(
-        grad: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool
+        grad: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         with torch.cuda.device_of(query), grouped.kernel_errors():
-            return kernels.attend_backward(grad, query, key, value, scale, causal)
+            return kernels.attend_backward(grad, query, key, value, scale)
 
     def like(query: Tensor) -> Tensor:
         return query.new_empty(query.shape[0], query.shape[2], query.shape[1], query.shape[3]).transpose(1, 2)
 
-    given = "Tensor query, Tensor key, Tensor value, float scale, bool causal"
-    for name, function, schema, shapes in (
-        ("attend", attend, f"({given}) -> Tensor", lambda query, *_: like(query)),
-        (
-            "attend_backward",
-            attend_backward,
-            f"(Tensor grad, {given}) -> (Tensor, Tensor, Tensor)",
-            lambda _, query, *rest: (like(query), like(query), like(query)),
-        ),
-    ):
-        made = torch.library.custom_op(f"consilience::{name}", function, mutates_args=(), schema=schema)
-        made.register_fake(shapes)
+    given = "Tensor query, Tensor key, Tensor value, float scale"
+    made = torch.library.custom_op("consilience::attend", attend, mutates_args=(), schema=f"({given}) -> Tensor")
+    made.register_fake(lambda query, *_: like(query))
+    made = torch.library.custom_op(
+        "consilience::attend_backward",
+        attend_backward,
+        mutates_args=(),
+        schema=f"(Tensor grad, {given}) -> (Tensor, Tensor, Tensor)",
+    )
+    made.register_fake(lambda _, query, *rest: (like(query), like(query), like(query)))
     return torch.ops.consilience
 
 

@@ -12,14 +12,19 @@ import triton.language as tl
 from torch import Tensor
 
 LOG2_E = 1.4426950408889634
+BLOCK = 64  # positions; shorter sequences leave a part of it empty
 
 
 @triton.jit
-def _weights(query, key, place, length, scale, CAUSAL: tl.constexpr):
+def _tile(source, row, head, place, unit, inside, s_row, s_head, s_place):
+    """One head of one row: [position, unit]."""
+    return tl.load(source + row * s_row + head * s_head + place[:, None] * s_place + unit[None, :], inside, other=0.0)
+
+
+@triton.jit
+def _weights(query, key, place, length, scale):
     """Softmax over the keys of a block: [query, key]."""
     allowed = (place < length)[None, :]
-    if CAUSAL:
-        allowed = allowed & (place[:, None] >= place[None, :])
     scores = tl.where(allowed, tl.dot(query, tl.trans(key), input_precision="ieee") * scale, float("-inf"))
     powers = tl.exp2(scores - tl.max(scores, 1)[:, None])
     return powers / tl.sum(powers, 1)[:, None]
@@ -29,16 +34,16 @@ def _weights(query, key, place, length, scale, CAUSAL: tl.constexpr):
 def _attend(
     query, key, value, out, heads, length, scale,
     q_row, q_head, q_place, k_row, k_head, k_place, v_row, v_head, v_place, o_row, o_head, o_place,
-    WIDTH: tl.constexpr, CAUSAL: tl.constexpr, BLOCK: tl.constexpr, UNITS: tl.constexpr,
+    WIDTH: tl.constexpr, PLACES: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     """out = softmax(query key^T) value for one head of one row; `scale` includes the logarithm's base 2."""
     row, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
-    place, unit = tl.arange(0, BLOCK), tl.arange(0, UNITS)
+    place, unit = tl.arange(0, PLACES), tl.arange(0, UNITS)
     inside = (place < length)[:, None] & (unit < WIDTH)[None, :]
-    q = tl.load(query + row * q_row + head * q_head + place[:, None] * q_place + unit[None, :], inside, other=0.0)
-    k = tl.load(key + row * k_row + head * k_head + place[:, None] * k_place + unit[None, :], inside, other=0.0)
-    v = tl.load(value + row * v_row + head * v_head + place[:, None] * v_place + unit[None, :], inside, other=0.0)
-    attended = tl.dot(_weights(q, k, place, length, scale, CAUSAL).to(v.dtype), v, input_precision="ieee")
+    q = _tile(query, row, head, place, unit, inside, q_row, q_head, q_place)
+    k = _tile(key, row, head, place, unit, inside, k_row, k_head, k_place)
+    v = _tile(value, row, head, place, unit, inside, v_row, v_head, v_place)
+    attended = tl.dot(_weights(q, k, place, length, scale).to(v.dtype), v, input_precision="ieee")
     to = out + row * o_row + head * o_head + place[:, None] * o_place + unit[None, :]
     tl.store(to, attended.to(out.dtype.element_ty), inside)
 
@@ -48,17 +53,17 @@ def _attend_backward(
     grad, query, key, value, by_query, by_key, by_value, heads, length, scale, plain_scale,
     g_row, g_head, g_place, q_row, q_head, q_place, k_row, k_head, k_place, v_row, v_head, v_place,
     o_row, o_head, o_place,
-    WIDTH: tl.constexpr, CAUSAL: tl.constexpr, BLOCK: tl.constexpr, UNITS: tl.constexpr,
+    WIDTH: tl.constexpr, PLACES: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     """The gradients by query, key and value, from the weights computed again; all three have one layout."""
     row, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
-    place, unit = tl.arange(0, BLOCK), tl.arange(0, UNITS)
+    place, unit = tl.arange(0, PLACES), tl.arange(0, UNITS)
     inside = (place < length)[:, None] & (unit < WIDTH)[None, :]
-    q = tl.load(query + row * q_row + head * q_head + place[:, None] * q_place + unit[None, :], inside, other=0.0)
-    k = tl.load(key + row * k_row + head * k_head + place[:, None] * k_place + unit[None, :], inside, other=0.0)
-    v = tl.load(value + row * v_row + head * v_head + place[:, None] * v_place + unit[None, :], inside, other=0.0)
-    g = tl.load(grad + row * g_row + head * g_head + place[:, None] * g_place + unit[None, :], inside, other=0.0)
-    weights = _weights(q, k, place, length, scale, CAUSAL)
+    q = _tile(query, row, head, place, unit, inside, q_row, q_head, q_place)
+    k = _tile(key, row, head, place, unit, inside, k_row, k_head, k_place)
+    v = _tile(value, row, head, place, unit, inside, v_row, v_head, v_place)
+    g = _tile(grad, row, head, place, unit, inside, g_row, g_head, g_place)
+    weights = _weights(q, k, place, length, scale)
     to = row * o_row + head * o_head + place[:, None] * o_place + unit[None, :]
     found = tl.dot(tl.trans(weights.to(g.dtype)), g, input_precision="ieee")
     tl.store(by_value + to, found.to(by_value.dtype.element_ty), inside)
@@ -71,7 +76,7 @@ def _attend_backward(
     tl.store(by_key + to, found.to(by_key.dtype.element_ty), inside)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """[N, H, L, E] each -> [N, H, L, E], of which the heads lie beside each other."""
     query, key, value = (_rows(part) for part in (query, key, value))
     rows, heads, length, width = query.shape
@@ -79,13 +84,13 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool
     _attend[(rows * heads,)](
         query, key, value, out, heads, length, scale * LOG2_E,
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *out.stride()[:3],
-        **_blocks(length, width, causal),
+        **_blocks(width),
     )  # fmt: skip
     return out
 
 
 def attend_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float, causal: bool
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients by query, key and value, laid out as the output is."""
     grad, query, key, value = (_rows(part) for part in (grad, query, key, value))
@@ -94,7 +99,7 @@ def attend_backward(
     _attend_backward[(rows * heads,)](
         grad, query, key, value, *found, heads, length, scale * LOG2_E, scale,
         *grad.stride()[:3], *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *found[0].stride()[:3],
-        **_blocks(length, width, causal),
+        **_blocks(width),
     )  # fmt: skip
     return found[0], found[1], found[2]
 
@@ -104,7 +109,5 @@ def _rows(part: Tensor) -> Tensor:
     return part if part.stride(-1) == 1 else part.contiguous()
 
 
-def _blocks(length: int, width: int, causal: bool) -> dict[str, int]:
-    size = max(16, triton.next_power_of_2(length))
-    units = max(16, triton.next_power_of_2(width))
-    return {"WIDTH": width, "CAUSAL": causal, "BLOCK": size, "UNITS": units, "num_warps": 4}
+def _blocks(width: int) -> dict[str, int]:
+    return {"WIDTH": width, "PLACES": BLOCK, "UNITS": max(16, triton.next_power_of_2(width)), "num_warps": 4}

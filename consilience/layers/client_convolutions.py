@@ -21,9 +21,9 @@ LARGEST = 2**30  # values of one client's pictures, before or after: the kernels
 
 
 def usable(x: Tensor, weight: Tensor) -> bool:
-    """Whether the kernels compute this in the precision that is asked for: tf32, in a group, on a GPU.
+    """Whether the kernels compute this: in tf32, in a group, on a GPU.
 
-    They take half precision, too, but that has not been run on a GPU: there, convolutions are products with columns.
+    In bfloat16, in which they have not been run on a GPU, convolutions are products with columns.
     """
     fast = torch.backends.cuda.matmul.allow_tf32 and not torch.is_autocast_enabled("cuda")
     single = x.dtype == weight.dtype == torch.float32
@@ -53,7 +53,7 @@ class _Call:
         operations, size, kernel = torch.ops.consilience, self._x.shape[3:], self._weight.shape[3:]
         turned = _channels_last(self._weight.transpose(1, 2))
         by_x = operations.convolution_input_gradient(grad, turned, size, *self._geometry)
-        summed = operations.convolution_weight_gradient(grad, self._x, kernel, *self._geometry).to(grad.dtype)
+        summed = operations.convolution_weight_gradient(grad, self._x, kernel, *self._geometry)
         by_weight = summed[:, :-1].unflatten(1, (*kernel, -1)).permute(0, 4, 3, 1, 2).contiguous()
         return by_x, by_weight, summed[:, -1] if self._biased else None
 
@@ -115,4 +115,4 @@ def _by_weight(grad: Tensor, x: Tensor, kernel: Sequence[int], *geometry: Sequen
 @_by_weight.register_fake
 def _(grad: Tensor, x: Tensor, kernel: Sequence[int], *geometry: Sequence[int]) -> Tensor:
     weights = kernel[0] * kernel[1] * x.shape[2] + 1  # the bias is the last
-    return x.new_empty(x.shape[0], weights, grad.shape[2], dtype=torch.float32)
+    return x.new_empty(x.shape[0], weights, grad.shape[2])

@@ -20,7 +20,7 @@ from torch import Tensor
 
 ENOUGH_PROGRAMS = 512  # fewer leave a large GPU idle; a constant, so that sums are split alike on every device
 LEAST_PIXELS = 256  # of one part of a sum over pixels
-SPLIT_SINGLE = True  # factors of gradients in single precision, see `_correlate`
+SPLIT = True  # factors of gradients, see `_correlate`
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,9 @@ def _convolve(
         right_factor = tl.load(weights + output[None, :] * (TAPS * CHANNELS) + weight[:, None], mask=known, other=0.0)
         total = tl.dot(left, right_factor, total, input_precision="tf32")
     if BIASED:
-        total += tl.load(bias + client * OUTPUTS + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)[None, :]
+        total += tl.load(bias + client * OUTPUTS + output, mask=output < OUTPUTS, other=0.0)[None, :]
     to = target + client * pixels * OUTPUTS + pixel[:, None] * OUTPUTS + output[None, :]
-    tl.store(to, total.to(target.dtype.element_ty), mask=here & (output < OUTPUTS)[None, :])
+    tl.store(to, total, mask=here & (output < OUTPUTS)[None, :])
 
 
 @triton.jit
@@ -119,7 +119,7 @@ def _correlate(
 ):  # fmt: skip
     """target [part, client, weight, output]: a sum over `part` pixels of the source times the gradient above it.
 
-    The last weight is the bias. SPLIT: factors in single precision are multiplied as sums of two bfloat16 values each,
+    The last weight is the bias. SPLIT: factors are multiplied as sums of two bfloat16 values each,
     which rounds less than tf32 does: matrix units take no transposed factors in tf32.
     """
     client = (tl.program_id(0) // tiles).to(tl.int64)
@@ -151,7 +151,7 @@ def _correlate(
         places = picture * a_picture + line * a_line + column * a_column
         known = (pixel < end)[:, None] & (output < OUTPUTS)[None, :]
         grad = tl.load(above + places[:, None] + output[None, :] * a_output, mask=known, other=0.0)
-        by_bias += grad.to(tl.float32)
+        by_bias += grad
         if SPLIT:
             value_high, grad_high = value.to(tl.bfloat16), grad.to(tl.bfloat16)
             value_low = (value - value_high.to(tl.float32)).to(tl.bfloat16)
@@ -199,16 +199,16 @@ def convolve(
 
 
 def weight_gradient(grad: Tensor, x: Tensor, kernel: tuple[int, int], geometry: Geometry) -> Tensor:
-    """The gradients by the weights, and after them by the bias, in float32: [G, h w C + 1, O]."""
+    """The gradients by the weights, and after them by the bias: [G, h w C + 1, O]."""
     clients, pictures, channels, height, width = x.shape
     outputs, rows, columns = grad.shape[2:]
     pixels, weights = pictures * rows * columns, kernel[0] * kernel[1] * channels
     block_m = min(64, max(16, triton.next_power_of_2(outputs)))
     block_n = min(64, max(16, triton.next_power_of_2(weights)))
-    split = SPLIT_SINGLE and x.dtype == torch.float32 and block_m == block_n == 64  # in smaller blocks tf32 is faster
+    split = SPLIT and block_m == block_n == 64  # in smaller blocks tf32 is faster
     blocks, tiles = triton.cdiv(outputs, block_m), triton.cdiv(weights, block_n)
     parts = min(triton.cdiv(ENOUGH_PROGRAMS, clients * tiles * blocks), triton.cdiv(pixels, LEAST_PIXELS))
-    sums = torch.empty(parts, clients, weights + 1, outputs, dtype=torch.float32, device=x.device)
+    sums = torch.empty(parts, clients, weights + 1, outputs, dtype=x.dtype, device=x.device)
     _correlate[(tiles * clients, blocks, parts)](
         x, grad, sums, tiles, clients, pixels, triton.cdiv(pixels, parts),
         rows * columns, columns, height, width, *x.stride(), *grad.stride(),

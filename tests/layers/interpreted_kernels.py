@@ -30,7 +30,7 @@ GEOMETRIES = [
 
 @pytest.fixture(autouse=True)
 def without_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution_kernels, "SPLIT_SINGLE", False)
+    monkeypatch.setattr(convolution_kernels, "SPLIT", False)
 
 
 def drawn(*shape: int, seed: int) -> Tensor:
@@ -118,16 +118,15 @@ def test_a_group_of_clients_is_trained_by_the_kernels(monkeypatch: pytest.Monkey
     assert all(torch.equal(one, got[name]) for one, name in zip(again, got))
 
 
-@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("length", [1, 7, 16])
-def test_attention_over_short_sequences_is_that_of_torch(causal: bool, length: int) -> None:
+def test_attention_over_short_sequences_is_that_of_torch(length: int) -> None:
     rows = drawn(CLIENTS, 4, length, 3 * 2 * 5, seed=0)
 
     def short(*given: Tensor) -> Tensor:
-        return grouped.apply(attention._ShortCall(0.3, causal), *given)
+        return grouped.apply(attention._ShortCall(0.3), *given)
 
     def torchs(*given: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(*given, is_causal=causal, scale=0.3)
+        return F.scaled_dot_product_attention(*given, scale=0.3)
 
     def loss(attend: Any, x: Tensor) -> Tensor:
         parts = x.unflatten(-1, (3, 2, 5)).permute(2, 0, 3, 1, 4).unbind(0)
