@@ -181,7 +181,7 @@ class MatmulConv2d(nn.Module):
     """A convolution as shifts and a matrix product: over a group of clients it becomes one batched product.
 
     vmap turns a convolution with one kernel per client into a grouped convolution, which GPU libraries run slowly.
-    On a GPU, in tf32 or half precision, it is one kernel of ours (`client_convolutions`), which forms no columns.
+    On a GPU, in tf32, it is one kernel of ours (`client_convolutions`), which forms no columns.
     """
 
     def __init__(self, layer: nn.Conv2d) -> None:
