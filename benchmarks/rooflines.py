@@ -43,6 +43,7 @@ from consilience.task.task import Task
 
 CNN = {"lane": "batched-matmul", "precision": "tf32", "compile": False}
 AUTO = {"lane": "auto", "rounds_ahead": 1000}
+LISTED = 40  # kinds of kernels of a round
 STREAMS = {"lane": "streams", "compile": True}
 
 
@@ -210,17 +211,18 @@ def kernels(one_round: Callable[[], None]) -> dict[str, Any]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         one_round()
         torch.cuda.synchronize()
-    spans, by_name = list[tuple[int, int]](), Counter[str]()
+    spans, by_name, times = list[tuple[int, int]](), Counter[str](), Counter[str]()
     for event in profile.profiler.kineto_results.events():  # type: ignore[union-attr]
         if event.device_type() == torch.autograd.DeviceType.CUDA:
             spans.append((event.start_ns(), event.start_ns() + event.duration_ns()))
             by_name[event.name()] += event.duration_ns()
+            times[event.name()] += 1
     spans.sort()
     busy, end = 0, 0
     for start, stop in spans:
         busy += max(0, stop - max(start, end))
         end = max(end, stop)
-    longest = [f"{name[:60]} {time / 1e6:.2f}" for name, time in by_name.most_common(6)]
+    longest = [f"{name[:90]} x{times[name]} {time / 1e6:.2f}" for name, time in by_name.most_common(LISTED)]
     span = (end - spans[0][0]) / 1e6 if spans else 0.0
     return {"kernels": len(spans), "busy_ms": busy / 1e6, "gaps_ms": span - busy / 1e6, "longest": longest}
 
