@@ -77,31 +77,96 @@ def _define(name: str, schema: str) -> Any:
 _GEOMETRY = "SymInt[] stride, SymInt[] padding, SymInt[] dilation"
 
 
-@_define("convolve", f"(Tensor x, Tensor weight, Tensor? bias, {_GEOMETRY}) -> Tensor")
-def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Sequence[int]) -> Tensor:
+@_define("convolve", f"(Tensor x, Tensor weight, Tensor? bias, {_GEOMETRY}, bool rectified=False) -> Tensor")
+def _convolve(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    rectified: bool = False,
+) -> Tensor:
     from consilience.layers import convolution_kernels as kernels
 
     with torch.cuda.device_of(x), grouped.kernel_errors():
-        return kernels.convolve(x, weight, bias, _geometry(*geometry))
+        return kernels.convolve(x, weight, bias, _geometry(stride, padding, dilation), rectified=rectified)
 
 
 @_convolve.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Sequence[int]) -> Tensor:
-    height, width = _geometry(*geometry).output_size((x.shape[3], x.shape[4]), (weight.shape[2], weight.shape[3]))
-    return x.new_empty(*x.shape[:2], height, width, weight.shape[1]).permute(0, 1, 4, 2, 3)
+def _(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    rectified: bool = False,
+) -> Tensor:
+    return _pictures(x, weight.shape[1], _size(x, weight, stride, padding, dilation))
 
 
-@_define("convolution_input_gradient", f"(Tensor grad, Tensor weight, SymInt[] size, {_GEOMETRY}) -> Tensor")
-def _by_input(grad: Tensor, weight: Tensor, size: Sequence[int], *geometry: Sequence[int]) -> Tensor:
+@_define("convolve_and_pool", f"(Tensor x, Tensor weight, Tensor? bias, {_GEOMETRY}) -> (Tensor, Tensor)")
+def _convolve_and_pool(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    from consilience.layers import convolution_kernels as kernels
+
+    with torch.cuda.device_of(x), grouped.kernel_errors():
+        return kernels.convolve_and_pool(x, weight, bias, _geometry(*geometry))
+
+
+@_convolve_and_pool.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Sequence[int]) -> tuple[Tensor, Tensor]:
+    height, width = _size(x, weight, *geometry)
+    pooled = _pictures(x, weight.shape[1], (height // 2, width // 2))
+    return pooled, torch.empty_like(pooled, dtype=torch.uint8)
+
+
+@_define("unpool", "(Tensor grad, Tensor corners, SymInt[] size) -> Tensor")
+def _unpool(grad: Tensor, corners: Tensor, size: Sequence[int]) -> Tensor:
     from consilience.layers import convolution_kernels as kernels
 
     with torch.cuda.device_of(grad), grouped.kernel_errors():
-        return kernels.convolve(grad, weight, None, _geometry(*geometry), (size[0], size[1]))
+        return kernels.unpool(grad, corners, (size[0], size[1]))
+
+
+@_unpool.register_fake
+def _(grad: Tensor, corners: Tensor, size: Sequence[int]) -> Tensor:
+    return _pictures(grad, grad.shape[2], (size[0], size[1]))
+
+
+@_define(
+    "convolution_input_gradient",
+    f"(Tensor grad, Tensor weight, SymInt[] size, {_GEOMETRY}, Tensor? positive=None) -> Tensor",
+)
+def _by_input(
+    grad: Tensor,
+    weight: Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    positive: Tensor | None = None,
+) -> Tensor:
+    from consilience.layers import convolution_kernels as kernels
+
+    geometry = _geometry(stride, padding, dilation)
+    with torch.cuda.device_of(grad), grouped.kernel_errors():
+        return kernels.input_gradient(grad, weight, (size[0], size[1]), geometry, positive)
 
 
 @_by_input.register_fake
-def _(grad: Tensor, weight: Tensor, size: Sequence[int], *geometry: Sequence[int]) -> Tensor:
-    return grad.new_empty(*grad.shape[:2], *size, weight.shape[1]).permute(0, 1, 4, 2, 3)
+def _(
+    grad: Tensor,
+    weight: Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    positive: Tensor | None = None,
+) -> Tensor:
+    return _pictures(grad, weight.shape[1], (size[0], size[1]))
 
 
 @_define("convolution_weight_gradient", f"(Tensor grad, Tensor x, SymInt[] kernel, {_GEOMETRY}) -> Tensor")
@@ -116,3 +181,12 @@ def _by_weight(grad: Tensor, x: Tensor, kernel: Sequence[int], *geometry: Sequen
 def _(grad: Tensor, x: Tensor, kernel: Sequence[int], *geometry: Sequence[int]) -> Tensor:
     weights = kernel[0] * kernel[1] * x.shape[2] + 1  # the bias is the last
     return x.new_empty(x.shape[0], weights, grad.shape[2])
+
+
+def _size(x: Tensor, weight: Tensor, *geometry: Sequence[int]) -> tuple[int, int]:
+    return _geometry(*geometry).output_size((x.shape[3], x.shape[4]), (weight.shape[2], weight.shape[3]))
+
+
+def _pictures(x: Tensor, channels: int, size: tuple[int, int]) -> Tensor:
+    """Memory for pictures, channels last."""
+    return x.new_empty(*x.shape[:2], *size, channels).permute(0, 1, 4, 2, 3)

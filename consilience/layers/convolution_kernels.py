@@ -49,25 +49,32 @@ class Geometry:
 
 @triton.jit
 def _convolve(
-    source, weights, bias, target, tiles, pixels, area, columns, height, width,
-    s_client, s_picture, s_channel, s_line, s_column,
+    source, weights, bias, positive, target, corners, tiles, pixels, s_client, s_picture, s_channel, s_line, s_column,
+    AREA: tl.constexpr, COLUMNS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     CHANNELS: tl.constexpr, OUTPUTS: tl.constexpr, TAPS: tl.constexpr, KERNEL_W: tl.constexpr,
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, PADDING_H: tl.constexpr, PADDING_W: tl.constexpr,
-    DILATION_H: tl.constexpr, DILATION_W: tl.constexpr, TRANSPOSED: tl.constexpr, BIASED: tl.constexpr,
+    DILATION_H: tl.constexpr, DILATION_W: tl.constexpr, TRANSPOSED: tl.constexpr,
+    BIASED: tl.constexpr, RECTIFIED: tl.constexpr, POOLED: tl.constexpr, MASKED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """target [client, pixel, output] from source [client, picture, channel, line, column], by [client, output, weight].
 
-    A target pixel has `columns` pixels to a line and `area` to a picture. TRANSPOSED: the source is the gradient of a
-    convolution's result, the target that of its input.
+    A picture of the target has COLUMNS pixels to a line and AREA in all, one of the source HEIGHT x WIDTH. TRANSPOSED:
+    the source is the gradient of a convolution's result, the target that of its input. RECTIFIED: negative values
+    become 0. POOLED: a target pixel is the largest of 2 x 2, whose place goes to `corners` (4: none is positive); they
+    follow one another in a tile. MASKED: 0 where `positive`, which lies as the target does, is not above 0.
     """
     client = (tl.program_id(0) // tiles).to(tl.int64)
     pixel = (tl.program_id(0) % tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
     output = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     source += client * s_client
     weights += client * (OUTPUTS * TAPS * CHANNELS)
-    picture, rest = pixel // area, pixel % area
-    line, column = rest // columns, rest % columns
+    if POOLED:
+        picture, rest = pixel // 4 // AREA, pixel // 4 % AREA
+        line, column = rest // COLUMNS * 2 + pixel % 4 // 2, rest % COLUMNS * 2 + pixel % 2
+    else:
+        picture, rest = pixel // AREA, pixel % AREA
+        line, column = rest // COLUMNS, rest % COLUMNS
     if TRANSPOSED:
         line, column = line + PADDING_H, column + PADDING_W
     else:
@@ -94,7 +101,7 @@ def _convolve(
             at_line, at_column = line[:, None] + down, column[:, None] + right
             inside = (at_line >= 0) & (at_column >= 0)
         if TRANSPOSED or PADDING_H > 0 or PADDING_W > 0:
-            inside = inside & (at_line < height) & (at_column < width) & here & (weight < TAPS * CHANNELS)[None, :]
+            inside = inside & (at_line < HEIGHT) & (at_column < WIDTH) & here & (weight < TAPS * CHANNELS)[None, :]
         else:
             inside = here & (weight < TAPS * CHANNELS)[None, :]
         places = picture[:, None] * s_picture + at_line * s_line + at_column * s_column + channel[None, :] * s_channel
@@ -104,14 +111,63 @@ def _convolve(
         total = tl.dot(left, right_factor, total, input_precision="tf32")
     if BIASED:
         total += tl.load(bias + client * OUTPUTS + output, mask=output < OUTPUTS, other=0.0)[None, :]
-    to = target + client * pixels * OUTPUTS + pixel[:, None] * OUTPUTS + output[None, :]
-    tl.store(to, total, mask=here & (output < OUTPUTS)[None, :])
+    if POOLED:
+        four = tl.reshape(total, (BLOCK_M // 4, 4, BLOCK_N))
+        unknown = four != four  # NaN, which a comparison does not find
+        total, corner = tl.max(tl.where(unknown, float("inf"), four), 1, return_indices=True)
+        total = tl.where(tl.max(unknown.to(tl.int32), 1) > 0, float("nan"), total)
+        pixel = (tl.program_id(0) % tiles) * (BLOCK_M // 4) + tl.arange(0, BLOCK_M // 4)
+        pixels = pixels // 4
+        here = (pixel < pixels)[:, None]
+    place = client * pixels * OUTPUTS + pixel[:, None] * OUTPUTS + output[None, :]
+    known = here & (output < OUTPUTS)[None, :]
+    if POOLED:
+        tl.store(corners + place, tl.where(total <= 0, 4, corner).to(tl.uint8), mask=known)
+    if RECTIFIED:
+        total = tl.where(total <= 0, 0.0, total)
+    if MASKED:
+        total = tl.where(tl.load(positive + place, mask=known, other=0.0) <= 0, 0.0, total)
+    tl.store(target + place, total, mask=known)
+
+
+@triton.jit
+def _unpool(
+    grad, corners, target, g_picture, g_output, g_pixel,
+    AREA: tl.constexpr, COLUMNS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """target [picture, line, column, output] from the gradient of its 2 x 2 pooling, which goes to the `corners`."""
+    picture = tl.program_id(0).to(tl.int64)
+    pixel = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    output = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
+    known = (pixel < AREA)[:, None] & (output < OUTPUTS)[None, :]
+    places = picture * g_picture + pixel[:, None] * g_pixel + output[None, :] * g_output
+    value = tl.load(grad + places, mask=known, other=0.0)
+    places = picture * (AREA * OUTPUTS) + pixel[:, None] * OUTPUTS + output[None, :]
+    corner = tl.load(corners + places, mask=known, other=4)
+    first = (pixel // COLUMNS * (2 * WIDTH) + pixel % COLUMNS * 2)[:, None] * OUTPUTS + output[None, :]
+    target += picture * (HEIGHT * WIDTH * OUTPUTS)
+    for here in tl.static_range(4):
+        place = first + (here // 2 * WIDTH + here % 2) * OUTPUTS
+        tl.store(target + place, tl.where(corner == here, value, 0.0), mask=known)
+
+
+@triton.jit
+def _halves(value):
+    """Two bfloat16 numbers whose sum is the value, up to 2^-16 of it.
+
+    The first is the value with its last bits cut off, not rounded: a conversion to bfloat16 of one number takes the
+    device four times as long as other operations do.
+    """
+    high = (value.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+    return high.to(tl.bfloat16), (value - high).to(tl.bfloat16)
 
 
 @triton.jit
 def _correlate(
-    source, above, target, tiles, clients, pixels, part, area, columns, height, width,
+    source, above, target, tiles, clients, pixels, part,
     s_client, s_picture, s_channel, s_line, s_column, a_client, a_picture, a_output, a_line, a_column,
+    AREA: tl.constexpr, COLUMNS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     CHANNELS: tl.constexpr, OUTPUTS: tl.constexpr, TAPS: tl.constexpr, KERNEL_W: tl.constexpr,
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, PADDING_H: tl.constexpr, PADDING_W: tl.constexpr,
     DILATION_H: tl.constexpr, DILATION_W: tl.constexpr, SPLIT: tl.constexpr,
@@ -136,26 +192,26 @@ def _correlate(
     end = tl.minimum(begin + part, pixels)  # the last part may be shorter
     for first in range(0, part, BLOCK_K):
         pixel = begin + first + tl.arange(0, BLOCK_K)
-        picture, rest = pixel // area, pixel % area
-        line, column = rest // columns, rest % columns
+        picture, rest = pixel // AREA, pixel % AREA
+        line, column = rest // COLUMNS, rest % COLUMNS
         at_line, at_column = line * STRIDE_H, column * STRIDE_W
         inside = (pixel < end)[:, None] & (weight < TAPS * CHANNELS)[None, :]
         if PADDING_H > 0:
             reached = at_line[:, None] + down[None, :]
-            inside = inside & (reached >= 0) & (reached < height)
+            inside = inside & (reached >= 0) & (reached < HEIGHT)
         if PADDING_W > 0:
             reached = at_column[:, None] + right[None, :]
-            inside = inside & (reached >= 0) & (reached < width)
+            inside = inside & (reached >= 0) & (reached < WIDTH)
         places = picture * s_picture + at_line * s_line + at_column * s_column
         value = tl.load(source + places[:, None] + shift[None, :], mask=inside, other=0.0)
         places = picture * a_picture + line * a_line + column * a_column
         known = (pixel < end)[:, None] & (output < OUTPUTS)[None, :]
         grad = tl.load(above + places[:, None] + output[None, :] * a_output, mask=known, other=0.0)
-        by_bias += grad
+        if tl.program_id(0) % tiles == 0:
+            by_bias += grad
         if SPLIT:
-            value_high, grad_high = value.to(tl.bfloat16), grad.to(tl.bfloat16)
-            value_low = (value - value_high.to(tl.float32)).to(tl.bfloat16)
-            grad_low = (grad - grad_high.to(tl.float32)).to(tl.bfloat16)
+            value_high, value_low = _halves(value)
+            grad_high, grad_low = _halves(grad)
             total = tl.dot(tl.trans(grad_high), value_low, total)
             total = tl.dot(tl.trans(grad_low), value_high, total)
             total = tl.dot(tl.trans(grad_high), value_high, total)
@@ -168,32 +224,82 @@ def _correlate(
         tl.store(target + (row + TAPS * CHANNELS) * OUTPUTS + output, tl.sum(by_bias, 0), mask=output < OUTPUTS)
 
 
-def convolve(
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, *, rectified: bool = False) -> Tensor:
+    """x [G, B, C, H, W], weight [G, O, h, w, C] -> [G, B, O, H', W'], channels last."""
+    size = geometry.output_size((x.shape[3], x.shape[4]), (weight.shape[2], weight.shape[3]))
+    target = _pictures(x, weight, size)
+    _launch(x, weight, bias, geometry, target, rectified=rectified)
+    return target.permute(0, 1, 4, 2, 3)
+
+
+def convolve_and_pool(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> tuple[Tensor, Tensor]:
+    """(the largest of every 2 x 2 values and 0, [G, B, O, H' / 2, W' / 2]; which it is, 4: none is positive)."""
+    height, width = geometry.output_size((x.shape[3], x.shape[4]), (weight.shape[2], weight.shape[3]))
+    target = _pictures(x, weight, (height // 2, width // 2))
+    corners = torch.empty(target.shape, dtype=torch.uint8, device=x.device)
+    _launch(x, weight, bias, geometry, target, rectified=True, corners=corners)
+    return target.permute(0, 1, 4, 2, 3), corners.permute(0, 1, 4, 2, 3)
+
+
+def input_gradient(
+    grad: Tensor, weight: Tensor, size: tuple[int, int], geometry: Geometry, positive: Tensor | None = None
+) -> Tensor:
+    """The gradient by the input, of this size; weight: [G, C, h, w, O]. 0 where `positive` is not above 0."""
+    target = _pictures(grad, weight, size)
+    if positive is not None:
+        positive = positive.permute(0, 1, 3, 4, 2).contiguous()
+    _launch(grad, weight, None, geometry, target, transposed=True, positive=positive)
+    return target.permute(0, 1, 4, 2, 3)
+
+
+def _pictures(x: Tensor, weight: Tensor, size: tuple[int, int]) -> Tensor:
+    return torch.empty(*x.shape[:2], *size, weight.shape[1], dtype=x.dtype, device=x.device)
+
+
+def _launch(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     geometry: Geometry,
-    size: tuple[int, int] | None = None,
-) -> Tensor:
-    """x [G, B, C, H, W], weight [G, O, h, w, C] -> [G, B, O, H', W'], channels last.
-
-    With a `size`, x is the gradient of a convolution's result, and the result that of its input of this size.
-    """
+    target: Tensor,
+    *,
+    transposed: bool = False,
+    rectified: bool = False,
+    corners: Tensor | None = None,
+    positive: Tensor | None = None,
+) -> None:
     clients, pictures, channels, height, width = x.shape
-    outputs, kernel = weight.shape[1], (weight.shape[2], weight.shape[3])
-    transposed = size is not None
-    size = size or geometry.output_size((height, width), kernel)
-    target = torch.empty(clients, pictures, *size, outputs, dtype=x.dtype, device=x.device)
-    pixels, weights = pictures * size[0] * size[1], kernel[0] * kernel[1] * channels
+    rows, columns, outputs = target.shape[2:]
+    kernel = (weight.shape[2], weight.shape[3])
+    pixels, weights = pictures * rows * columns * (1 if corners is None else 4), kernel[0] * kernel[1] * channels
     block_n = min(128, max(16, triton.next_power_of_2(outputs)))
     tiles = triton.cdiv(pixels, 128)
     _convolve[(tiles * clients, triton.cdiv(outputs, block_n))](
-        x, weight.contiguous(), target if bias is None else bias.contiguous(), target,
-        tiles, pixels, size[0] * size[1], size[1], height, width, *x.stride(),
+        x, weight.contiguous(), target if bias is None else bias.contiguous(), target if positive is None else positive,
+        target, target if corners is None else corners, tiles, pixels, *x.stride(),
+        AREA=rows * columns, COLUMNS=columns, HEIGHT=height, WIDTH=width,
         CHANNELS=channels, OUTPUTS=outputs, TAPS=kernel[0] * kernel[1], KERNEL_W=kernel[1], **geometry.constants,
-        TRANSPOSED=transposed, BIASED=bias is not None,
+        TRANSPOSED=transposed, BIASED=bias is not None, RECTIFIED=rectified, POOLED=corners is not None,
+        MASKED=positive is not None,
         BLOCK_M=128, BLOCK_N=block_n, BLOCK_K=min(32, max(16, triton.next_power_of_2(weights))),
         num_warps=8 if block_n == 128 else 4, num_stages=3,
+    )  # fmt: skip
+
+
+def unpool(grad: Tensor, corners: Tensor, size: tuple[int, int]) -> Tensor:
+    """The gradient of values of this size by that of `convolve_and_pool`: [G, B, O, H, W], channels last."""
+    clients, pictures, outputs, rows, columns = grad.shape
+    if grad.stride(3) != columns * grad.stride(4) or grad.stride(0) != pictures * grad.stride(1):
+        grad = grad.contiguous()
+    pooled = size == (2 * rows, 2 * columns)  # every value; else the last row or column is in no pool
+    make = torch.empty if pooled else torch.zeros
+    target = make(clients, pictures, *size, outputs, dtype=grad.dtype, device=grad.device)
+    block_n = min(64, max(16, triton.next_power_of_2(outputs)))
+    grid = (clients * pictures, triton.cdiv(rows * columns, 32), triton.cdiv(outputs, block_n))
+    _unpool[grid](
+        grad, corners.permute(0, 1, 3, 4, 2).contiguous(), target, grad.stride(1), grad.stride(2), grad.stride(4),
+        AREA=rows * columns, COLUMNS=columns, HEIGHT=size[0], WIDTH=size[1], OUTPUTS=outputs,
+        BLOCK_M=32, BLOCK_N=block_n, num_warps=4,
     )  # fmt: skip
     return target.permute(0, 1, 4, 2, 3)
 
@@ -210,8 +316,8 @@ def weight_gradient(grad: Tensor, x: Tensor, kernel: tuple[int, int], geometry: 
     parts = min(triton.cdiv(ENOUGH_PROGRAMS, clients * tiles * blocks), triton.cdiv(pixels, LEAST_PIXELS))
     sums = torch.empty(parts, clients, weights + 1, outputs, dtype=x.dtype, device=x.device)
     _correlate[(tiles * clients, blocks, parts)](
-        x, grad, sums, tiles, clients, pixels, triton.cdiv(pixels, parts),
-        rows * columns, columns, height, width, *x.stride(), *grad.stride(),
+        x, grad, sums, tiles, clients, pixels, triton.cdiv(pixels, parts), *x.stride(), *grad.stride(),
+        AREA=rows * columns, COLUMNS=columns, HEIGHT=height, WIDTH=width,
         CHANNELS=channels, OUTPUTS=outputs, TAPS=kernel[0] * kernel[1], KERNEL_W=kernel[1], **geometry.constants,
         SPLIT=split, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=32, num_warps=4, num_stages=3,
     )  # fmt: skip

@@ -13,9 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from consilience.engines.compiler.trace import trace
+from consilience.engines.compiler import rectified_convolutions
+from consilience.engines.compiler.trace import Trace, trace
 from consilience.layers import attention, client_convolutions, convolution_kernels, exact, grouped
 
+aten = torch.ops.aten
 CLIENTS, PICTURES = 3, 2
 # channels, outputs, picture, kernel, stride, padding, dilation
 GEOMETRIES = [
@@ -67,6 +69,7 @@ def test_a_convolution_and_its_gradients_are_those_of_torch(case: Any, last: boo
         ("convolve", lambda x, w, above: (x, w.permute(0, 1, 3, 4, 2).contiguous(), None)),
         ("convolution_input_gradient", lambda x, w, above: (above, w.permute(0, 2, 3, 4, 1).contiguous(), [6, 7])),
         ("convolution_weight_gradient", lambda x, w, above: (above, x, [3, 2])),
+        ("convolve_and_pool", lambda x, w, above: (x, w.permute(0, 1, 3, 4, 2).contiguous(), None)),
     ],
 )
 def test_the_compiler_is_told_the_layout_that_comes(operation: str, arguments: Any) -> None:
@@ -106,8 +109,7 @@ def test_a_group_of_clients_is_trained_by_the_kernels(monkeypatch: pytest.Monkey
         list(params.values()),
         [x, y],
     )
-    names = [str(node.target).split(".")[1] for node in traced.graph.nodes if "consilience" in str(node.target)]
-    assert sorted(names) == [
+    assert _kernels_of(traced) == [
         "convolution_input_gradient",
         "convolution_weight_gradient",
         "convolution_weight_gradient",
@@ -116,6 +118,85 @@ def test_a_group_of_clients_is_trained_by_the_kernels(monkeypatch: pytest.Monkey
     ]
     again = traced(list(params.values()), [x, y])
     assert all(torch.equal(one, got[name]) for one, name in zip(again, got))
+
+
+def _kernels_of(traced: Trace) -> list[str]:
+    return sorted(str(node.target).split(".")[1] for node in traced.graph.nodes if "consilience" in str(node.target))
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels last", "clients inside"])
+@pytest.mark.parametrize("padding", [0, 1])
+@pytest.mark.parametrize("size", [(9, 8), (8, 8), (5, 16)], ids=str)
+def test_a_pooled_convolution_and_its_gradient_are_those_of_torch(size: Any, padding: int, layout: str) -> None:
+    """Also where a last row or column is in no pool, and where several values of a pool are equal."""
+    geometry = convolution_kernels.Geometry((1, 1), (padding, padding), (1, 1))
+    x, weight = drawn(CLIENTS, PICTURES, 4, *size, seed=0).round(), drawn(CLIENTS, 20, 4, 3, 3, seed=1).round()
+    bias = drawn(CLIENTS, 20, seed=2).round()
+    convolved = torch.stack([F.conv2d(x[k], weight[k], bias[k], 1, padding) for k in range(CLIENTS)]).requires_grad_()
+    wanted = F.max_pool2d(convolved.relu().flatten(0, 1), 2).unflatten(0, (CLIENTS, PICTURES))
+    above = drawn(*wanted.shape, seed=3)
+    (gradient,) = torch.autograd.grad(wanted, convolved, above)
+    if layout == "channels last":
+        above = above.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+    if layout == "clients inside":
+        above = above.transpose(0, 1).contiguous().transpose(0, 1)
+    order = (0, 1, 3, 4, 2)
+    got, corners = convolution_kernels.convolve_and_pool(x, weight.permute(order).contiguous(), bias, geometry)
+    assert torch.equal(got, wanted) and (corners == 4).equal(wanted == 0)
+    height, width = convolved.shape[3:]
+    assert torch.equal(convolution_kernels.unpool(above, corners, (height, width)), gradient)
+
+
+def test_a_pool_passes_on_what_is_not_a_number() -> None:
+    x = torch.zeros(1, 1, 1, 6, 6)
+    x[..., 3, 3] = float("nan")
+    geometry = convolution_kernels.Geometry((1, 1), (0, 0), (1, 1))
+    got, _ = convolution_kernels.convolve_and_pool(x, torch.ones(1, 1, 3, 3, 1), None, geometry)
+    wanted = F.max_pool2d(F.conv2d(x[0], torch.ones(1, 1, 3, 3)).relu(), 2)
+    assert torch.equal(got[0].isnan(), wanted.isnan()) and got.isnan().any()
+
+
+def _small(pool: nn.Module, rectifier: type[nn.Module] = nn.ReLU) -> nn.Module:
+    layers = (nn.Conv2d(3, 8, 3), rectifier(), nn.Conv2d(8, 16, 3, padding=1), rectifier(), pool, nn.Flatten())
+    return nn.Sequential(*layers, nn.LazyLinear(4))
+
+
+@pytest.mark.parametrize(
+    ("net", "joined"),
+    [
+        (lambda: _small(nn.MaxPool2d(2)), ["convolve_and_pool", "unpool"]),
+        (lambda: _small(nn.MaxPool2d(3, 2)), ["convolve"]),  # pools that overlap stay, behind a rectified convolution
+        (lambda: _small(nn.MaxPool2d(2, ceil_mode=True)), ["convolve"]),
+        (lambda: _small(nn.AvgPool2d(2)), ["convolve"]),
+        (lambda: _small(nn.MaxPool2d(2), nn.Tanh), ["convolve"]),
+        (lambda: _small(nn.Identity()), ["convolve"]),
+    ],
+    ids=["pools of 2 x 2", "pools that overlap", "pools over the edge", "means", "another activation", "no pools"],
+)
+def test_rectifiers_and_pools_join_the_kernels(monkeypatch: pytest.MonkeyPatch, net: Any, joined: list[str]) -> None:
+    net = net()
+    net(drawn(1, 3, 9, 10, seed=0))  # makes the last layer
+    net = exact.use_matmul(net)
+    names = list(dict(net.named_parameters()))
+    params = [torch.stack([p.detach() + 0.1 * drawn(*p.shape, seed=k) for k in range(3)]) for p in net.parameters()]
+    batch = [drawn(3, 5, 3, 9, 10, seed=9), torch.arange(15).reshape(3, 5) % 4]
+    monkeypatch.setattr(client_convolutions, "usable", lambda x, weight: grouped.grouped())
+    monkeypatch.setattr(exact, "_on_gpu", lambda x: True)
+
+    def loss(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(net, params, (x,)), y)
+
+    traced = trace(lambda leaves, rows: list(vmap(grad(loss))(dict(zip(names, leaves)), *rows).values()), params, batch)
+    wanted = traced(params, batch)
+    rectified_convolutions.join_rectifiers(traced)
+    rest = ["convolution_input_gradient", "convolution_weight_gradient", "convolution_weight_gradient", "convolve"]
+    assert _kernels_of(traced) == sorted([*rest, *joined])
+    left = [node for node in traced.graph.nodes if node.target in (aten.relu.default, aten.threshold_backward.default)]
+    overlapping = joined == ["convolve"] and any(isinstance(part, nn.MaxPool2d) for part in net)
+    if not any(isinstance(part, nn.Tanh) for part in net):  # the gradient of a rectifier before another kind of pool
+        assert len(left) == (1 if overlapping or isinstance(net[4], (nn.AvgPool2d, nn.Identity)) else 0)
+    for got, expected in zip(traced(params, batch), wanted, strict=True):
+        assert gap(got, expected) < 1e-5
 
 
 @pytest.mark.parametrize("length", [1, 7, 16])

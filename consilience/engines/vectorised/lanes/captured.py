@@ -19,6 +19,7 @@ from consilience.engines.compiler.biases import add_biases_in_products
 from consilience.engines.compiler.constant_casts import cast_constants_once
 from consilience.engines.compiler.convolution_gradients import fix_gradient_layouts, write_channels_last
 from consilience.engines.compiler.in_place import InPlace, copy_all
+from consilience.engines.compiler.rectified_convolutions import join_rectifiers
 from consilience.engines.compiler.small_embeddings import multiply_small_embeddings
 from consilience.engines.compiler.thin_convolutions import multiply_thin_gradients
 from consilience.engines.compiler.trace import Flat, trace
@@ -146,6 +147,7 @@ class Captured:
             if torch.backends.cudnn.deterministic:
                 multiply_thin_gradients(traced)
                 multiply_small_embeddings(traced)
+            join_rectifiers(traced)
             add_biases_in_products(traced)
             cast_constants_once(traced)
             if self._compile and self._channels_last:
