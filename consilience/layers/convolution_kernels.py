@@ -282,7 +282,7 @@ def _launch(
         TRANSPOSED=transposed, BIASED=bias is not None, RECTIFIED=rectified, POOLED=corners is not None,
         MASKED=positive is not None,
         BLOCK_M=128, BLOCK_N=block_n, BLOCK_K=min(32, max(16, triton.next_power_of_2(weights))),
-        num_warps=8 if block_n == 128 else 4, num_stages=3,
+        num_warps=8 if block_n == 128 or positive is not None else 4, num_stages=3,
     )  # fmt: skip
 
 

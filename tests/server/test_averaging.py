@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import tiny
@@ -13,6 +15,7 @@ from consilience.core.exchange import Cohort
 from consilience.core.protocols import ServerRule
 from consilience.core.tree import Tree
 from consilience.server import Averaging, ByExamples, Replace, SimProxWeights, UniformWeights, WeightedMean
+from consilience.server.averaging.combining import weighted_mean as together
 from consilience.server.averaging.combining.weighted_mean import weighted_mean
 from consilience.server.protocols import Combine, Step, Weighting
 
@@ -153,3 +156,19 @@ def test_parts_are_what_the_protocols_ask_for() -> None:
         assert isinstance(weighting, Weighting)
     assert isinstance(WeightedMean(), Combine) and isinstance(Replace(), Step)
     assert isinstance(Averaging(), ServerRule)
+
+
+def test_sums_of_all_tensors_at_once_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: small tensors of a type together, large ones apart."""
+    monkeypatch.setattr(together, "LARGE", 40)
+    draw, weights = torch.Generator().manual_seed(0), torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+    shapes = {"a": (3, 2), "b": (3, 4, 5), "c": (3,), "d": (3, 7, 2)}
+    params = {name: torch.randn(shape, generator=draw, dtype=torch.float64) for name, shape in shapes.items()}
+    models = {"params": params, "buffers": {"seen": torch.tensor([3, 9, 1]), "mean": torch.randn(3, 2, generator=draw)}}
+    merge = functools.partial(weighted_mean, weights=weights)
+    found = together._all_at_once(merge, models)
+    for part, leaves in models.items():
+        assert found[part].keys() == leaves.keys()
+        for name, stacked in leaves.items():
+            torch.testing.assert_close(found[part][name], merge(stacked), rtol=1e-6, atol=1e-12)
+    assert found["buffers"]["seen"] == 9

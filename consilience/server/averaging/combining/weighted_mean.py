@@ -11,6 +11,8 @@ from torch import Tensor
 from consilience.core.remote import RemoteTensor
 from consilience.core.tree import Tree, leaves, map_leaves, map_rows
 
+LARGE = 2**22  # values of all replies: a GPU copies fewer in the time in which the host launches a kernel
+
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedMean:
@@ -26,13 +28,17 @@ class WeightedMean:
 
 
 def _all_at_once(merge: Callable[[Tensor], Tensor], models: Tree) -> Tree:
-    """One kernel per dtype rather than per tensor: on a GPU, launching a hundred kernels takes longer than the sums."""
-    by_dtype: dict[torch.dtype, list[Tensor]] = {}
-    for leaf in leaves(models):
-        by_dtype.setdefault(leaf.dtype, []).append(leaf)
+    """One kernel per dtype rather than per tensor: on a GPU, launching a hundred kernels takes longer than the sums.
+
+    Large tensors are summed apart: to join them would take longer than another kernel.
+    """
+    groups: dict[tuple[torch.dtype, int], list[Tensor]] = {}
+    for number, leaf in enumerate(leaves(models)):
+        groups.setdefault((leaf.dtype, number if leaf.numel() >= LARGE else -1), []).append(leaf)
     merged: dict[int, Tensor] = {}
-    for alike in by_dtype.values():
-        total = merge(torch.cat([leaf.reshape(len(leaf), -1) for leaf in alike], 1))  # [m, P] -> [P]
+    for alike in groups.values():
+        rows = [leaf.reshape(len(leaf), -1) for leaf in alike]
+        total = merge(rows[0] if len(rows) == 1 else torch.cat(rows, 1))  # [m, P] -> [P]
         for leaf, part in zip(alike, total.split([leaf[0].numel() for leaf in alike])):
             merged[id(leaf)] = part.reshape(leaf.shape[1:])
     return map_leaves(lambda leaf: merged[id(leaf)], models)
