@@ -55,7 +55,7 @@ def assert_equal(early: list[Round], usual: list[Round]) -> None:
         assert one.notes.keys() == other.notes.keys()
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddyn", "fedadam", "fedprox_fedsplit", "simprox"])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddyn", "fedadam", "fedprox_fedsplit", "simprox", "fedgen"])
 def test_results_are_those_of_a_round_that_tests_replies_first(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     options = {"step": 1.0} if name == "fedprox_fedsplit" else {}
     algorithm = getattr(cs, name)(lr=0.1, batch_size=4, **options)
