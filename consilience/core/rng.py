@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,11 @@ def fold(keys: Any, counters: Any) -> Any:
     """New keys from keys and counters, which broadcast; at least one is a tensor or an int64 array."""
     offset = (counters + 1) * _WEYL
     return _mix(keys + (_signed(offset) if isinstance(offset, int) else offset))
+
+
+def folds(keys: Tensor, counters: Sequence[int]) -> Tensor:
+    """[..., n] what `fold` gives for each counter, by one hash of them all."""
+    return _mix(torch.stack([keys + _signed((counter + 1) * _WEYL) for counter in counters], -1))
 
 
 def bits(keys: Tensor, count: int) -> Tensor:
