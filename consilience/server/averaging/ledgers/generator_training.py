@@ -1,7 +1,7 @@
 """The server's training of FedGen's generator: Adam, with the gradient written out.
 
-Backpropagation by PyTorch takes twice as many operations, and the generator is so small that their number is what costs
-time. Nothing here reads a value on the host, so that a GPU's operations can be recorded. Every operation can be
+Backpropagation by PyTorch takes more than twice as many operations, and the generator is so small that their number is
+what costs time. Nothing here reads a value on the host, so that a GPU's operations can be recorded. All of it can be
 differentiated, for learned weights.
 """
 
@@ -116,7 +116,7 @@ def slope_of(params: Tensor, draw: Draw, heads: Heads, settings: Settings) -> Te
     wrong = scores.view(len(z), -1, draw.labels.shape[2]).softmax(2) - draw.labels  # [n, m, C]
     taught = (wrong * draw.expertise).flatten(1) @ heads.weight  # [n, d]
 
-    # `apart` is symmetric: the mean of |e - e'|^2 |z - z'| is the sum of (z - z_0) pull, whose gradient is pull
+    # `apart` is symmetric: the mean of |e - e'|^2 |z - z'| is the sum of (z - z_0) pull, and its gradient is pull
     gaps = z.unsqueeze(1) - z  # [n, n, d]
     pull = torch.bmm(draw.apart.unsqueeze(1), gaps.sign()).squeeze(1)  # [n, d]
     alike = (gaps[0] * pull).sum().exp()
