@@ -62,7 +62,7 @@ def bits(keys: Tensor, count: int) -> Tensor:
 
 
 def split(keys: Tensor, count: int) -> Tensor:
-    """[..., count] new keys from each key; the first ones do not depend on `count`."""
+    """[..., count] new keys from each key, those of `fold` for 0, 1, ...: the first do not depend on `count`."""
     # 1, 2, ... times the constant, as a cumulative sum over a tensor: a compiler that sees a product of an index and a
     # constant computes it in 32 bits
     increments = ((keys & 0) + _WEYL).unsqueeze(-1).expand(*keys.shape, count)
@@ -85,7 +85,12 @@ def keep_mask(keys: Tensor, count: int, drop: float) -> Tensor:
 
 def uniforms(keys: Tensor, count: int) -> Tensor:
     """[..., count] float64 numbers in [0, 1), multiples of 2^-53."""
-    return (bits(keys, count) >> 10).to(torch.float64) * 2.0**-53
+    return fractions(split(keys, count))
+
+
+def fractions(keys: Tensor) -> Tensor:
+    """What `uniforms` makes of keys that are split already."""
+    return ((keys & (2**63 - 1)) >> 10).to(torch.float64) * 2.0**-53
 
 
 def normals(keys: Tensor, count: int) -> Tensor:

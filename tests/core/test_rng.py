@@ -84,6 +84,13 @@ def test_several_folds_at_once_are_those_one_by_one() -> None:
     assert torch.equal(rng.folds(keys, counters), torch.stack([rng.fold(keys, one) for one in counters], -1))
 
 
+def test_splits_are_folds_in_turn_and_fractions_of_them_are_uniform_draws() -> None:
+    keys = torch.tensor([7, -(2**61)])
+    split = rng.split(keys, 5)
+    assert torch.equal(split, rng.fold(keys.unsqueeze(1), torch.arange(5)))
+    assert torch.equal(rng.fractions(split), rng.uniforms(keys, 5))
+
+
 def test_fold_broadcasts() -> None:
     folded = rng.fold(torch.tensor([[3], [4]]), torch.arange(5))
     assert folded.shape == (2, 5)

@@ -14,7 +14,7 @@ from consilience.core.plans import Batch
 from consilience.core.settings import Checked, Count, Fraction, Invalid, NonNegative
 from consilience.core.task import Task
 from consilience.core.tree import Tree
-from consilience.task.latent import classifier, draw_labels, generate
+from consilience.task.latent import classifier, generate, labels_at
 from consilience.task.losses import average
 
 
@@ -48,13 +48,12 @@ class GeneratedFeatures(Checked):
             raise Invalid(f"GeneratedFeatures needs one class number per row, not {tuple(batch.y.shape[1:])} of them")
         told, head = context.message["generator"], classifier(params)
         generator, like = told["params"], context.output
-        for_labels, for_drawn, for_batch = rng.folds(batch.key, (2**33, 2**33 + 1, 2**33 + 2)).unbind(-1)
-        drawn = draw_labels(told["labels"], for_labels, self.count)
-
-        # the noise of both kinds of rows at once; drawn per row, so that padding does not change a row's value
-        keys = torch.cat([for_drawn.expand(self.count), for_batch.expand(len(batch.y))])
-        places = torch.cat([torch.arange(many, device=drawn.device) for many in (self.count, len(batch.y))])
-        noise = rng.normals(rng.fold(keys, places), len(generator["noise"])).to(like.dtype)
+        # one hash for all; every row has a key of its own, so that padding does not change what it draws
+        purposes = rng.folds(batch.key, (2**33, 2**33 + 1, 2**33 + 2))
+        for_labels, for_drawn, for_batch = rng.split(purposes, max(self.count, len(batch.y))).unbind(-2)
+        drawn = labels_at(told["labels"], rng.fractions(for_labels[: self.count]))
+        keys = torch.cat([for_drawn[: self.count], for_batch[: len(batch.y)]])
+        noise = rng.normals(keys, len(generator["noise"])).to(like.dtype)
         scores = head.logits(params, generate(generator, torch.cat([drawn, batch.y]), noise))
 
         met = drawn.unsqueeze(1) == torch.arange(scores.shape[1], device=drawn.device)
