@@ -21,7 +21,7 @@ from consilience.core.capabilities import (
     capability,
 )
 from consilience.core.exchange import Broadcast, Cohort, Notes
-from consilience.core.protocols import Engine, HasTask
+from consilience.core.protocols import Engine, HasTask, waits_for_replies
 from consilience.core.rng import key
 from consilience.core.screening import (
     Limits,
@@ -132,12 +132,12 @@ def _overlapped(
     """The conclusion of a round in which every test passes: the host queues all of it and waits for the device once.
 
     The server rule is called before its replies are tested; rules are pure, so nothing is lost if a test fails. Only
-    for rules that sum replies: others read them on the host. None if a test fails, or the round needs another step.
+    for rules that sum replies or read them on the device. None if a test fails, or the round needs another step.
     """
     server = algorithm.server
     passes = (capability(server, TrainsModel), capability(algorithm.client, PostTrainingPass), secret)
     few = limits is not None and (limits.max_growth is not None or len(cohort) < limits.min_valid)
-    if server.needs_each_reply or few or any(step is not None for step in passes):
+    if waits_for_replies(server) or few or any(step is not None for step in passes):
         return None
     replies = reply_test(cohort, received, limits)
     if replies is None:

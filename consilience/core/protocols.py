@@ -96,6 +96,25 @@ class ServerRule(Protocol):
         ...
 
 
+@runtime_checkable
+class Queued(Protocol):
+    """A server rule, or a part of one, that reads single replies without waiting for the device that computes them.
+
+    Its update may be called before the replies are tested, and again without those that fail. Wrappers declare it
+    themselves: they may read more than the part inside.
+    """
+
+    @property
+    def queued(self) -> bool:
+        """Whether all that it does with replies is queued."""
+        ...
+
+
+def waits_for_replies(part: Any) -> bool:
+    """Whether a server rule, or a part of one, reads single replies on the host."""
+    return part.needs_each_reply and not (isinstance(part, Queued) and part.queued)
+
+
 class Engine(Protocol):
     """Runs clients for the training loop: keeps their memory and draws their batches, independent of the algorithm."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -50,13 +51,18 @@ def fold(keys: Any, counters: Any) -> Any:
     return _mix(keys + (_signed(offset) if isinstance(offset, int) else offset))
 
 
+def folds(keys: Tensor, counters: Sequence[int]) -> Tensor:
+    """[..., n] what `fold` gives for each counter, by one hash of them all."""
+    return _mix(torch.stack([keys + _signed((counter + 1) * _WEYL) for counter in counters], -1))
+
+
 def bits(keys: Tensor, count: int) -> Tensor:
     """[..., count] uniform 63-bit integers for each key."""
     return split(keys, count) & (2**63 - 1)
 
 
 def split(keys: Tensor, count: int) -> Tensor:
-    """[..., count] new keys from each key; the first ones do not depend on `count`."""
+    """[..., count] new keys from each key, those of `fold` for 0, 1, ...: the first do not depend on `count`."""
     # 1, 2, ... times the constant, as a cumulative sum over a tensor: a compiler that sees a product of an index and a
     # constant computes it in 32 bits
     increments = ((keys & 0) + _WEYL).unsqueeze(-1).expand(*keys.shape, count)
@@ -79,7 +85,12 @@ def keep_mask(keys: Tensor, count: int, drop: float) -> Tensor:
 
 def uniforms(keys: Tensor, count: int) -> Tensor:
     """[..., count] float64 numbers in [0, 1), multiples of 2^-53."""
-    return (bits(keys, count) >> 10).to(torch.float64) * 2.0**-53
+    return fractions(split(keys, count))
+
+
+def fractions(keys: Tensor) -> Tensor:
+    """What `uniforms` makes of keys that are split already."""
+    return ((keys & (2**63 - 1)) >> 10).to(torch.float64) * 2.0**-53
 
 
 def normals(keys: Tensor, count: int) -> Tensor:

@@ -55,5 +55,10 @@ def generate(params: Tree, labels: Tensor, noise: Tensor) -> Tensor:
 
 def draw_labels(shares: Tensor, key: Tensor, count: int) -> Tensor:
     """[..., count] class numbers for each key, drawn by [C] shares, which sum to one."""
+    return labels_at(shares, rng.uniforms(key, count))
+
+
+def labels_at(shares: Tensor, places: Tensor) -> Tensor:
+    """The class numbers whose shares of [0, 1) hold these places."""
     edges = shares.to(torch.float64).cumsum(0)[:-1]
-    return (rng.uniforms(key, count).unsqueeze(-1) >= edges).sum(-1)
+    return (places.unsqueeze(-1) >= edges).sum(-1)

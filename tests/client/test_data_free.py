@@ -26,9 +26,8 @@ from consilience.core.plans import Batch
 from consilience.core.rounds import run
 from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
-from consilience.server.averaging.ledgers.generator import Draw, Generator
 from consilience.server.rules.synthetic_training import SyntheticTraining
-from consilience.task.latent import classifier, draw_labels, generate, new_generator
+from consilience.task.latent import classifier, draw_labels, new_generator
 from consilience.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("untraced")
@@ -122,41 +121,6 @@ def test_fedgens_terms_leave_out_padding_and_an_untrained_generator() -> None:
     assert padded(params).item() == pytest.approx(whole(params).item(), abs=1e-13)
     untrained, _, *_ = term_value(term, 0.0, None)
     assert untrained(params).item() == 0
-
-
-def test_the_generators_loss_by_hand() -> None:
-    """Each classifier counts by its client's share of the label; plus exp(-mean |e - e'|^2 |z - z'|)."""
-    rule = Generator(noise_size=2, hidden=3, diversity=0.7)
-    params = new_generator(2, 4, noise=2, hidden=3, like=random(1))
-    weights, biases = random(2, 2, 4, seed=1), random(2, 2, seed=2)
-    expertise = torch.tensor([[0.9, 0.25], [0.1, 0.75]], dtype=DOUBLE)  # [clients, labels]
-    y, e = torch.tensor([0, 1, 1]), random(3, 2, seed=3)
-    z = generate(params, y, e).numpy()
-    total = 0.0
-    for row, label in zip(z, y.tolist()):
-        for k in range(2):
-            scores = weights[k].numpy() @ row + biases[k].numpy()
-            total += float(expertise[k, label]) * (np.log(np.exp(scores).sum()) - scores[label]) / 3
-    pairs = [np.abs(z[i] - z[j]).mean() * ((e[i] - e[j]) ** 2).mean().item() for i in range(3) for j in range(3)]
-    expected = total + 0.7 * np.exp(-np.mean(pairs))
-    apart = (e.unsqueeze(0) - e.unsqueeze(1)).square().mean(2)
-    one = torch.ones((), dtype=DOUBLE)  # Adam's corrections are not part of the loss
-    drawn = Draw(y, e, expertise[:, y], apart, y.repeat(2), one, one)
-    found, _ = rule._loss(params, heads=(weights, biases), drawn=drawn)
-    assert found.item() == pytest.approx(expected, abs=1e-12)
-
-
-def test_the_generator_learns_what_the_classifiers_agree_on() -> None:
-    """Two clients, each an expert of its own labels: features of a label satisfy its expert."""
-    heads = random(2, 4, 6, seed=5)
-    counts = torch.tensor([[50.0, 50.0, 0, 0], [0, 0, 60.0, 40.0]], dtype=DOUBLE)
-    rule = Generator(steps=150, hidden=32, noise_size=8)
-    params = rule._train(new_generator(4, 6, noise=8, hidden=32, like=heads), (heads, None), counts, key=1)
-    y = torch.arange(4).repeat(25)
-    z = generate(params, y, random(100, 8, seed=6))
-    expert = torch.where(y < 2, 0, 1)
-    logits = torch.einsum("nd,ncd->nc", z, heads[expert])
-    assert (logits.argmax(1) == y).double().mean() > 0.95
 
 
 def test_clients_tell_the_shares_of_their_labels() -> None:

@@ -55,7 +55,7 @@ def assert_equal(early: list[Round], usual: list[Round]) -> None:
         assert one.notes.keys() == other.notes.keys()
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddyn", "fedadam", "fedprox_fedsplit", "simprox"])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddyn", "fedadam", "fedprox_fedsplit", "simprox", "fedgen"])
 def test_results_are_those_of_a_round_that_tests_replies_first(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     options = {"step": 1.0} if name == "fedprox_fedsplit" else {}
     algorithm = getattr(cs, name)(lr=0.1, batch_size=4, **options)
@@ -64,8 +64,11 @@ def test_results_are_those_of_a_round_that_tests_replies_first(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("factor", [float("nan"), float("inf"), 1e200, 1e30, 1e5])
-def test_a_reply_that_is_not_usable_is_refused_all_the_same(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
-    algorithm = replace(fedavg(lr=0.1), channel=Spoiling(factor=factor))
+@pytest.mark.parametrize("recipe", [fedavg, cs.fedgen])
+def test_a_reply_that_is_not_usable_is_refused_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, recipe: Any, factor: float
+) -> None:
+    algorithm = replace(recipe(lr=0.1), channel=Spoiling(factor=factor))
     early = rounds_of(monkeypatch, algorithm, on_gpu=True)
     assert_equal(early, rounds_of(monkeypatch, algorithm, on_gpu=False))
     assert [len(one.cohort.refusals) for one in early] == [0, 1, 0]
@@ -109,8 +112,10 @@ def test_the_host_waits_once_and_after_everything_is_queued(monkeypatch: pytest.
     monkeypatch.setattr(conclusion, "_fetched", lambda *given: done.append("wait") or fetched(*given))
     monkeypatch.setattr(Averaging, "update", lambda *given: done.append("update") or update(*given))
     monkeypatch.setattr(conclusion, "screen_replies", lambda *given: done.append("screen") or screen(*given))
-    rounds_of(monkeypatch, fedavg(lr=0.1), on_gpu=True)
-    assert done == ["update", "wait"] * 3
+    for recipe in (fedavg, cs.fedgen):  # fedgen reads single replies, on the device
+        done.clear()
+        rounds_of(monkeypatch, recipe(lr=0.1), on_gpu=True)
+        assert done == ["update", "wait"] * 3
     done.clear()
     rounds_of(monkeypatch, cs.simprox(lr=0.1), on_gpu=True)
     assert done == ["screen", "update"] * 3, "this rule reads single replies on the host, so they are tested first"

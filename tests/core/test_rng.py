@@ -79,6 +79,18 @@ def test_fold_is_the_counter_th_output(key: int, counter: int) -> None:
     assert [int(form) for form in forms] == [expected] * 3
 
 
+def test_several_folds_at_once_are_those_one_by_one() -> None:
+    keys, counters = torch.tensor([[-3, 4], [2**62, 0]]), (0, 5, 2**33, 2**33 + 1, 2**63 - 2)
+    assert torch.equal(rng.folds(keys, counters), torch.stack([rng.fold(keys, one) for one in counters], -1))
+
+
+def test_splits_are_folds_in_turn_and_fractions_of_them_are_uniform_draws() -> None:
+    keys = torch.tensor([7, -(2**61)])
+    split = rng.split(keys, 5)
+    assert torch.equal(split, rng.fold(keys.unsqueeze(1), torch.arange(5)))
+    assert torch.equal(rng.fractions(split), rng.uniforms(keys, 5))
+
+
 def test_fold_broadcasts() -> None:
     folded = rng.fold(torch.tensor([[3], [4]]), torch.arange(5))
     assert folded.shape == (2, 5)

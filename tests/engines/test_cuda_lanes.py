@@ -172,7 +172,7 @@ def _same(one: Round, other: Round) -> bool:
 
 
 @pytest.mark.parametrize("lane", ["serial", "batched", "streams"])
-@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "ditto"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "ditto", "fedgen"])
 def test_a_resumed_run_has_the_same_bits(lane, algorithm):
     """Functions around training are traced at their seventh call, at another round in a resumed run."""
     whole = _rounds(algorithm, lane, 10)
@@ -180,7 +180,7 @@ def test_a_resumed_run_has_the_same_bits(lane, algorithm):
     assert all(_same(one, other) for one, other in zip(whole[5:], rest, strict=True))
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "feddyn", "fedadam"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "feddyn", "fedadam", "fedgen"])
 def test_one_wait_a_round_and_prepared_batches_change_no_bit(monkeypatch, algorithm):
     early = _rounds(algorithm, "batched", 4)
     monkeypatch.setattr(conclusion, "_on_gpu", lambda cohort: False)

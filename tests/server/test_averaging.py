@@ -12,12 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consilience.core.exchange import Cohort
-from consilience.core.protocols import ServerRule
+from consilience.core.protocols import ServerRule, waits_for_replies
 from consilience.core.tree import Tree
 from consilience.server import Averaging, ByExamples, Replace, SimProxWeights, UniformWeights, WeightedMean
 from consilience.server.averaging.combining import weighted_mean as together
+from consilience.server.averaging.combining.krum import Krum
 from consilience.server.averaging.combining.weighted_mean import weighted_mean
+from consilience.server.averaging.ledgers.generator import Generator
+from consilience.server.averaging.ledgers.qffl_step import QfflStep
 from consilience.server.protocols import Combine, Step, Weighting
+from consilience.server.rules.buffered import Buffered
 
 
 def uniform(count: int) -> torch.Tensor:
@@ -130,6 +134,23 @@ def test_broadcast_is_the_global_model() -> None:
     start = {"params": {"w": torch.ones(2)}, "buffers": {}}
     sent = server.broadcast(server.init(start, 3), np.arange(3))
     assert tiny.same(sent.shared, {"model": start}) and sent.personal == {}
+
+
+def test_an_update_is_queued_if_no_part_waits_for_replies() -> None:
+    assert not waits_for_replies(Averaging()) and not Averaging().queued  # a sum waits for nothing, undeclared
+    assert not waits_for_replies(Averaging(ledgers=(Generator(),)))
+    assert waits_for_replies(Averaging(weighting=SimProxWeights()))
+    both = Averaging(ledgers=(Generator(), QfflStep()))
+    chosen = Averaging(combine=Krum(), ledgers=(Generator(),))
+    weighted = Averaging(weighting=SimProxWeights(), ledgers=(Generator(),))
+    assert all(map(waits_for_replies, (both, chosen, weighted)))
+    wrapped = Buffered(averaging=Averaging(ledgers=(Generator(),)))
+    assert waits_for_replies(wrapped), "a wrapper declares it itself"
+
+    class Reading(Averaging):
+        needs_each_reply = True
+
+    assert waits_for_replies(Reading())
 
 
 def test_needs_each_reply_follows_the_parts() -> None:

@@ -14,7 +14,7 @@ from consilience.core.plans import Batch
 from consilience.core.settings import Checked, Count, Fraction, Invalid, NonNegative
 from consilience.core.task import Task
 from consilience.core.tree import Tree
-from consilience.task.latent import classifier, draw_labels, generate
+from consilience.task.latent import classifier, generate, labels_at
 from consilience.task.losses import average
 
 
@@ -48,16 +48,17 @@ class GeneratedFeatures(Checked):
             raise Invalid(f"GeneratedFeatures needs one class number per row, not {tuple(batch.y.shape[1:])} of them")
         told, head = context.message["generator"], classifier(params)
         generator, like = told["params"], context.output
-        size = len(generator["noise"])
+        # one hash for all; every row has a key of its own, so that padding does not change what it draws
+        purposes = rng.folds(batch.key, (2**33, 2**33 + 1, 2**33 + 2))
+        for_labels, for_drawn, for_batch = rng.split(purposes, max(self.count, len(batch.y))).unbind(-2)
+        drawn = labels_at(told["labels"], rng.fractions(for_labels[: self.count]))
+        keys = torch.cat([for_drawn[: self.count], for_batch[: len(batch.y)]])
+        noise = rng.normals(keys, len(generator["noise"])).to(like.dtype)
+        scores = head.logits(params, generate(generator, torch.cat([drawn, batch.y]), noise))
 
-        def features(labels: Tensor, purpose: int) -> Tensor:
-            # drawn per row, so that padding does not change a row's value
-            keys = rng.fold(rng.fold(batch.key, purpose), torch.arange(len(labels), device=labels.device))
-            return generate(generator, labels, rng.normals(keys, size).to(like.dtype))
-
-        drawn = draw_labels(told["labels"], rng.fold(batch.key, 2**33), self.count)
-        taught = F.cross_entropy(head.logits(params, features(drawn, 2**33 + 1)), drawn)
-        target = head.logits(params, features(batch.y, 2**33 + 2)).softmax(1).detach()
+        met = drawn.unsqueeze(1) == torch.arange(scores.shape[1], device=drawn.device)
+        taught = -(scores[: self.count].log_softmax(1) * met).sum() / self.count
+        target = scores[self.count :].softmax(1).detach()
         apart = F.kl_div(like.log_softmax(1), target, reduction="none").sum(1)  # [B]
         decay = torch.as_tensor(self.decay, dtype=like.dtype, device=like.device)
         strength = told["ready"].to(like.dtype) * torch.pow(decay, context.message["round"])

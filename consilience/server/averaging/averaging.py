@@ -9,6 +9,7 @@ import torch
 
 from consilience.core.capabilities import capability
 from consilience.core.exchange import Broadcast, Cohort, Notes
+from consilience.core.protocols import waits_for_replies
 from consilience.core.settings import Invalid, check
 from consilience.core.tree import Tree
 from consilience.server.averaging.combining.weighted_mean import WeightedMean
@@ -49,8 +50,17 @@ class Averaging:
     @property
     def needs_each_reply(self) -> bool:
         """Whether any of its parts reads single replies."""
-        replies = [self.weighting.needs_each_reply, self.combine.needs_each_reply]
-        return any([*replies, *(ledger.needs_each_reply for ledger in self.ledgers)])
+        return any(part.needs_each_reply for part in self._readers)
+
+    @property
+    def queued(self) -> bool:
+        """Whether it has parts that read single replies, and all of them do so on the device."""
+        reading = [part for part in self._readers if part.needs_each_reply]
+        return bool(reading) and not any(waits_for_replies(part) for part in reading)
+
+    @property
+    def _readers(self) -> tuple[Weighting | Combine | Ledger, ...]:
+        return (self.weighting, self.combine, *self.ledgers)
 
     @property
     def reads(self) -> tuple[str, ...]:
