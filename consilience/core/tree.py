@@ -96,7 +96,11 @@ def take(tree: Any, index: np.ndarray) -> Any:
     """Rows [n] of every stacked leaf; remote rows are not fetched."""
 
     def some(leaf: Tensor) -> Tensor:
-        return leaf.take(index) if isinstance(leaf, RemoteTensor) else leaf[torch.from_numpy(index).to(leaf.device)]
+        return (
+            leaf.take(index)
+            if isinstance(leaf, RemoteTensor)
+            else leaf[torch.from_numpy(index).to(leaf.device, non_blocking=True)]
+        )
 
     return map_leaves(some, tree)
 
@@ -162,13 +166,21 @@ def all_finite(tree: Any) -> np.ndarray:
 
 def is_finite(values: list[Tensor]) -> bool:
     """Whether all values of some tensors are finite, by a few fused kernels for any number of tensors."""
+    flag = finite_flag(values)
+    return flag is None or bool(flag)
+
+
+def finite_flag(values: list[Tensor]) -> Tensor | None:
+    """[] the same, without waiting for the device; None if there are no values that could not be."""
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for leaf in values:
         if leaf.is_floating_point() and leaf.numel() and not _sums_up(leaf):
             by_dtype.setdefault(leaf.dtype, []).append(leaf)
     # the largest magnitude is NaN if any value is
     found = [torch.stack(torch._foreach_norm(some, math.inf)).isfinite().all() for some in by_dtype.values()]
-    return not found or bool(found[0] if len(found) == 1 else torch.stack(found).all())
+    if not found:
+        return None
+    return found[0] if len(found) == 1 else torch.stack(found).all()
 
 
 def _sums_up(leaf: Tensor) -> bool:

@@ -20,11 +20,13 @@ from consilience.core.evaluate import Evaluate
 from consilience.core.exchange import Broadcast, Pool
 from consilience.core.federation import Federation
 from consilience.core.rounds import Diverged, Round, run
+from consilience.engines.vectorised.client_memories import ClientMemories
 from consilience.environments.environment import Environment
 from consilience.selection import Uniform
 
 pytestmark = pytest.mark.usefixtures("untraced")
 each_lane = pytest.mark.parametrize("lane", ["serial", "batched", "streams"])
+queued_or_not = pytest.mark.parametrize("queued", [False, True], ids=["at once", "queued"])
 CLIENTS = len(tiny.SIZES)
 LOUD = (1.0, 0.0, 1.0, 0.0, 1.0)  # clients 1 and 3 are never heard
 
@@ -180,10 +182,37 @@ def test_a_nonfinite_reply_is_screened_and_the_round_goes_on(lane: str) -> None:
 
 
 @each_lane
-def test_a_broken_client_keeps_its_memory(lane: str) -> None:
+@queued_or_not
+def test_a_broken_client_keeps_its_memory(lane: str, queued: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ClientMemories, "_queues", queued)
     rounds = list(run(parts.remembering(), tiny.engine(data=overflowing(2, 3, scale=1e307), lane=lane), rounds=2))
     assert visits(rounds) == [[1, 1, 0, 0, 1], [2, 2, 0, 0, 2]]
     assert rounds[-1].cohort.counts == {"nonfinite": 2}
+
+
+@queued_or_not
+def test_a_client_that_breaks_later_keeps_what_it_had(queued: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where some clients are not heard, and after a resume from the round in which it broke."""
+    monkeypatch.setattr(ClientMemories, "_queues", queued)
+    data, quiet = overflowing(2, scale=1e307), Environment(communication=(1.0, 0.0, 1.0, 1.0, 1.0))
+    sound = tiny.engine(environment=quiet)
+    first = list(run(parts.remembering(), sound, rounds=3))[-1].snapshot
+    whole = list(run(parts.remembering(), tiny.engine(data=data, environment=quiet), rounds=6, resume=first))
+    assert visits(whole) == [[4, 0, 3, 4, 4], [5, 0, 3, 5, 5], [6, 0, 3, 6, 6]]
+    rest = list(run(parts.remembering(), tiny.engine(data=data, environment=quiet), rounds=6, resume=whole[0].snapshot))
+    assert visits(rest) == visits(whole[1:])
+
+
+def test_a_queued_test_of_memories_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ClientMemories, "_queues", True)
+    engine = tiny.engine()
+    rule, ids = scaffold(lr=0.1), np.arange(CLIENTS)
+    broadcast = rule.server.broadcast(rule.server.init(engine.start(), CLIENTS), ids)
+    with monkeypatch.context() as patch:
+        for name in ("is_finite", "all_finite"):
+            patch.setattr(tree, name, lambda *_: pytest.fail("this waits"))
+        engine.exchange(rule.client, rule.channel, broadcast, ids, round=0, seed=0)
+    assert any(bool(leaf.any()) for leaf in tree.leaves(tree.here(tree.take(engine.recall(), ids))))
 
 
 @each_lane

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from consilience.core import tree
 from consilience.core.protocols import Channel, ClientRule
@@ -15,6 +17,16 @@ from consilience.engines.workload import Workload
 from consilience.stores.block_storage import BlockStorage
 from consilience.stores.client_rows import ClientRows
 from consilience.stores.row_blocks import RowPlace
+
+
+class Untested(NamedTuple):
+    """What was stored before the device had computed whether it is finite."""
+
+    finite: Tensor  # [] whether all of it is
+    values: Tree  # stacked [m, ...], with the replies
+    before: ClientRows
+    ids: np.ndarray  # [m] places of the clients
+    heard: np.ndarray  # those among them whose values were stored
 
 
 class ClientMemories:
@@ -33,15 +45,17 @@ class ClientMemories:
     ) -> None:
         self._clients, self._device, self._place, self._start, self._hosts = clients, device, place, start, hosts
         self._rows: ClientRows | None = None  # None until a rule trains
+        self._untested: Untested | None = None
         self._without: set[tuple[ClientRule, Channel]] = set()  # rules that keep none
 
     def tree(self) -> Tree:
         """Every client's memory, stacked [K, ...], read when something asks; later rounds do not change it."""
-        return self._rows.tree() if self._rows is not None else {}
+        rows = self._tested()
+        return {} if rows is None else rows.tree()
 
     def restore(self, memory: Tree) -> None:
         """Restore saved memories; {} clears all."""
-        self._rows = None
+        self._rows = self._untested = None
         if not any(True for _ in tree.leaves(memory)):
             return
         known = ClientRows.of(memory)
@@ -55,12 +69,14 @@ class ClientMemories:
 
     def forget(self, first: Tree) -> None:
         """Give every client the memory `first`, [1, ...]."""
+        self._untested = None
         self._rows = ClientRows(self._storage(first), self._clients)
 
     def write(self, ids: np.ndarray, rows: Tree) -> None:
         """Give these clients other memories, [m, ...]."""
-        assert self._rows is not None
-        self._rows = self._rows.write(self.where(ids), tree.to(rows, self._device))
+        known = self._tested()
+        assert known is not None
+        self._rows = known.write(self.where(ids), tree.to(rows, self._device))
 
     def read(self, client: ClientRule, channel: Channel, ids: np.ndarray) -> Tree:
         """What these clients remember, stacked [m, ...]."""
@@ -72,11 +88,28 @@ class ClientMemories:
         rows = self._of(client, channel)
         if rows is None or not any(True for _ in tree.leaves(rows.initial)):
             return
-        kept = np.flatnonzero(workload.heard & tree.all_finite({"reply": reply, "memory": new}))
-        ids = self.where(workload.ids)
-        if len(kept) < len(ids):
-            ids, new = ids[kept], tree.take(new, kept)
-        self._rows = rows.write(ids, new)
+        ids, kept, values = self.where(workload.ids), np.flatnonzero(workload.heard), {"reply": reply, "memory": new}
+        flag = None
+        if self._queues:
+            flag = tree.finite_flag([leaf for leaf in tree.leaves(values) if leaf.is_floating_point()])
+        else:
+            kept = kept[tree.all_finite(values)[kept]]
+        self._rows = rows.write(ids[kept], new if len(kept) == len(ids) else tree.take(new, kept))
+        if flag is not None:
+            self._untested = Untested(flag, values, rows, ids, kept)
+
+    @property
+    def _queues(self) -> bool:
+        """Whether the host would wait for the device to know which values are finite."""
+        return self._device.type == "cuda"
+
+    def _tested(self) -> ClientRows | None:
+        """The newest rows; clients whose last values turn out not to be finite have their old ones again."""
+        last, self._untested = self._untested, None
+        if last is not None and self._rows is not None and not bool(last.finite):
+            broken = last.ids[last.heard[~tree.all_finite(last.values)[last.heard]]]
+            self._rows = self._rows.write(broken, last.before.read(broken))
+        return self._rows
 
     def where(self, ids: np.ndarray) -> np.ndarray:
         """The clients' places among those held here."""
@@ -90,6 +123,7 @@ class ClientMemories:
 
     def _of(self, client: ClientRule, channel: Channel) -> ClientRows | None:
         """The rows, made when a rule first trains; None where clients keep no memory."""
+        self._tested()
         if self._rows is None and client.work.trains and (client, channel) not in self._without:
             start = self._start()
             initial = memories(client.init(start), channel.init(start))
