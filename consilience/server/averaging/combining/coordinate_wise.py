@@ -37,12 +37,12 @@ def trimmed_mean(stacked: Tensor, cut: int) -> Tensor:
     """[m, ...] -> [...] without the `cut` smallest and largest values; the largest for counters, `any` for flags."""
     if not stacked.is_floating_point():
         return stacked.any(0) if stacked.dtype == torch.bool else stacked.amax(0)
-    keep = len(stacked) - 2 * cut
     if sorts_in_registers(stacked, len(stacked)):
-        from consilience.server.averaging.combining import order_statistics_kernels as kernels
+        from consilience.layers import order_statistics_kernels as kernels
 
-        return kernels.trimmed_mean(stacked, keep)
-    return ordered(stacked)[cut : cut + keep].mean(0, dtype=torch.float64).to(stacked.dtype)
+        return kernels.trimmed_mean(stacked, len(stacked) - 2 * cut)
+    middle = ordered(stacked)[cut : len(stacked) - cut]
+    return middle.mean(0, dtype=torch.float64).to(stacked.dtype)
 
 
 def sorts_in_registers(stacked: Tensor, count: int) -> bool:

@@ -132,7 +132,7 @@ def around_median(stacked: Tensor, chosen: Tensor, keep: int) -> Tensor:
     """
     chosen = chosen.to(stacked.device)
     if sorts_in_registers(stacked, len(chosen)):
-        from consilience.server.averaging.combining import order_statistics_kernels as kernels
+        from consilience.layers import order_statistics_kernels as kernels
 
         return kernels.around_median(stacked, chosen, keep)
     values = ordered(stacked[chosen])

@@ -1,4 +1,4 @@
-"""The kernel of the coordinate-wise rules by Triton's interpreter; `tests/layers/test_kernels.py` runs this file.
+"""The kernel of the coordinate-wise rules by Triton's interpreter; `test_kernels.py` runs this file.
 
 On a GPU, tests/engines/test_cuda_lanes.py runs it compiled.
 """
@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from consilience.layers import order_statistics_kernels as kernels
 from consilience.server.averaging.combining import coordinate_wise, krum, whole_models
-from consilience.server.averaging.combining import order_statistics_kernels as kernels
 
 SIZE = 150  # coordinates: more than those of one program
 COUNTS = (1, 2, 3, 5, 8, 9, 17, 40, 128)
