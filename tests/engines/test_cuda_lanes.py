@@ -28,7 +28,7 @@ from consilience.experiments.client_tests import personal_test
 from consilience.layers import attention, client_convolutions
 from consilience.models import build
 from consilience.selection import Uniform
-from consilience.server.averaging.combining import coordinate_wise
+from consilience.server.averaging.combining import coordinate_wise, krum
 from consilience.task.task import Task
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -305,6 +305,28 @@ def test_first_attention_by_kernels_is_as_near_the_exact_one_as_that_of_torch() 
     assert apart < 1.5 * torchs_apart + 1e-3
 
 
-def test_first_robust_merges_by_exchanges_are_sorts() -> None:
-    stacked = torch.randn(21, coordinate_wise.MANY + 5, device="cuda")
-    assert torch.equal(coordinate_wise.ordered(stacked), stacked.sort(dim=0).values)
+@pytest.mark.parametrize("count", [1, 2, 7, 21, 40, 64, 65, 128])
+def test_first_robust_merges_by_kernels_are_sorts(count: int) -> None:
+    """Of values whose sums are exact in float64: some as they come, some of which many are equal or as near."""
+    drawn = torch.randn(count, 100, 333, generator=torch.Generator().manual_seed(0))
+    for stacked in ((drawn * 2**16).round() / 2**16, drawn.round(), (drawn * 4).round().transpose(1, 2)):
+        there, everyone = stacked.cuda(), torch.arange(count)
+        assert coordinate_wise.sorts_in_registers(there, count)
+        for cut in {0, count // 5, (count - 1) // 2}:
+            wanted = coordinate_wise.trimmed_mean(stacked, cut)
+            assert torch.equal(coordinate_wise.trimmed_mean(there, cut).cpu(), wanted)
+        for chosen in (everyone, everyone.flip(0)[: count // 2 + 1]):
+            for keep in {1, len(chosen) // 2, len(chosen)} - {0}:
+                wanted = krum.around_median(stacked, chosen, keep)
+                assert torch.equal(krum.around_median(there, chosen, keep).cpu(), wanted)
+
+
+def test_first_robust_merges_of_many_values_and_of_more_rows_than_a_thread_sorts() -> None:
+    for shape in ((50, 2**20 + 5), (129, 1000)):
+        stacked = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 2**16).round() / 2**16
+        models = {"params": {"a": stacked}, "buffers": {"mean": stacked[:, :10], "n": torch.arange(shape[0])}}
+        weights = torch.full((shape[0],), 1 / shape[0], dtype=torch.float64)
+        for rule in (coordinate_wise.Median(), coordinate_wise.TrimmedMean(f=5), krum.Bulyan(f=5)):
+            got = tree.to(rule.merge(tree.to(models, "cuda"), weights.cuda()), "cpu")
+            wanted = rule.merge(models, weights)
+            assert all(torch.equal(one, other) for one, other in zip(tree.leaves(got), tree.leaves(wanted)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -130,6 +132,20 @@ def test_half_precision_is_measured_in_float64() -> None:
     models[1] = -200.0
     got = measured(models, np.zeros(4), torch.float16)
     assert got.distance[0, 1].item() == 800.0 and got.movement.tolist() == [400.0, 400.0]
+
+
+@pytest.mark.parametrize("size", [1e-42, 1e-20, 1.0, 1e30])
+@pytest.mark.parametrize("take", [measure, measure_updates])
+def test_single_precision_is_measured_to_the_same_bits_as_its_copy_in_float64(take: Any, size: float) -> None:
+    """Only the copy's entries are scaled before they are multiplied."""
+    draw = np.random.default_rng(0)
+    models = draw.normal(size=(6, 40))
+    models[3] = models[1] * (1 + 1e-6)
+    models[4] *= 1e5
+    stacked = split(size * models, torch.float32)
+    anchor = {name: value[0] for name, value in split(size * draw.normal(size=(1, 40)), torch.float32).items()}
+    double = take({n: v.double() for n, v in stacked.items()}, {n: v.double() for n, v in anchor.items()})
+    assert all(torch.equal(one, other) for one, other in zip(take(stacked, anchor), double))
 
 
 def test_cosines_stay_within_minus_one_and_one() -> None:

@@ -22,9 +22,9 @@ from consilience.core.settings import Invalid
 from consilience.core.tree import Tree
 from consilience.server import Averaging, SimProxWeights, UniformWeights
 from consilience.server.averaging.combining.centred_clipping import CentredClipping
-from consilience.server.averaging.combining.coordinate_wise import Median, TrimmedMean, by_exchanges
+from consilience.server.averaging.combining.coordinate_wise import Median, TrimmedMean
 from consilience.server.averaging.combining.geometric_median import GeometricMedian
-from consilience.server.averaging.combining.krum import Bulyan, Krum, MultiKrum
+from consilience.server.averaging.combining.krum import Bulyan, Krum, MultiKrum, Neighbours, scores
 from consilience.server.averaging.combining.nearest_neighbour_mixing import NearestNeighbourMixing
 from consilience.server.averaging.combining.tolerance import faulty
 from consilience.server.averaging.combining.weighted_mean import WeightedMean
@@ -43,14 +43,6 @@ RULES: tuple[Combine, ...] = (
     NearestNeighbourMixing(f=3, then=CentredClipping()),
 )
 each_rule = pytest.mark.parametrize("rule", RULES, ids=str)
-
-
-@pytest.mark.parametrize("count", [*range(2, 11), 40, 50])
-def test_exchanges_sort(count: int) -> None:
-    """A network that sorts all columns of zeros and ones sorts everything (Knuth's zero-one principle)."""
-    bits = [[number >> place & 1 for number in range(2**count)] for place in range(count)] if count < 11 else []
-    values = torch.tensor(bits, dtype=torch.float32) if bits else torch.randn(count, 2000)
-    assert torch.equal(by_exchanges(values), values.sort(dim=0).values)
 
 
 def models_of(vectors: np.ndarray, dtype: torch.dtype = torch.float64) -> Tree:
@@ -167,6 +159,37 @@ def test_krum_and_mixing_equal_numpy(case: tuple[np.ndarray, int]) -> None:
 def test_bulyan_equals_numpy(case: tuple[np.ndarray, int]) -> None:
     vectors, f = case
     close(merged(Bulyan(f=f), vectors), numpy_bulyan(vectors, f))
+
+
+def chosen_anew(distance: np.ndarray, f: int, neighbours: Neighbours) -> np.ndarray:
+    """Krum, again and again, on the distances of those left."""
+    left, chosen = np.arange(len(distance)), []
+    for _ in range(len(distance) - 2 * f):
+        apart = distance[np.ix_(left, left)]
+        first = np.lexsort((apart.sum(1), scores(apart, f, neighbours)))[0]
+        chosen.append(left[first])
+        left = np.delete(left, first)
+    return np.sort(chosen)
+
+
+@pytest.mark.parametrize("neighbours", ["n-f-1", "n-f-2"])
+@pytest.mark.parametrize("kind", ["normal", "copies", "lattice", "corners", "overflowing", "unusable"])
+def test_bulyan_chooses_as_krum_again_and_again(kind: str, neighbours: Neighbours) -> None:
+    """To the bit, so that rounding decides alike where distances are equal."""
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        f = int(rng.integers(0, 5))
+        n = 4 * f + 3 + int(rng.integers(0, 12))
+        vectors = rng.normal(size=(n, 5))
+        if kind == "copies":
+            vectors[: n // 2] = vectors[0]
+        if kind in ("lattice", "corners"):
+            vectors = rng.integers(0, 3 if kind == "lattice" else 2, size=(n, 4)).astype(float)
+        distance = np.linalg.norm(vectors[:, None] - vectors, axis=2) * (1e200 if kind == "overflowing" else 1)
+        if kind == "unusable":
+            distance[1], distance[:, 1] = np.inf, np.inf
+        got = Bulyan(f=f, neighbours=neighbours)._chosen(distance, f)
+        assert got.tolist() == chosen_anew(distance, f, neighbours).tolist()
 
 
 @settings(max_examples=40, deadline=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -156,17 +157,23 @@ def _gram(stacked: Tree, reference: Tree | None, last: Tree | None = None) -> tu
     `last` is one more row. Remote models are not fetched: only one [m, m] block per tensor is.
     """
     columns = _columns(stacked, reference, last)
-    if any(isinstance(value, RemoteTensor) for value in columns[0]):
+    if all(_is_narrow(value) for column in columns for value in column):
+        count = len(columns[0][0]) + (last is not None)
+        scale = torch.ones(count, dtype=torch.float64, device=columns[0][0].device)
+        products = each(_products, *columns, given=(None,))
+    elif any(isinstance(value, RemoteTensor) for value in columns[0]):
         scale = _power_above(torch.stack(each(_largest, *columns)).amax(0))
-        products = iter(each(_products, *columns, given=(scale,)))
+        products = each(_products, *columns, given=(scale,))
     else:  # the differences are computed once
         parts = [_difference(*call) for call in zip(*columns)]
         scale = _power_above(torch.stack([part.abs().amax(1) for part in parts]).amax(0))
-        products = (_scaled_products(part, scale) for part in parts)
-    gram = torch.zeros(len(scale), len(scale), dtype=torch.float64, device=scale.device)
-    for product in products:
-        gram += product
-    return gram, scale
+        products = [_scaled_products(part, scale) for part in parts]
+    return functools.reduce(torch.add, products), scale
+
+
+def _is_narrow(value: Tensor | None) -> bool:
+    """Whether squares can neither overflow nor vanish in float64, so that a scale of 1 gives the same bits."""
+    return value is None or (value.is_floating_point() and value.element_size() < 8)
 
 
 def _columns(stacked: Tree, reference: Tree | None, last: Tree | None) -> tuple[list[Tensor], list[Any], list[Any]]:
@@ -184,8 +191,8 @@ def _difference(value: Tensor, reference: Tensor | None, last: Tensor | None) ->
     """One tensor (and a last row) as rows [m, P] in float64, minus the reference."""
     if last is not None:
         value = torch.cat([value, last.unsqueeze(0)])
-    wide = value.reshape(len(value), -1).to(torch.float64)
-    return wide - (0 if reference is None else reference.reshape(1, -1).to(torch.float64))
+    flat = value.reshape(len(value), -1)
+    return flat.to(torch.float64) if reference is None else flat - reference.reshape(1, -1).to(torch.float64)
 
 
 def _largest(value: Tensor, reference: Tensor | None, last: Tensor | None) -> Tensor:
@@ -198,9 +205,10 @@ def _squares(value: Tensor, reference: Tensor | None, last: Tensor | None, scale
     return (_difference(value, reference, last) / scale[:, None]).square().sum(1)
 
 
-def _products(value: Tensor, reference: Tensor | None, last: Tensor | None, scale: Tensor) -> Tensor:
+def _products(value: Tensor, reference: Tensor | None, last: Tensor | None, scale: Tensor | None) -> Tensor:
     """[m, m] products of the rows, divided by their scales."""
-    return _scaled_products(_difference(value, reference, last), scale)
+    part = _difference(value, reference, last)
+    return part @ part.T if scale is None else _scaled_products(part, scale)
 
 
 def _scaled_products(part: Tensor, scale: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from consilience.core.settings import Checked, Count, Invalid
 from consilience.core.tree import Tree, map_rows, rows
-from consilience.server.averaging.combining.coordinate_wise import middle_of, ordered
+from consilience.server.averaging.combining.coordinate_wise import middle_of, ordered, sorts_in_registers
 from consilience.server.averaging.combining.tolerance import Faulty, require
 from consilience.server.averaging.combining.whole_models import distances, least, mean_of, middle_buffers
 
@@ -72,12 +72,18 @@ class MultiKrum(Checked):
 
 def scores(distance: np.ndarray, f: int, neighbours: Neighbours) -> np.ndarray:
     """[m] mean squared distances to the nearest others, at least one if there is one."""
-    count = len(distance)
+    with np.errstate(over="ignore"):
+        return _scores(np.sort(distance**2, axis=1), f, neighbours)
+
+
+def _scores(squared: np.ndarray, f: int, neighbours: Neighbours) -> np.ndarray:
+    """The same from squared distances, in every row in ascending order."""
+    count = len(squared)
     near = max(1, count - f - (1 if neighbours == "n-f-1" else 2))
     if count == 1:
         return np.zeros(1)
-    with np.errstate(over="ignore"):
-        return np.sort(distance**2, axis=1)[:, 1 : 1 + near].mean(axis=1)  # the nearest of all is the model itself
+    nearest: np.ndarray = squared[:, 1 : 1 + near]  # the nearest of all is the model itself
+    return nearest.sum(axis=1) / near
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,28 +105,37 @@ class Bulyan(Checked):
         count = len(weights)
         number = require("Bulyan", self.f, count, times=4, plus=3)
         chosen = torch.from_numpy(self._chosen(distances(models), number)).to(weights.device)
-        params = map_rows(_merged, models["params"], given=(chosen, count - 4 * number))
+        params = map_rows(around_median, models["params"], given=(chosen, count - 4 * number))
         return {"params": params, "buffers": middle_buffers(models)}
 
     def _chosen(self, distance: np.ndarray, f: int) -> np.ndarray:
         """Ascending indices of the models that Krum picks, one after another."""
-        left, chosen = np.arange(len(distance)), []
-        for _ in range(len(distance) - 2 * f):
-            apart = distance[np.ix_(left, left)]
-            # when one neighbour counts, the two nearest models always tie: the one nearer to all goes first
-            first = np.lexsort((apart.sum(1), scores(apart, f, self.neighbours)))[0]
-            chosen.append(left[first])
-            left = np.delete(left, first)
-        return np.sort(chosen)
+        with np.errstate(over="ignore"):
+            squared, left = distance**2, np.arange(len(distance))
+            order = squared.argsort(axis=1)
+            squared = np.take_along_axis(squared, order, axis=1)  # sorted once: rows stay so when one model leaves
+            for count in range(len(distance), 2 * f, -1):
+                found = _scores(squared, f, self.neighbours)
+                best = np.flatnonzero(found == found.min())
+                # when one neighbour counts, the two nearest models always tie: the one nearer to all goes first
+                first = best[distance[np.ix_(left[best], left)].sum(1).argmin()] if len(best) > 1 else best[0]
+                stays, left = order != left[first], left[left != left[first]]
+                stays[first] = False
+                order, squared = (part[stays].reshape(count - 1, count - 1) for part in (order, squared))
+        return np.setdiff1d(np.arange(len(distance)), left)
 
 
-def _merged(stacked: Tensor, chosen: Tensor, keep: int) -> Tensor:
-    return around_median(stacked[chosen.to(stacked.device)], keep)
+def around_median(stacked: Tensor, chosen: Tensor, keep: int) -> Tensor:
+    """[m, ...] -> [...] of the chosen rows, the mean of the `keep` values nearest to the median.
 
+    Of two as near, the smaller counts.
+    """
+    chosen = chosen.to(stacked.device)
+    if sorts_in_registers(stacked, len(chosen)):
+        from consilience.layers import order_statistics_kernels as kernels
 
-def around_median(stacked: Tensor, keep: int) -> Tensor:
-    """[m, ...] -> [...] the mean of the `keep` values nearest to the median; of two as near, the smaller."""
-    values = ordered(stacked)
+        return kernels.around_median(stacked, chosen, keep)
+    values = ordered(stacked[chosen])
     middle = middle_of(values)
     # the nearest follow each other: they begin one place later for every pair of which the larger is nearer
     later = values[keep:] - middle < middle - values[: len(values) - keep]
