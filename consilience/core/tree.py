@@ -164,23 +164,15 @@ def all_finite(tree: Any) -> np.ndarray:
     return torch.stack([leaf.isfinite().all(1) for leaf in floating]).all(0).cpu().numpy()
 
 
-def is_finite(values: list[Tensor]) -> bool:
-    """Whether all values of some tensors are finite, by a few fused kernels for any number of tensors."""
-    flag = finite_flag(values)
-    return flag is None or bool(flag)
-
-
-def finite_flag(values: list[Tensor]) -> Tensor | None:
-    """[] the same, without waiting for the device; None if there are no values that could not be."""
+def is_finite(values: list[Tensor]) -> Tensor:
+    """[] whether all values of some tensors are finite, by a few fused kernels for any number of tensors."""
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for leaf in values:
         if leaf.is_floating_point() and leaf.numel() and not _sums_up(leaf):
             by_dtype.setdefault(leaf.dtype, []).append(leaf)
     # the largest magnitude is NaN if any value is
     found = [torch.stack(torch._foreach_norm(some, math.inf)).isfinite().all() for some in by_dtype.values()]
-    if not found:
-        return None
-    return found[0] if len(found) == 1 else torch.stack(found).all()
+    return found[0] if len(found) == 1 else torch.stack(found).all() if found else torch.ones((), dtype=torch.bool)
 
 
 def _sums_up(leaf: Tensor) -> bool:

@@ -50,8 +50,9 @@ class ClientMemories:
 
     def tree(self) -> Tree:
         """Every client's memory, stacked [K, ...], read when something asks; later rounds do not change it."""
-        rows = self._tested()
-        return {} if rows is None else rows.tree()
+        if self._untested is not None:
+            self._put_back(self._untested)
+        return {} if self._rows is None else self._rows.tree()
 
     def restore(self, memory: Tree) -> None:
         """Restore saved memories; {} clears all."""
@@ -74,9 +75,10 @@ class ClientMemories:
 
     def write(self, ids: np.ndarray, rows: Tree) -> None:
         """Give these clients other memories, [m, ...]."""
-        known = self._tested()
-        assert known is not None
-        self._rows = known.write(self.where(ids), tree.to(rows, self._device))
+        if self._untested is not None:
+            self._put_back(self._untested)
+        assert self._rows is not None
+        self._rows = self._rows.write(self.where(ids), tree.to(rows, self._device))
 
     def read(self, client: ClientRule, channel: Channel, ids: np.ndarray) -> Tree:
         """What these clients remember, stacked [m, ...]."""
@@ -89,27 +91,23 @@ class ClientMemories:
         if rows is None or not any(True for _ in tree.leaves(rows.initial)):
             return
         ids, kept, values = self.where(workload.ids), np.flatnonzero(workload.heard), {"reply": reply, "memory": new}
-        flag = None
         if self._queues:
-            flag = tree.finite_flag([leaf for leaf in tree.leaves(values) if leaf.is_floating_point()])
+            self._untested = Untested(tree.is_finite(list(tree.leaves(values))), values, rows, ids, kept)
         else:
             kept = kept[tree.all_finite(values)[kept]]
         self._rows = rows.write(ids[kept], new if len(kept) == len(ids) else tree.take(new, kept))
-        if flag is not None:
-            self._untested = Untested(flag, values, rows, ids, kept)
 
     @property
     def _queues(self) -> bool:
         """Whether the host would wait for the device to know which values are finite."""
         return self._device.type == "cuda"
 
-    def _tested(self) -> ClientRows | None:
-        """The newest rows; clients whose last values turn out not to be finite have their old ones again."""
-        last, self._untested = self._untested, None
-        if last is not None and self._rows is not None and not bool(last.finite):
+    def _put_back(self, last: Untested) -> None:
+        """Give clients whose last values turn out not to be finite their old ones again."""
+        self._untested = None
+        if self._rows is not None and not bool(last.finite):
             broken = last.ids[last.heard[~tree.all_finite(last.values)[last.heard]]]
             self._rows = self._rows.write(broken, last.before.read(broken))
-        return self._rows
 
     def where(self, ids: np.ndarray) -> np.ndarray:
         """The clients' places among those held here."""
@@ -123,7 +121,8 @@ class ClientMemories:
 
     def _of(self, client: ClientRule, channel: Channel) -> ClientRows | None:
         """The rows, made when a rule first trains; None where clients keep no memory."""
-        self._tested()
+        if self._untested is not None:
+            self._put_back(self._untested)
         if self._rows is None and client.work.trains and (client, channel) not in self._without:
             start = self._start()
             initial = memories(client.init(start), channel.init(start))

@@ -50,17 +50,15 @@ class Averaging:
     @property
     def needs_each_reply(self) -> bool:
         """Whether any of its parts reads single replies."""
-        return any(part.needs_each_reply for part in self._readers)
+        replies = [self.weighting.needs_each_reply, self.combine.needs_each_reply]
+        return any([*replies, *(ledger.needs_each_reply for ledger in self.ledgers)])
 
     @property
     def queued(self) -> bool:
         """Whether it has parts that read single replies, and all of them do so on the device."""
-        reading = [part for part in self._readers if part.needs_each_reply]
+        parts: list[Weighting | Combine | Ledger] = [self.weighting, self.combine, *self.ledgers]
+        reading = [part for part in parts if part.needs_each_reply]
         return bool(reading) and not any(waits_for_replies(part) for part in reading)
-
-    @property
-    def _readers(self) -> tuple[Weighting | Combine | Ledger, ...]:
-        return (self.weighting, self.combine, *self.ledgers)
 
     @property
     def reads(self) -> tuple[str, ...]:
