@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -422,3 +424,29 @@ def test_a_process_runs_its_cell_and_says_how_it_ended(tmp_path: Path, monkeypat
     stored = cells.row_of(cells.cells_of(experiment, [])[0], tmp_path / "cell", facts)
     assert stored["status"] == "finished" and [test["round"] for test in stored["tests"]] == [1, 2, 3]
     assert {"accuracy", "f1", "precision", "recall"} <= stored["tests"][-1].keys()
+
+
+def test_what_is_left_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One run is finished, one is cut short, one is never begun."""
+    experiment = next(one for one in EXPERIMENTS if one.device == "cpu")
+    todo = cells.cells_of(experiment, [])[:3]
+    ends = [(todo[0], "accuracy 0.9", {"end": "finished"}), (todo[1], "stopped", {"end": "cut short"})]
+
+    class Served:
+        def serve(self, *_: Any) -> list[Any]:
+            return ends
+
+    monkeypatch.setattr(reproduce.Pool, "opened", lambda *_: contextlib.nullcontext(Served()))
+    monkeypatch.setattr(
+        reproduce, "row_of", lambda cell, _, facts: row(cell.method, cell.seed, {5: 0.9}, facts["end"]) | {"digest": ""}
+    )
+    given = {"minutes": 1.0, "work": tmp_path / "work", "again": 0, "results": tmp_path, "gpu_jobs": 1, "jobs": 1}
+    known = {experiment.name: (todo, [])}
+    assert reproduce.run(todo, known, argparse.Namespace(**given)) == 0
+    assert "2 of 3 runs are left" in capsys.readouterr().out
+    del ends[1]
+    assert reproduce.run(todo[:1], known, argparse.Namespace(**given)) == 0
+    assert "left" not in capsys.readouterr().out
+    assert [one["status"] for one in cells.stored([tmp_path], experiment.name)] == ["finished", "cut short"]
