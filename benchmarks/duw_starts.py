@@ -135,7 +135,8 @@ def row_of(found: dict[str, Any], device: str) -> dict[str, Any]:
     row |= {"torch": torch.__version__, "source": identity.source_digest()[:16]}
     if "weights" in found:
         tests[-1]["emphasis"] = emphasis(found["environment"], found["weights"])
-        row |= {"learned": found["weights"], "iterations": found["iterations"], "seconds": found["seconds"]}
+        row |= {"learned": found["weights"], "iterations": found["iterations"]}
+        row |= {"seconds": found["seconds"]} if found["seconds"] is not None else {}
     return row
 
 

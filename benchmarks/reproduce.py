@@ -205,7 +205,7 @@ def run(todo: list[Cell], known: Known, options: argparse.Namespace) -> int:
     deadline = BEGAN + 60 * options.minutes
     source, rows = identity.source_digest(), {name: found[1] for name, found in known.items()}
     kept = options.work is not None and not options.again
-    differing = 0
+    differing, left = 0, len(todo)
     with contextlib.ExitStack() as stack:
         work = options.work if kept else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         gpu_jobs = max(1, min(options.gpu_jobs, MOST_ON_GPU, sum(cell.experiment.device == "cuda" for cell in todo)))
@@ -224,7 +224,10 @@ def run(todo: list[Cell], known: Known, options: argparse.Namespace) -> int:
             else:
                 store(options.results, cell.experiment.name, [row])
             if row["status"] != "cut short":
+                left -= 1
                 shutil.rmtree(folders[cell.key], ignore_errors=True)
+    if left:
+        print(f"{left} of {len(todo)} runs are left: call this again; if none was begun, give more --minutes")
     return 1 if differing else 0
 
 

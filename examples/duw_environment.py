@@ -65,8 +65,9 @@ def main() -> None:
         )
         began = time.monotonic()
         state = given.work and given.work / f"{given.environment}-{start}-{settings['lr']}-{given.loss}.safetensors"
+        whole = state is None or not state.exists()
         schedule = learn(engine, local, {**settings, "rounds": rounds, "seed": start, "loss": given.loss}, state)
-        seconds = round(time.monotonic() - began)
+        seconds = round(time.monotonic() - began) if whole else None  # of a part only, where it went on from a state
         schedule.save(given.out / f"environment_{given.environment}_start_{start}.safetensors")
         print(schedule.text(), flush=True)
         tests = {name: rows(given.data, scale, engine.device) for name, scale in TEST_SCALES.items()}

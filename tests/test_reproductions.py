@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -282,9 +284,11 @@ def test_emphasised_clients_by_hand() -> None:
     assert starts.emphasis(3, [[0.6, 0.1, 0.1, 0.1, 0.1]] * 10) == pytest.approx(0.5)
     assert starts.emphasis(4, [[0.05, 0.1, 0.2, 0.3, 0.35]] * 5 + [[0.9, 0.1, 0, 0, 0]] * 5) == pytest.approx(1.0)
     found = {"environment": 3, "start": 7, "algorithm": "duw_fedavg", "accuracy": [0.5, 0.75], "seconds": 3}
-    made = starts.row_of({**found, "iterations": 2, "weights": [[0.6, 0.1, 0.1, 0.1, 0.1]] * 2}, "cpu")
+    found |= {"iterations": 2, "weights": [[0.6, 0.1, 0.1, 0.1, 0.1]] * 2}
+    made = starts.row_of(found, "cpu")
     assert (made["method"], made["seed"], made["final"], made["status"]) == ("duw_fedavg", 7, 0.75, "finished")
-    assert made["tests"][-1] == {"round": 2, "accuracy": 0.75, "emphasis": pytest.approx(0.5)}
+    assert made["tests"][-1] == {"round": 2, "accuracy": 0.75, "emphasis": pytest.approx(0.5)} and made["seconds"] == 3
+    assert "seconds" not in starts.row_of({**found, "seconds": None}, "cpu")  # learned in two parts
 
 
 def test_stored_emphasis_follows_from_the_stored_weights() -> None:
@@ -295,7 +299,7 @@ def test_stored_emphasis_follows_from_the_stored_weights() -> None:
                 wanted = starts.emphasis(int(path.stem.split("_")[2]), one["learned"])
                 assert one["tests"][-1]["emphasis"] == pytest.approx(wanted, abs=1e-9), (path.stem, one["seed"])
                 seen += 1
-    assert seen >= 13
+    assert seen >= 25
 
 
 def test_tables_of_the_method_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,3 +424,29 @@ def test_a_process_runs_its_cell_and_says_how_it_ended(tmp_path: Path, monkeypat
     stored = cells.row_of(cells.cells_of(experiment, [])[0], tmp_path / "cell", facts)
     assert stored["status"] == "finished" and [test["round"] for test in stored["tests"]] == [1, 2, 3]
     assert {"accuracy", "f1", "precision", "recall"} <= stored["tests"][-1].keys()
+
+
+def test_what_is_left_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One run is finished, one is cut short, one is never begun."""
+    experiment = next(one for one in EXPERIMENTS if one.device == "cpu")
+    todo = cells.cells_of(experiment, [])[:3]
+    ends = [(todo[0], "accuracy 0.9", {"end": "finished"}), (todo[1], "stopped", {"end": "cut short"})]
+
+    class Served:
+        def serve(self, *_: Any) -> list[Any]:
+            return ends
+
+    monkeypatch.setattr(reproduce.Pool, "opened", lambda *_: contextlib.nullcontext(Served()))
+    monkeypatch.setattr(
+        reproduce, "row_of", lambda cell, _, facts: row(cell.method, cell.seed, {5: 0.9}, facts["end"]) | {"digest": ""}
+    )
+    given = {"minutes": 1.0, "work": tmp_path / "work", "again": 0, "results": tmp_path, "gpu_jobs": 1, "jobs": 1}
+    known = {experiment.name: (todo, [])}
+    assert reproduce.run(todo, known, argparse.Namespace(**given)) == 0
+    assert "2 of 3 runs are left" in capsys.readouterr().out
+    del ends[1]
+    assert reproduce.run(todo[:1], known, argparse.Namespace(**given)) == 0
+    assert "left" not in capsys.readouterr().out
+    assert [one["status"] for one in cells.stored([tmp_path], experiment.name)] == ["finished", "cut short"]

@@ -18,7 +18,7 @@ from consilience.server.geometry.similarity import Metric
 def simfedswap(
     *,
     metric: Metric | None = None,
-    similarity: ModelSimilarity | None = None,
+    similarity: Metric | ModelSimilarity | None = None,
     pairing: Pairing | None = None,
     swap_percentage: Probability = 1.0,
     h1: Count = 1,
@@ -28,8 +28,8 @@ def simfedswap(
 ) -> Algorithm:
     """Bozorgzad and Khorsandi: floor((m // 2) SP) pairs of dissimilar models swap, every h2-th time all are averaged.
 
-    Similarity is the mean over layers of `metric` (default: cka_linear) between weight matrices, or `similarity`:
-    layerwise with its options, SimProx's gaussian_cosine, several of them mixed, or your own. `pairing` is
+    Similarity is the mean over layers of `metric` (default: cka_linear) between weight matrices, or `similarity`: also
+    a metric's name, layerwise with its options, SimProx's gaussian_cosine, several mixed, or your own. `pairing` is
     minimum_similarity (MSS), greedy (GS), exact_matching or random; `training` replaces plain local training, by
     siamese for example. A step is `epochs` local epochs; a round is h1 steps and the swap or average after them: w =
     sum_k (N_k / N) w_k, N_k the rows of the client that holds w_k.
@@ -40,5 +40,7 @@ def simfedswap(
     # Paper: a new Adam at every step. Here: at every round, which is h1 steps.
     if metric is not None and similarity is not None:
         raise Invalid(f"metric = {metric!r} and similarity both say how models are compared: give one of them")
+    if isinstance(similarity, str):
+        metric, similarity = similarity, None
     chosen = similarity or Layerwise(metric=metric or "cka_linear")
     return swapped(pairing or MinimumSimilarity(), chosen, swap_percentage, h1, h2, training, **common)

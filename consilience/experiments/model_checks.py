@@ -18,7 +18,7 @@ from consilience.options.parts import made
 from consilience.task.kinds import KINDS
 
 _FIXES = {
-    "same dtype": "; convert the features, such as by x.float()",
+    "same dtype": "; convert the features, such as by x.float(), or use a model of tokens if they are token numbers",
     "not tuple": "; forward must return one tensor",
 }
 """Parts of torch's messages, and what to do."""

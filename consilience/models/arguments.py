@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import typing
 from collections.abc import Callable
 from typing import Any, ParamSpec, cast
 
@@ -28,6 +29,10 @@ def factory(make: Callable[Given, nn.Module]) -> Callable[Given, nn.Module]:
         missing = [option for option in required if option not in options]
         if missing:
             raise Invalid(f"{name} needs {' and '.join(missing)}: give {', '.join(f'{m}=...' for m in missing)}")
+        inputs = options.get("inputs")
+        if isinstance(inputs, dict) and typing.get_type_hints(make, include_extras=True)["inputs"] == Shape:
+            parts = f"inputs = {inputs!r} has several parts: {name} reads one"
+            raise Invalid(f"{name}.{parts}; use early_fusion or late_fusion, or load one part alone")
         return cast(Any, make)(**check_options(make, options, name))
 
     return build
@@ -78,7 +83,8 @@ def modality_sizes(model: str, inputs: Any) -> dict[str, int]:
         if len(shape) != 1:
             raise Invalid(
                 f"{model}.inputs.{name} = {size!r} is not a feature vector: encode this modality first "
-                "(consilience.models.encoders), then give its size; colour pictures may have a picture_encoder"
+                "(data.picture_encoder in a config, consilience.models.encoders in Python); late_fusion may train a "
+                "picture_encoder of its own"
             )
         sizes[name] = shape[0]
     return sizes

@@ -105,6 +105,12 @@ def test_simfedswap_runs_with_simproxs_similarity() -> None:
     assert torch.equal(one.notes["similarity"], GaussianCosine().compare(one.cohort.reply["model"]["params"], start))
 
 
+def test_a_metrics_name_is_a_similarity_of_both_systems() -> None:
+    assert simfedswap(similarity="cka_rbf").server.similarity == Layerwise(metric="cka_rbf")
+    assert simfedswap(metric="cka_rbf").server.similarity == simfedswap(similarity="cka_rbf").server.similarity
+    assert simprox(similarity="cka_rbf").server.weighting.similarity == Layerwise(metric="cka_rbf")
+
+
 @pytest.mark.parametrize("metric", ["hsic", "osad"])
 def test_similarities_without_limits_must_be_put_on_a_scale(metric: Any) -> None:
     part = Layerwise(metric=metric)

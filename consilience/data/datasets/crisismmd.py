@@ -105,8 +105,8 @@ def _read(parts: Sequence[str], task: str, size: int, place: Source) -> _Rows:
     release = [f"task_{task}_text_img_agreed_lab_{part}.tsv" for part in parts]
     forms = {
         "sheets": [name for part in parts for name in (f"{part}.tsv", f"{part}.jpg")],
-        "folders": [*(f"crisismmd_datasplit_agreed_label/{name}" for name in release), "data_image"],
-        "flat": [*release, "data_image"],
+        "folders": [*(f"crisismmd_datasplit_agreed_label/{name}" for name in release), "data_image/"],
+        "flat": [*release, "data_image/"],
     }
     form, paths = place.locate(forms)
     if form == "sheets":
