@@ -319,6 +319,6 @@ def weight_gradient(grad: Tensor, x: Tensor, kernel: tuple[int, int], geometry: 
         x, grad, sums, tiles, clients, pixels, triton.cdiv(pixels, parts), *x.stride(), *grad.stride(),
         AREA=rows * columns, COLUMNS=columns, HEIGHT=height, WIDTH=width,
         CHANNELS=channels, OUTPUTS=outputs, TAPS=kernel[0] * kernel[1], KERNEL_W=kernel[1], **geometry.constants,
-        SPLIT=split, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=32, num_warps=4, num_stages=3,
+        SPLIT=split, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=32, num_warps=4, num_stages=1,
     )  # fmt: skip
     return sums[0] if parts == 1 else sums.sum(0)
