@@ -43,8 +43,10 @@ def by_scale(reply: Tree) -> dict[str, dict[str, Tensor]]:
     found: dict[str, dict[str, Tensor]] = {}
     for path, leaf in tree.flatten(reply).items():
         if leaf.is_floating_point() and leaf.numel():
-            parts = path.split(tree.SEPARATOR)
-            name = tree.SEPARATOR.join(parts[:2] if parts[0] == "model" and len(parts) > 2 else parts[:1])
+            name, _, rest = path.partition(tree.SEPARATOR)
+            if name == "model":
+                kind, inside, _ = rest.partition(tree.SEPARATOR)
+                name = f"{name}{inside}{kind}" if inside else name
             found.setdefault(name, {})[path] = leaf
     return found
 
@@ -97,15 +99,16 @@ def sources(leaves: Sequence[Tensor]) -> list[Tensor]:
 
     The norm of a block bounds those of its leaves: a GPU measures one block faster than a hundred tensors.
     """
+    blocks = [leaf._base for leaf in leaves]
     held: dict[int, int] = {}
-    for leaf in leaves:
-        held[id(leaf._base)] = held.get(id(leaf._base), 0) + leaf.numel()
+    for leaf, block in zip(leaves, blocks):
+        held[id(block)] = held.get(id(block), 0) + leaf.numel()
     found = {}
-    for leaf in leaves:
-        block = leaf._base
-        whole = block is not None and block.dtype == leaf.dtype and block.numel() <= MOST_ELSE * held[id(block)]
-        repeats = any(size > 1 and stride == 0 for size, stride in zip(leaf.shape, leaf.stride()))  # an expanded view
-        source = block if block is not None and whole and not repeats else leaf
+    for leaf, block in zip(leaves, blocks):
+        source = leaf
+        if block is not None and block.dtype == leaf.dtype and block.numel() <= MOST_ELSE * held[id(block)]:
+            expanded = any(size > 1 and stride == 0 for size, stride in zip(leaf.shape, leaf.stride()))
+            source = leaf if expanded else block
         found[id(source)] = source
     return list(found.values())
 

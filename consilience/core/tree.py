@@ -20,18 +20,25 @@ SEPARATOR = "/"
 
 def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """Apply `function` to corresponding leaves; dicts are walked in the first tree's key order."""
-    if isinstance(tree, dict):
+    if not isinstance(tree, dict):
+        return function(tree, *others)
+    if others:
         return {key: map_leaves(function, value, *(o[key] for o in others)) for key, value in tree.items()}
-    return function(tree, *others)
+    return {
+        key: map_leaves(function, value) if isinstance(value, dict) else function(value) for key, value in tree.items()
+    }
 
 
 def leaves(tree: Any) -> Iterator[Tensor]:
     """Every tensor, depth first, in key order."""
-    if isinstance(tree, dict):
-        for value in tree.values():
-            yield from leaves(value)
-    else:
+    if not isinstance(tree, dict):
         yield tree
+        return
+    for value in tree.values():
+        if isinstance(value, dict):
+            yield from leaves(value)
+        else:  # not by a call for each leaf: some rounds walk hundreds of them a dozen times
+            yield value
 
 
 def flatten(tree: Tree, prefix: str = "") -> dict[str, Tensor]:

@@ -58,7 +58,14 @@ def flattened(value: Any, into: Flat) -> Any:
     pytree's description of a structure cannot be hashed, and writing it out takes longer than a small round's kernels.
     """
     if isinstance(value, dict):
-        return (dict, *((key, flattened(part, into)) for key, part in value.items()))
+        found: list[Any] = [dict]
+        for key, part in value.items():
+            if isinstance(part, (dict, tuple)):
+                found.append((key, flattened(part, into)))
+            else:
+                into.append(part)
+                found.append((key, None))
+        return tuple(found)
     if isinstance(value, tuple):
         return (type(value), *(flattened(part, into) for part in value))
     into.append(value)

@@ -39,7 +39,7 @@ def _all_at_once(merge: Callable[[Tensor], Tensor], models: Tree) -> Tree:
     for alike in groups.values():
         rows = [leaf.reshape(len(leaf), -1) for leaf in alike]
         total = merge(rows[0] if len(rows) == 1 else torch.cat(rows, 1))  # [m, P] -> [P]
-        for leaf, part in zip(alike, total.split([leaf[0].numel() for leaf in alike])):
+        for leaf, part in zip(alike, total.split([row.shape[1] for row in rows])):
             merged[id(leaf)] = part.reshape(leaf.shape[1:])
     return map_leaves(lambda leaf: merged[id(leaf)], models)
 
