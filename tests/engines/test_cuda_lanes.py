@@ -1,6 +1,6 @@
 """Every CUDA lane gives the CPU's result; run on a machine with a GPU.
 
-`-k first` selects what concerns the code that has not been on a GPU since 19 November 2026.
+`-k first` selects what concerns the code whose results have not been compared on a GPU since 20 November 2026.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ def test_first_convolution_kernels_are_near_the_exact_ones(case: tuple[int, ...]
         assert float((one.double() - exact).norm() / exact.norm()) < 1e-3
 
 
-def test_first_attention_by_kernels_is_as_near_the_exact_one_as_that_of_torch() -> None:
+def test_attention_by_kernels_is_as_near_the_exact_one_as_that_of_torch() -> None:
     rows = torch.randn(3, 5, 50, 3 * 2 * 32, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
 
     def gradients(attend: Any, rows: torch.Tensor) -> torch.Tensor:
@@ -306,7 +306,7 @@ def test_first_attention_by_kernels_is_as_near_the_exact_one_as_that_of_torch() 
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 21, 40, 64, 65, 128])
-def test_first_robust_merges_by_kernels_are_sorts(count: int) -> None:
+def test_robust_merges_by_kernels_are_sorts(count: int) -> None:
     """Of values whose sums are exact in float64: some as they come, some of which many are equal or as near."""
     drawn = torch.randn(count, 100, 333, generator=torch.Generator().manual_seed(0))
     for stacked in ((drawn * 2**16).round() / 2**16, drawn.round(), (drawn * 4).round().transpose(1, 2)):
@@ -321,7 +321,7 @@ def test_first_robust_merges_by_kernels_are_sorts(count: int) -> None:
                 assert torch.equal(krum.around_median(there, chosen, keep).cpu(), wanted)
 
 
-def test_first_robust_merges_of_many_values_and_of_more_rows_than_a_thread_sorts() -> None:
+def test_robust_merges_of_many_values_and_of_more_rows_than_a_thread_sorts() -> None:
     for shape in ((50, 2**20 + 5), (129, 1000)):
         stacked = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 2**16).round() / 2**16
         models = {"params": {"a": stacked}, "buffers": {"mean": stacked[:, :10], "n": torch.arange(shape[0])}}
