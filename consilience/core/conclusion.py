@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from consilience.core.capabilities import (
     capability,
 )
 from consilience.core.exchange import Broadcast, Cohort, Notes
+from consilience.core.lengths import NormTest
 from consilience.core.protocols import Engine, HasTask, waits_for_replies
 from consilience.core.rng import key
 from consilience.core.screening import (
@@ -70,13 +71,14 @@ def conclude(
     late: int = 0,
     secret: bytes | None = None,
     lengths: Sequence[float] = (),
+    meanwhile: Callable[[], None] | None = None,
 ) -> Conclusion:
     """Decode and screen replies, run the post-training pass, update the server, and reject an unusable model.
 
     received: what the clients of `sent` received, in their order. staleness: [m] how many rounds ago that was.
     lengths: the median lengths of updates in the rounds before, for `limits.max_growth`.
     engine: needed for a post-training pass and for server rules that train. secret: the round's key, where the server
-    rule draws from one.
+    rule draws from one. meanwhile: called once, where the host would wait for the device.
     """
     server = algorithm.server
     decoded = algorithm.channel.decode(sent, received, key(seed, "decode", round))
@@ -86,7 +88,10 @@ def conclude(
         limits = replace(
             limits or Limits(), max_ratio=None, max_growth=None
         )  # with the median, one client could affect whether another's reply is accepted
-    early = _overlapped(algorithm, state, cohort, received, limits, secret) if _on_gpu(cohort) else None
+    queued = _queued(algorithm, state, cohort, received, limits, secret) if _on_gpu(cohort) else None
+    if meanwhile is not None:
+        meanwhile()
+    early = None if queued is None else _concluded(queued, cohort)
     if early is not None:
         return early
     cohort, length = screen_replies(cohort, received.among(sent.ids, cohort.ids), limits), None
@@ -121,18 +126,28 @@ def _on_gpu(cohort: Cohort) -> bool:
     return any(leaf.is_cuda for leaf in tree.leaves(cohort.reply))
 
 
-def _overlapped(
+class QueuedUpdate(NamedTuple):
+    """An update and its tests, which the device has yet to compute."""
+
+    state: Tree
+    notes: Notes
+    replies: NormTest
+    model: NormTest
+    found: Copied
+
+
+def _queued(
     algorithm: Algorithm,
     state: Tree,
     cohort: Cohort,
     received: Broadcast,
     limits: Limits | None,
     secret: bytes | None,
-) -> Conclusion | None:
-    """The conclusion of a round in which every test passes: the host queues all of it and waits for the device once.
+) -> QueuedUpdate | None:
+    """The update and all tests of a round without a wait for the device; None if the round needs another step.
 
     The server rule is called before its replies are tested; rules are pure, so nothing is lost if a test fails. Only
-    for rules that sum replies or read them on the device. None if a test fails, or the round needs another step.
+    for rules that sum replies or read them on the device.
     """
     server = algorithm.server
     passes = (capability(server, TrainsModel), capability(algorithm.client, PostTrainingPass), secret)
@@ -150,20 +165,49 @@ def _overlapped(
     if model is None:
         return None
     asked = {"weights": notes.get("weights"), "losses": cohort.reply.get("loss")}
-    found = _fetched({"replies": replies.values, "model": model.values, **asked})
-    tested = replies.passes(found["replies"]) and model.passes(found["model"])
+    return QueuedUpdate(
+        after, notes, replies, model, _copied({"replies": replies.values, "model": model.values, **asked})
+    )
+
+
+def _concluded(queued: QueuedUpdate, cohort: Cohort) -> Conclusion | None:
+    """The conclusion of a round in which every test passes, after one wait for the device; None if a test fails."""
+    found = _fetched(queued.found)
+    tested = queued.replies.passes(found["replies"]) and queued.model.passes(found["model"])
     if not tested or not _usable_weights(found.get("weights")):
         return None
-    return Conclusion(after, cohort, cohort.ids, notes, 0, updated=True, losses=found.get("losses"))
+    losses = found.get("losses")
+    return Conclusion(queued.state, cohort, cohort.ids, queued.notes, 0, updated=True, losses=losses)
 
 
-def _fetched(values: dict[str, Tensor | None]) -> dict[str, np.ndarray]:
-    """The tensors that there are as float64 vectors, copied from the device at once."""
+class Copied(NamedTuple):
+    """Vectors on their way from the device, one behind the other."""
+
+    together: Tensor
+    ends: dict[str, int]
+    done: torch.cuda.Event | None
+
+
+def _copied(values: dict[str, Tensor | None]) -> Copied:
+    """Copy the tensors that there are to the host, in float64; what is queued afterwards does not delay it."""
     parts = {name: value.reshape(-1) for name, value in values.items() if value is not None}
     device = next(iter(parts.values())).device
-    together = torch.cat([part.to(device, torch.float64) for part in parts.values()]).numpy(force=True)
-    ends = np.cumsum([len(part) for part in parts.values()])
-    return dict(zip(parts, np.split(together, ends[:-1])))
+    together = torch.cat([part.to(device, torch.float64) for part in parts.values()]).detach()
+    ends = dict(zip(parts, np.cumsum([len(part) for part in parts.values()]).tolist()))
+    if not together.is_cuda:
+        return Copied(together, ends, None)
+    here = torch.empty(together.shape, dtype=together.dtype, pin_memory=True).copy_(together, non_blocking=True)
+    done = torch.cuda.Event()
+    done.record(torch.cuda.current_stream(together.device))
+    return Copied(here, ends, done)
+
+
+def _fetched(copied: Copied) -> dict[str, np.ndarray]:
+    """The vectors, once they have arrived."""
+    if copied.done is not None:
+        copied.done.synchronize()
+    ends = list(copied.ends.values())
+    return dict(zip(copied.ends, np.split(copied.together.numpy(force=True).copy(), ends[:-1])))
 
 
 def _usable_weights(weights: np.ndarray | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -114,8 +115,7 @@ def run(
             else _with_pre_training(before_training, engine, received, ids, number, seed)
         )
         sent = engine.exchange(algorithm.client, algorithm.channel, seen, ids, round=number, seed=seed)
-        if number + 1 < rounds:
-            prefetcher.prepare(done, number + 1, seed)
+        prepare = functools.partial(prefetcher.prepare, done, number + 1, seed) if number + 1 < rounds else None
         ended = conclude(
             algorithm,
             here.server,
@@ -129,6 +129,7 @@ def run(
             late=done.late,
             secret=secret,
             lengths=here.lengths,
+            meanwhile=prepare,
         )
         if ended.problem is not None:  # before the state is replaced: the last snapshot can be resumed
             raise ended.problem

@@ -14,6 +14,7 @@ from consilience.algorithms.fedavg import fedavg
 from consilience.core import conclusion, tree
 from consilience.core.algorithm import Plain
 from consilience.core.exchange import Broadcast, Cohort
+from consilience.core.prefetch import Prefetcher
 from consilience.core.rounds import Round, run
 from consilience.core.screening import Limits
 from consilience.server.averaging.averaging import Averaging
@@ -112,10 +113,12 @@ def test_the_host_waits_once_and_after_everything_is_queued(monkeypatch: pytest.
     monkeypatch.setattr(conclusion, "_fetched", lambda *given: done.append("wait") or fetched(*given))
     monkeypatch.setattr(Averaging, "update", lambda *given: done.append("update") or update(*given))
     monkeypatch.setattr(conclusion, "screen_replies", lambda *given: done.append("screen") or screen(*given))
+    monkeypatch.setattr(Prefetcher, "prepare", lambda *_: done.append("prepare"))
     for recipe in (fedavg, cs.fedgen):  # fedgen reads single replies, on the device
         done.clear()
         rounds_of(monkeypatch, recipe(lr=0.1), on_gpu=True)
-        assert done == ["update", "wait"] * 3
+        assert done == ["update", "prepare", "wait", "update", "prepare", "wait", "update", "wait"]
     done.clear()
     rounds_of(monkeypatch, cs.simprox(lr=0.1), on_gpu=True)
-    assert done == ["screen", "update"] * 3, "this rule reads single replies on the host, so they are tested first"
+    alone = ["screen", "update"]  # this rule reads single replies on the host, so they are tested first
+    assert done == ["prepare", *alone, "prepare", *alone, *alone]

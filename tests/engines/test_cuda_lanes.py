@@ -181,7 +181,7 @@ def test_a_resumed_run_has_the_same_bits(lane, algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "feddyn", "fedadam", "fedgen"])
-def test_one_wait_a_round_and_prepared_batches_change_no_bit(monkeypatch, algorithm):
+def test_first_one_wait_a_round_and_prepared_batches_change_no_bit(monkeypatch, algorithm):
     early = _rounds(algorithm, "batched", 4)
     monkeypatch.setattr(conclusion, "_on_gpu", lambda cohort: False)
     monkeypatch.setattr(Vectorised, "prepares_ahead", property(lambda self: False))
