@@ -105,8 +105,8 @@ def _refuse_unlearnable(algorithm: Algorithm) -> None:
     server = algorithm.server
     if not dataclasses.is_dataclass(server) or "weighting" not in {field.name for field in dataclasses.fields(server)}:
         raise Invalid(
-            f"{type(server).__name__} has no weighting, so there are no aggregation weights to learn: choose an algorithm "
-            "that averages with weights, such as fedavg or duw_fedavg"
+            f"{type(server).__name__} has no weighting, so there are no aggregation weights to learn: choose an "
+            "algorithm that averages with weights, such as fedavg or duw_fedavg"
         )
     if capability(server, Buffers) is not None:
         raise Invalid(f"{type(server).__name__} does not wait for a round's clients, so there is no table of rounds")
