@@ -42,7 +42,8 @@ def no_rows_yet(params: Tree, per_class: int, shape: Sequence[int] | None, solve
 def first_rows(x: Tensor, batch: Batch, start: Start) -> Tensor:
     """[C, n, ...] initial rows, from the batch if `start` says so (any rows for a class that does not occur)."""
     if not isinstance(batch.x, Tensor) or not batch.x.is_floating_point():
-        found = "several parts" if isinstance(batch.x, dict) else "whole numbers"
+        parts = isinstance(batch.x, dict)
+        found = "several parts: load one alone" if parts else "whole numbers: load features, such as n-grams of texts"
         raise Invalid(f"condensed rows are tensors of floats, but the rows of this data set are {found}")
     own, wanted = batch.x.shape[1:], x.shape[2:]
     if own != wanted and wanted != (own.numel(),):  # a model's first dense layer may flatten its rows

@@ -104,12 +104,18 @@ def _refuse_unlearnable(algorithm: Algorithm) -> None:
     """Refuse algorithms without a computable gradient."""
     server = algorithm.server
     if not dataclasses.is_dataclass(server) or "weighting" not in {field.name for field in dataclasses.fields(server)}:
-        raise Invalid(f"{type(server).__name__} has no weighting, so there are no aggregation weights to learn")
+        raise Invalid(
+            f"{type(server).__name__} has no weighting, so there are no aggregation weights to learn: choose an "
+            "algorithm that averages with weights, such as fedavg or duw_fedavg"
+        )
     if capability(server, Buffers) is not None:
         raise Invalid(f"{type(server).__name__} does not wait for a round's clients, so there is no table of rounds")
     merging = capability(server, Merges)
     if merging is not None and not uses_weights(merging.combine):
-        raise Invalid(f"combine = {merging.combine!r} counts every reply the same: nothing to learn")
+        raise Invalid(
+            f"combine = {merging.combine!r} counts every reply the same: nothing to learn; choose an algorithm that "
+            "averages with weights, such as fedavg"
+        )
     if algorithm.channel != Plain():
         raise Invalid(
             f"channel = {algorithm.channel!r} changes the models on their way, so that what arrives does not tell the "

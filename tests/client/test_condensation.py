@@ -220,9 +220,9 @@ def test_fedaf_refuses_what_it_cannot_use() -> None:
     with pytest.raises(Invalid, match=r"shape is missing: .* shape = \[1, 28, 28\]"):
         list(run(fedaf(), tiny.engine(tiny.convnet), rounds=1))
     batch = batch_of(torch.ones(2, 4, dtype=torch.int64), torch.tensor([0, 1]))
-    with pytest.raises(Invalid, match=r"the rows of this data set are whole numbers"):
+    with pytest.raises(Invalid, match=r"the rows of this data set are whole numbers: load features"):
         first_rows(torch.zeros(2, 1, 4), batch, "noise")
-    with pytest.raises(Invalid, match=r"the rows of this data set are several parts"):
+    with pytest.raises(Invalid, match=r"the rows of this data set are several parts: load one alone"):
         first_rows(torch.zeros(2, 1, 4), batch._replace(x={"text": batch.x}), "noise")
     for shape in ((5,), (2, 18)):
         with pytest.raises(Invalid, match=r"shape = .* of a condensed row does not fit rows of shape \[1, 6, 6\]"):

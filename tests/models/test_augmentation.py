@@ -146,5 +146,5 @@ def test_what_cannot_be_built_is_refused() -> None:
         models.build("late_fusion", {"picture": (1, 8, 8)}, 4, picture_encoder="resnet20")
     with pytest.raises(Invalid, match=r"picture_encoder = 'resnet21' is not a model \(did you mean"):
         models.build("late_fusion", {"picture": (3, 8, 8)}, 4, picture_encoder="resnet21")
-    with pytest.raises(Invalid, match=r"data.picture_encoder in a config.* late_fusion may train a picture_encoder"):
+    with pytest.raises(Invalid, match=r"data\.picture_encoder in a config.* late_fusion may train a picture_encoder"):
         models.build("late_fusion", {"picture": (3, 8, 8)}, 4)

@@ -101,6 +101,10 @@ def test_the_confounder_is_the_common_ancestor() -> None:
     got = Layerwise(metric="cka_deconfounded").compare({"tall": stacked["tall"]}, {"tall": origin["tall"]})
     grams = [gram_linear(stacked["tall"][k]) for k in (0, 2)]
     assert float(got[0, 2]) == pytest.approx(float(cka_deconfounded(*grams, gram_linear(origin["tall"]))), rel=1e-9)
+    keeping = Layerwise(metric="cka_deconfounded", negative_eigenvalues="keep")
+    kept = keeping.compare({"tall": stacked["tall"]}, {"tall": origin["tall"]})
+    expected = cka_deconfounded(*grams, gram_linear(origin["tall"]), negative_eigenvalues="keep")
+    assert float(kept[0, 2]) == pytest.approx(float(expected), rel=1e-9) != float(got[0, 2])
     still = {"tall": origin["tall"].repeat(3, 1, 1)}  # models that never moved have nothing of their own
     assert not Layerwise(metric="cka_deconfounded").compare(still, {"tall": origin["tall"]}).any()
 

@@ -13,7 +13,7 @@ from consilience.core.settings import Count, Invalid, OnlyWith, Whole, nearest
 from consilience.core.stored_rows import stored
 from consilience.data.dataset import Dataset, NewRows
 from consilience.data.datasets.prepare.assemble import assemble
-from consilience.data.datasets.prepare.encoded import features_of, refuse_unknown_encoder
+from consilience.data.datasets.prepare.encoded import features_of, refuse_idle_pooling, refuse_unknown_encoder
 from consilience.data.datasets.prepare.pictures import Normalise, picture_statistics, shift_pictures
 from consilience.data.datasets.prepare.splits import HeldOut, at_most, held_out
 from consilience.data.datasets.prepare.stored import Keeping, PictureFiles, stored_statistics
@@ -42,7 +42,7 @@ def picture_folders(
     max_per_class: Count | None = None,
     normalise: Normalise = "standard",
     encoder: str | None = None,
-    pooling: Annotated[Pooling, OnlyWith("encoder")] = "cls",
+    pooling: Annotated[Pooling | None, OnlyWith("encoder")] = None,
     rows: Keeping = "memory",
     test_fraction: HeldOut = 0.2,
     seed: Whole = 0,
@@ -53,13 +53,15 @@ def picture_folders(
     Every picture is resized to size x size by `fit`; `classes` and `groups` keep only those named, and
     `max_per_class` at most so many of each class in each group. Test rows are drawn where no folder has them.
     With `encoder`, the folder or installed package of a vision transformer or a model of the zoo (random weights), x is
-    the encoding of each picture, [N, features]: the first token's state (`pooling="cls"`) or the mean of all tokens.
+    the encoding of each picture, [N, features]: of a transformer the first token's state (`pooling="cls"`, unless
+    given) or the mean of all tokens.
     rows: "file" decodes pictures as batches need them, with the same results; "memory" all at the start.
     """
     if encoder is not None:
-        _refuse_unencodable(encoder, grey, normalise)
+        _refuse_unencodable(encoder, pooling, grey, normalise)
         if rows == "file":
             raise Invalid("rows = 'file' keeps pictures in their files, but encoder reads all of them: leave one out")
+    pooled: Pooling = pooling or "cls"
     place = chosen_source(folder, data_dir, how=f"{EXPECTED} {HOMES}")
     top = place.places[0]
     listing = list_tree(top, layout, use_validation=validation == "train")
@@ -82,7 +84,7 @@ def picture_folders(
             statistics = picture_statistics(pictures[train], normalise)
             x, test_x = (shift_pictures(pictures[part], *statistics) for part in (train, test))
         else:
-            encoded = features_of(pictures, encoder=encoder, pooling=pooling)
+            encoded = features_of(pictures, encoder=encoder, pooling=pooled)
             x, test_x = encoded[train], encoded[test]
     grouped = len(group_names) > 1
     return assemble(
@@ -95,7 +97,7 @@ def picture_folders(
         group_names=tuple(str(name) for name in group_names) if grouped else (),
         label_names=tuple(str(name) for name in class_names),
         read_rows=PictureRows(
-            size=size or side, fit=fit, grey=grey, statistics=statistics, encoder=encoder, pooling=pooling
+            size=size or side, fit=fit, grey=grey, statistics=statistics, encoder=encoder, pooling=pooled
         ),
     )
 
@@ -124,8 +126,10 @@ class PictureRows:
         return NewRows(x=features_of(pictures, encoder=self.encoder, pooling=self.pooling), names=names)
 
 
-def _refuse_unencodable(encoder: str, grey: bool, normalise: Normalise) -> None:
+def _refuse_unencodable(encoder: str, pooling: Pooling | None, grey: bool, normalise: Normalise) -> None:
     refuse_unknown_encoder("encoder", encoder)
+    if pooling is not None:
+        refuse_idle_pooling(pooling, encoder)
     if grey:
         raise Invalid("grey = true leaves one channel, but encoders expect colour pictures: leave one of them out")
     if normalise != "standard":

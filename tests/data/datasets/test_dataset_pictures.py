@@ -169,6 +169,10 @@ def test_pictures_as_the_features_of_a_frozen_encoder(tmp_path):
     [
         ({"encoder": "vit-base"}, r"encoder = 'vit-base' is no model of the zoo.*no encoder 'vit-base'"),
         ({"encoder": "cnn", "grey": True}, "encoders expect colour pictures"),
+        (
+            {"encoder": "cnn", "pooling": "cls"},
+            "pooling = 'cls' has no effect with encoder = 'cnn', a model of the zoo",
+        ),
         ({"encoder": "cnn", "normalise": "unit"}, "normalise = 'unit' has no effect with encoder = 'cnn'"),
     ],
 )

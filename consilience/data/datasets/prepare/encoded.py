@@ -72,6 +72,17 @@ def refuse_unknown_encoder(key: str, encoder: str) -> None:
         raise Invalid(f"{key} = {encoder!r} is no model of the zoo{hint}, and {problem}") from problem
 
 
+def refuse_idle_pooling(pooling: Pooling, encoder: str) -> None:
+    """Refuse a choice of tokens for a model of the zoo, which gives one vector for each picture."""
+    from consilience import models
+
+    if encoder in models.__all__:
+        raise Invalid(
+            f"pooling = {pooling!r} has no effect with encoder = {encoder!r}, a model of the zoo, which has no tokens: "
+            "leave it out"
+        )
+
+
 def _shifted(pictures: Tensor, mean: tuple[float, ...], deviation: tuple[float, ...]) -> Tensor:
     centre, width = (torch.tensor(values).reshape(-1, 1, 1) for values in (mean, deviation))
     return (pictures - centre) / width
