@@ -14,24 +14,26 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from consilience import environments
-from consilience.core.settings import Invalid, nearest, options_of
+from consilience.core.settings import Invalid, Option, nearest, options_of
 from consilience.experiments import learn_file
 from consilience.experiments.assembly import Simulation, assemble
 from consilience.experiments.config import config as configs
 from consilience.experiments.config.catalogue import KINDS
 from consilience.experiments.config.config import Config
+from consilience.experiments.config.overrides import overridden
 from consilience.meta.initial import Initial
-from consilience.meta.learning import Iteration, learned, learning
+from consilience.meta.learning import Iteration, learn_schedule, learned, learning
 from consilience.meta.schedule import Schedule
 from consilience.meta.transfer import FittedRule, fit_rule
 from consilience.options import parts
-from consilience.runs import identity
+from consilience.runs import identity, toml_text
 from consilience.runs.text import duration
 from consilience.server.averaging.weighting.schedule import ScheduleWeights
 from consilience.server.averaging.weighting.transferred import FEATURES, Feature, save_rule
 from consilience.server.protocols import Weighting
 
-USUAL = {"iterations": 400, "lr": 0.001}
+SETTINGS = ("iterations", "lr", "gradient", "constraint", "keep", "loss")  # and `initial`, which a file names as text
+USUAL = {name: option.default for name, option in options_of(learn_schedule).items() if name in SETTINGS}
 COUNTING = ("fedavg", "duw_fedavg")  # with a rule that reads labels, both are duw_fedavg, whose clients count them
 
 
@@ -81,6 +83,18 @@ def learn(
     done = 0 if saved is None else saved.done
     schedule = learned(shown(steps, settings["iterations"], console, done) if console else steps)
     return Stopped(schedule, writer.stopped) if writer.stopped else schedule
+
+
+def settings_in(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """(the settings of learning in the config's table [learn] and in `learn.KEY=VALUE`, the other arguments)."""
+    path = next((text for text in arguments if "=" not in text), None)
+    mine = [text for text in arguments if "=" in text and text.partition("=")[0].partition(".")[0] == "learn"]
+    table = overridden({"learn": {} if path is None else toml_text.read(Path(path)).get("learn", {})}, mine, "learn")
+    if not isinstance(table["learn"], dict):
+        raise Invalid(f"learn = {table['learn']!r} must be a table: write [learn] and its settings below it")
+    known = {name: option for name, option in options_of(learn_schedule).items() if name in SETTINGS}
+    known["initial"] = Option(str, "")
+    return parts.read_options("learn", table["learn"], known, "learn"), [text for text in arguments if text not in mine]
 
 
 def fit(config: Config, schedule: Schedule, out: Path, features: tuple[Feature, ...]) -> FittedRule:

@@ -28,15 +28,19 @@ def learn(
         int | None, typer.Option(min=1, help="Unfolded runs; the environment's paper's, or 400.")
     ] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate of the weights; 0.001.")] = None,
-    gradient: Annotated[str, typer.Option(help="auto, server, reported, autograd or full.")] = "auto",
-    constraint: Annotated[str, typer.Option(help="square, softmax or raw weights.")] = "square",
-    keep: Annotated[str, typer.Option(help="Where received models are stored: device, cpu or nothing.")] = "device",
+    gradient: Annotated[str | None, typer.Option(help="auto, server, reported, autograd or full; auto.")] = None,
+    constraint: Annotated[str | None, typer.Option(help="square, softmax or raw weights; square.")] = None,
+    keep: Annotated[
+        str | None, typer.Option(help="Where received models are stored: device, cpu or nothing; device.")
+    ] = None,
     initial: Annotated[
-        str, typer.Option(help="First weights: a .safetensors table, a weighting's name, or own; rows of each client.")
-    ] = "",
+        str | None,
+        typer.Option(help="First weights: a .safetensors table, a weighting's name, or own; rows of each client."),
+    ] = None,
     loss: Annotated[
-        str, typer.Option(help="Loss that the weights minimise: task, squared_error or squared_error_logits.")
-    ] = "task",
+        str | None,
+        typer.Option(help="Loss that the weights minimise: task, squared_error or squared_error_logits; task."),
+    ] = None,
     rule: Annotated[Path | None, typer.Option(help="Fit a rule for other clients to the weights, and save it.")] = None,
     features: Annotated[
         str, typer.Option(help="The rule's client features, such as size,loss; all that the algorithm can read.")
@@ -52,9 +56,12 @@ def learn(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and the file.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the full traceback of an error.")] = False,
 ) -> None:
-    """Learn aggregation weights for every round and client (deep unfolding), and save them."""
-    options: dict[str, Any] = {"iterations": iterations, "lr": lr, "gradient": gradient, "constraint": constraint}
-    options |= {"keep": keep, "initial": initial, "loss": loss}
+    """Learn aggregation weights for every round and client (deep unfolding), and save them.
+
+    The first seven settings can also stand in the config's table [learn], or as learn.KEY=VALUE; options come first.
+    """
+    named: dict[str, Any] = {"iterations": iterations, "lr": lr, "gradient": gradient, "constraint": constraint}
+    named |= {"keep": keep, "initial": initial, "loss": loss}
 
     def work() -> int:
         from rich.console import Console
@@ -64,7 +71,8 @@ def learn(
         from consilience.experiments.config import config
         from consilience.meta.schedule import variance_table
 
-        given = arguments or []
+        stored, given = learn.settings_in(arguments or [])
+        options = {**stored, **{name: value for name, value in named.items() if value is not None}}
         settings = config.load(next((text for text in given if "=" not in text), None), [t for t in given if "=" in t])
         console, screen = None if quiet else Console(stderr=True), Console()
         studied = rounds_in(variance) or [settings.rounds]

@@ -72,7 +72,9 @@ def accepted_configs(count: int, seed: int) -> int:
     tables = [tomllib.loads(path.read_text(encoding="utf-8")) for path in RECIPES]
     rng, accepted = random.Random(seed), 0
     for _ in range(count):
-        table = {key: v for key, v in mutant(rng.choice(tables), rng).items() if key not in ("compare", "tune")}
+        table = {
+            key: v for key, v in mutant(rng.choice(tables), rng).items() if key not in ("compare", "tune", "learn")
+        }
         try:
             config.from_table(table)
             accepted += 1

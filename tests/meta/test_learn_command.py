@@ -237,3 +237,49 @@ def test_rows_of_the_environments_replace_the_same_measurement_only(tmp_path: Pa
         (0, "fedavg", [0.3]),
         (1, "duw_fedavg", [0.5]),
     ]
+
+
+def test_settings_of_learning_stand_in_the_config_and_options_come_first(tmp_path: Path) -> None:
+    """The table [learn], `learn.KEY=VALUE` and options give the same file; other commands do not read the table."""
+    run = "rounds = 2\nmodel = 'logistic'\n[partition]\nclients = 3\n[engine]\nlane = 'serial'\n"
+    run += "[algorithm]\nepochs = 0.2\n"
+    config = tmp_path / "run.toml"
+    config.write_text(run + "[learn]\niterations = 2\nlr = 0.01\nloss = 'squared_error'\nconstraint = 'softmax'\n")
+    plain = tmp_path / "plain.toml"
+    plain.write_text(run)
+    ways = {
+        "table": [str(config)],
+        "keys": [str(plain), *(f"learn.{key}" for key in ("iterations=2", "lr=0.01", "loss=squared_error"))],
+        "options": [str(config), "learn.loss=task", "--loss", "squared_error", "--constraint", "softmax"],
+    }
+    ways["keys"].append("learn.constraint=softmax")
+    found = {}
+    for way, arguments in ways.items():
+        done = call("learn", *arguments, "--out", str(tmp_path / way))
+        assert done.exit_code == 0, done.output
+        assert "learn." not in " ".join(advised(done))
+        found[way] = Schedule.load(tmp_path / way)
+    assert len(found["table"].losses) == 2
+    for other in ("keys", "options"):
+        assert found[other].weights.equal(found["table"].weights) and found[other].losses.equal(found["table"].losses)
+    usual = call("learn", str(plain), "learn.iterations=2", "learn.lr=0.01", "--out", str(tmp_path / "usual"))
+    assert usual.exit_code == 0
+    assert not Schedule.load(tmp_path / "usual").weights.equal(found["table"].weights)
+    ran = call("run", str(config), f"runs={tmp_path}")
+    assert ran.exit_code == 0, ran.output
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("learn.los=task", "learn.los is not a setting (did you mean 'loss'?)"),
+        ("learn.loss=mse", "learn.loss = 'mse' is not one of task, squared_error"),
+        ("learn.iterations=0", "learn.iterations = 0 is out of range"),
+        ("learn.lr=0", "learn.lr = 0"),
+        ("learn=5", "learn = 5 must be a table"),
+    ],
+)
+def test_wrong_settings_of_learning_are_refused_by_name(given: str, said: str, tmp_path: Path) -> None:
+    done = call("learn", *SMALL, given, "--out", str(tmp_path / "none"))
+    assert done.exit_code == 2 and said in done.output, done.output
+    assert not (tmp_path / "none").exists()

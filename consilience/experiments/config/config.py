@@ -195,7 +195,7 @@ class Config:
 def load(path: Path | str | None = None, overrides: Iterable[str] = ()) -> Config:
     """The config of a file, or the default one, with `key=value` overrides."""
     given = toml_text.read(Path(path)) if path is not None else {}
-    for other in ("compare", "tune"):  # what the commands of these names do with this run
+    for other in ("compare", "tune", "learn"):  # what the commands of these names do with this run
         given.pop(other, None)
     return from_table(given, overrides, source=str(path) if path is not None else "the defaults")
 
