@@ -133,7 +133,6 @@ class QueuedUpdate(NamedTuple):
     notes: Notes
     replies: NormTest
     model: NormTest
-    found: Copied
 
 
 def _queued(
@@ -164,15 +163,13 @@ def _queued(
     model = model_test(server.model(after))
     if model is None:
         return None
-    asked = {"weights": notes.get("weights"), "losses": cohort.reply.get("loss")}
-    return QueuedUpdate(
-        after, notes, replies, model, _copied({"replies": replies.values, "model": model.values, **asked})
-    )
+    return QueuedUpdate(after, notes, replies, model)
 
 
 def _concluded(queued: QueuedUpdate, cohort: Cohort) -> Conclusion | None:
     """The conclusion of a round in which every test passes, after one wait for the device; None if a test fails."""
-    found = _fetched(queued.found)
+    asked = {"weights": queued.notes.get("weights"), "losses": cohort.reply.get("loss")}
+    found = _fetched({"replies": queued.replies.values, "model": queued.model.values, **asked})
     tested = queued.replies.passes(found["replies"]) and queued.model.passes(found["model"])
     if not tested or not _usable_weights(found.get("weights")):
         return None
@@ -180,34 +177,13 @@ def _concluded(queued: QueuedUpdate, cohort: Cohort) -> Conclusion | None:
     return Conclusion(queued.state, cohort, cohort.ids, queued.notes, 0, updated=True, losses=losses)
 
 
-class Copied(NamedTuple):
-    """Vectors on their way from the device, one behind the other."""
-
-    together: Tensor
-    ends: dict[str, int]
-    done: torch.cuda.Event | None
-
-
-def _copied(values: dict[str, Tensor | None]) -> Copied:
-    """Copy the tensors that there are to the host, in float64; what is queued afterwards does not delay it."""
+def _fetched(values: dict[str, Tensor | None]) -> dict[str, np.ndarray]:
+    """The tensors that there are as float64 vectors, copied from the device at once."""
     parts = {name: value.reshape(-1) for name, value in values.items() if value is not None}
     device = next(iter(parts.values())).device
-    together = torch.cat([part.to(device, torch.float64) for part in parts.values()]).detach()
-    ends = dict(zip(parts, np.cumsum([len(part) for part in parts.values()]).tolist()))
-    if not together.is_cuda:
-        return Copied(together, ends, None)
-    here = torch.empty(together.shape, dtype=together.dtype, pin_memory=True).copy_(together, non_blocking=True)
-    done = torch.cuda.Event()
-    done.record(torch.cuda.current_stream(together.device))
-    return Copied(here, ends, done)
-
-
-def _fetched(copied: Copied) -> dict[str, np.ndarray]:
-    """The vectors, once they have arrived."""
-    if copied.done is not None:
-        copied.done.synchronize()
-    ends = list(copied.ends.values())
-    return dict(zip(copied.ends, np.split(copied.together.numpy(force=True).copy(), ends[:-1])))
+    together = torch.cat([part.to(device, torch.float64) for part in parts.values()]).numpy(force=True)
+    ends = np.cumsum([len(part) for part in parts.values()])
+    return dict(zip(parts, np.split(together, ends[:-1])))
 
 
 def _usable_weights(weights: np.ndarray | None) -> bool:
