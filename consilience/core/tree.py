@@ -103,11 +103,9 @@ def take(tree: Any, index: np.ndarray) -> Any:
     """Rows [n] of every stacked leaf; remote rows are not fetched."""
 
     def some(leaf: Tensor) -> Tensor:
-        return (
-            leaf.take(index)
-            if isinstance(leaf, RemoteTensor)
-            else leaf[torch.from_numpy(index).to(leaf.device, non_blocking=True)]
-        )
+        if isinstance(leaf, RemoteTensor):
+            return leaf.take(index)
+        return leaf[torch.from_numpy(index).to(leaf.device, non_blocking=True)]
 
     return map_leaves(some, tree)
 

@@ -156,24 +156,38 @@ def test_a_pool_passes_on_what_is_not_a_number() -> None:
     assert torch.equal(got[0].isnan(), wanted.isnan()) and got.isnan().any()
 
 
-def _small(pool: nn.Module, rectifier: type[nn.Module] = nn.ReLU) -> nn.Module:
-    layers = (nn.Conv2d(3, 8, 3), rectifier(), nn.Conv2d(8, 16, 3, padding=1), rectifier(), pool, nn.Flatten())
+def _small(*behind: nn.Module, rectifier: type[nn.Module] = nn.ReLU) -> nn.Module:
+    layers = (nn.Conv2d(3, 8, 3), rectifier(), nn.Conv2d(8, 16, 3, padding=1), *behind, nn.Flatten())
     return nn.Sequential(*layers, nn.LazyLinear(4))
 
 
+class _Twice(nn.Module):
+    """Reads what is convolved before and behind the rectifier."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(x.relu() + 0.5 * x, 2)
+
+
 @pytest.mark.parametrize(
-    ("net", "joined"),
+    ("net", "joined", "left"),  # left: rectifiers and their gradients that stay
     [
-        (lambda: _small(nn.MaxPool2d(2)), ["convolve_and_pool", "unpool"]),
-        (lambda: _small(nn.MaxPool2d(3, 2)), ["convolve"]),  # pools that overlap stay, behind a rectified convolution
-        (lambda: _small(nn.MaxPool2d(2, ceil_mode=True)), ["convolve"]),
-        (lambda: _small(nn.AvgPool2d(2)), ["convolve"]),
-        (lambda: _small(nn.MaxPool2d(2), nn.Tanh), ["convolve"]),
-        (lambda: _small(nn.Identity()), ["convolve"]),
+        (lambda: _small(nn.ReLU(), nn.MaxPool2d(2)), ["convolve_and_pool", "unpool"], 0),
+        (lambda: _small(nn.ReLU(), nn.MaxPool2d(3, 2)), ["convolve"], 1),
+        (lambda: _small(nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True)), ["convolve"], 1),
+        (lambda: _small(nn.ReLU(), nn.AvgPool2d(2)), ["convolve"], 1),
+        (lambda: _small(nn.Tanh(), nn.MaxPool2d(2), rectifier=nn.Tanh), ["convolve"], 0),
+        (lambda: _small(nn.ReLU()), ["convolve"], 1),
+        (lambda: _small(nn.Unflatten(1, (4, 4)), nn.ReLU()), ["convolve"], 2),
+        (lambda: _small(_Twice()), ["convolve"], 2),
     ],
-    ids=["pools of 2 x 2", "pools that overlap", "pools over the edge", "means", "another activation", "no pools"],
+    ids=[
+        *("pools of 2 x 2", "pools that overlap", "pools over the edge", "means", "another activation", "no pools"),
+        *("another shape before", "read before the rectifier"),
+    ],
 )
-def test_rectifiers_and_pools_join_the_kernels(monkeypatch: pytest.MonkeyPatch, net: Any, joined: list[str]) -> None:
+def test_rectifiers_and_pools_join_the_kernels(
+    monkeypatch: pytest.MonkeyPatch, net: Any, joined: list[str], left: int
+) -> None:
     net = net()
     net(drawn(1, 3, 9, 10, seed=0))  # makes the last layer
     net = exact.use_matmul(net)
@@ -191,10 +205,8 @@ def test_rectifiers_and_pools_join_the_kernels(monkeypatch: pytest.MonkeyPatch, 
     rectified_convolutions.join_rectifiers(traced)
     rest = ["convolution_input_gradient", "convolution_weight_gradient", "convolution_weight_gradient", "convolve"]
     assert _kernels_of(traced) == sorted([*rest, *joined])
-    left = [node for node in traced.graph.nodes if node.target in (aten.relu.default, aten.threshold_backward.default)]
-    overlapping = joined == ["convolve"] and any(isinstance(part, nn.MaxPool2d) for part in net)
-    if not any(isinstance(part, nn.Tanh) for part in net):  # the gradient of a rectifier before another kind of pool
-        assert len(left) == (1 if overlapping or isinstance(net[4], (nn.AvgPool2d, nn.Identity)) else 0)
+    rectifiers = (aten.relu.default, aten.threshold_backward.default)
+    assert sum(node.target in rectifiers for node in traced.graph.nodes) == left
     for got, expected in zip(traced(params, batch), wanted, strict=True):
         assert gap(got, expected) < 1e-5
 

@@ -91,11 +91,11 @@ class ClientMemories:
         if rows is None or not any(True for _ in tree.leaves(rows.initial)):
             return
         ids, kept, values = self.where(workload.ids), np.flatnonzero(workload.heard), {"reply": reply, "memory": new}
-        if self._queues:
-            self._untested = Untested(tree.is_finite(list(tree.leaves(values))), values, rows, ids, kept)
-        else:
+        if not self._queues:
             kept = kept[tree.all_finite(values)[kept]]
         self._rows = rows.write(ids[kept], new if len(kept) == len(ids) else tree.take(new, kept))
+        if self._queues:
+            self._untested = Untested(tree.is_finite(list(tree.leaves(values))), values, rows, ids, kept)
 
     @property
     def _queues(self) -> bool:
